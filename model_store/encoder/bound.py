@@ -1,8 +1,8 @@
 """Runs with preallocated input and output memory on the device, for each batch size.
 
-A run with arrays allocates device memory, copies the images there and the results back, at each
-call. With preallocated memory, it only copies and computes. CUDA graphs, which start all kernels of
-a run at once, require this: their kernels use the addresses that were recorded.
+A run with arrays allocates device memory at each call, in addition to copying and computing. A run
+with preallocated memory only copies and computes. CUDA graphs require preallocated memory: a graph
+starts all kernels of a run with one call, and its kernels use recorded addresses.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 MOST_SIZES = 4
-"""Batch sizes with preallocated memory; services and indexing fill batches up to one of them."""
+"""Maximum number of batch sizes with preallocated memory. The service and the indexing fill each
+batch up to one of these sizes."""
 
 GRAPH_OF_A_RUN = "gpu_graph_id"
-"""Run setting with the id of the CUDA graph to record or to repeat."""
+"""Name of the run setting for the id of the CUDA graph. ONNX Runtime records or repeats this
+graph."""
 
 NO_GRAPH = "-1"
 
@@ -36,12 +38,12 @@ def without_graph() -> onnxruntime.RunOptions:
 
 
 class BoundRuns:
-    """A session with one input that uses preallocated memory; safe to share by threads.
+    """A session with one input that uses preallocated memory; threads can share it.
 
     Parameters
     ----------
     device : name of the device in ONNX Runtime: ``cuda`` or ``cpu``.
-    outputs : name → numbers for each item, float32.
+    outputs : for each output name, the number of float32 values per image.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class BoundRuns:
         self._lock = threading.Lock()
 
     def run(self, name: str, images: NDArray[Any]) -> Sequence[NDArray[np.float32]]:
-        """Return the outputs for a batch (B, …) in the input ``name``."""
+        """Return the outputs for a batch (B, …) of the input ``name``."""
         with self._lock:
             batch = self._batches.get(len(images))
             if batch is None and len(self._batches) < MOST_SIZES:
@@ -93,5 +95,5 @@ class _Batch:
     def run(self, images: NDArray[Any]) -> list[NDArray[np.float32]]:
         self._input.update_inplace(np.ascontiguousarray(images))
         self._session.run_with_iobinding(self._binding, self._options)
-        # a copy, because the next run writes to the same memory
+        # The results are copied, because the next run writes to the same memory.
         return [np.array(value.numpy()) for value in self._values.values()]

@@ -33,7 +33,8 @@ characters (ftfy), decode HTML entities and collapse white space. `lower` also c
 case, and `canonicalize` also removes punctuation."""
 
 EncoderInput = Preprocessing | VectorInput
-"""Preprocessing of an upright RGB image for an encoder, or a description of vectors as input."""
+"""The input of an encoder: the preprocessing of an upright RGB image, or a description of
+vectors."""
 
 Inputs = NDArray[Any]
 """Images (B, H, W, 3) uint8, or vectors (B, n) float32 for an encoder with vectors as input."""
@@ -45,9 +46,11 @@ class EncoderMetadata:
 
     Attributes
     ----------
-    input : preprocessing of an upright RGB image, or a description of vectors as input.
-    posterior : name of the distribution behind the variance, e.g. ``laplace_fixed_euclidean``.
-    pair_correlation : a and b of r ≈ a + b s, see `model_store.pairs`; None if not known.
+    input : preprocessing of an upright RGB image, or a description of the input vectors.
+    posterior : name of the posterior that gives the variance, for example
+        ``laplace_fixed_euclidean``.
+    pair_correlation : coefficients a and b of r ≈ a + b s, see `model_store.pairs`; None if they
+        are not known.
     """
 
     input: EncoderInput
@@ -56,7 +59,7 @@ class EncoderMetadata:
 
     @property
     def takes_images(self) -> bool:
-        """True if the input is images; False if it is vectors from an encoder elsewhere."""
+        """True if the input is images; False if the input is vectors from an external encoder."""
         return isinstance(self.input, Preprocessing)
 
     @property
@@ -69,8 +72,8 @@ class EncoderMetadata:
         """
         if isinstance(self.input, VectorInput):
             raise ImagesNotTaken(
-                f"The gallery was made of vectors of {self.input.made_by!r}, and images cannot be "
-                "embedded here. Embed the image there, and send its vector."
+                f"The gallery was made of vectors of {self.input.made_by!r}, so it cannot embed "
+                "images. Embed the image with that encoder, and send the vector."
             )
         return self.input
 
@@ -107,7 +110,7 @@ def input_fields(expected: EncoderInput) -> dict[str, Any]:
 
 
 def read_input(fields: Mapping[str, Any]) -> EncoderInput:
-    """Read the result of `input_fields`; other fields are ignored."""
+    """Read an encoder's input from the result of `input_fields`; other fields are ignored."""
     if "vectors" in fields:
         return VectorInput(**fields["vectors"])
     return Preprocessing(**fields["preprocessing"])
@@ -138,7 +141,7 @@ class Embeddings:
 
     @cached_property
     def spherical_variances(self) -> NDArray[np.float64]:
-        """The uncertainty of each embedding, (B,); see `model_store.sphere.spherical_variance`."""
+        """The uncertainty (B,) of each embedding, see `model_store.sphere.spherical_variance`."""
         return spherical_variance(self.mean, self.variance)
 
     def at(self, images: NDArray[np.integer[Any]]) -> Embeddings:
@@ -159,7 +162,7 @@ class Embeddings:
 
 
 class Encoder(Protocol):
-    """Pixels to embeddings. Laws: the embedding of an image does not depend on its batch."""
+    """Converts pixels to embeddings. The embedding of an image does not depend on its batch."""
 
     @property
     def fingerprint(self) -> str:
@@ -175,7 +178,7 @@ class Encoder(Protocol):
 
     @property
     def placement(self) -> Placement | None:
-        """The nodes that each execution provider ran; None if only the CPU is possible."""
+        """The part of the graph that each execution provider ran; None if only the CPU is used."""
 
     @property
     def dim(self) -> int:
@@ -186,7 +189,7 @@ class Encoder(Protocol):
         """F, the size of the penultimate layer."""
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3) uint8, in batches of ``at_once``; by default one."""
+        """Embed ``images`` (B, H, W, 3) uint8, in batches of ``at_once``; None for one batch."""
 
     def close(self) -> None:
         """Release processes and memory; the encoder cannot be used afterwards."""
@@ -198,7 +201,7 @@ class TextMetadata:
 
     Attributes
     ----------
-    image_encoder : fingerprint of the image encoder with the same embedding space.
+    image_encoder : fingerprint of the image encoder that has the same embedding space.
     tokenizer : SHA-256 of the tokenizer's file.
     cleaning : cleaning of a text before tokenization.
     posterior : see `EncoderMetadata.posterior`; ``deterministic`` without a variance.
@@ -239,7 +242,7 @@ class Tokens:
 
 
 class TextEncoder(Protocol):
-    """Embeds texts in the space of an image encoder."""
+    """Embeds texts in the embedding space of an image encoder."""
 
     @property
     def fingerprint(self) -> str:
@@ -266,4 +269,4 @@ class TextEncoder(Protocol):
         """
 
     def encode(self, tokens: Tokens) -> Embeddings:
-        """Embed B texts; if the encoder gives no features, the features are the mean."""
+        """Embed B texts. The mean replaces the features if the encoder gives no features."""

@@ -11,7 +11,7 @@ from model_store.encoder.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class EncoderFacts:
-    """The properties of an `Encoder`, for another process."""
+    """The properties of an `Encoder`, as values that can be sent to another process."""
 
     fingerprint: str
     metadata: EncoderMetadata
@@ -22,7 +22,7 @@ class EncoderFacts:
 
     @classmethod
     def of(cls, encoder: Encoder) -> Self:
-        """Ask an encoder."""
+        """Read the properties of an encoder."""
         return cls(
             encoder.fingerprint,
             encoder.metadata,
@@ -75,11 +75,11 @@ class EncoderProxy:
 
 
 class ForwardingEncoder(EncoderProxy):
-    """An `Encoder` that forwards all calls to another; subclasses override some of them.
+    """An `Encoder` that forwards all calls to another encoder; subclasses override some calls.
 
     Attributes
     ----------
-    real : the other.
+    real : the other encoder.
     """
 
     def __init__(self, real: Encoder) -> None:
@@ -90,5 +90,5 @@ class ForwardingEncoder(EncoderProxy):
         return self.real.encode(images, at_once)
 
     def close(self) -> None:
-        """Close the other."""
+        """Close the other encoder."""
         self.real.close()

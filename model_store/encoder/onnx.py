@@ -1,21 +1,21 @@
 """The image encoder: an ONNX file that maps pixels to a Gaussian over embeddings.
 
-The contract, which is the same for every posterior:
+Every posterior has the same contract:
 
 ===================  ==================  ================================================
 name                 shape, type         meaning
 ===================  ==================  ================================================
 images               (B, H, W, 3) uint8  RGB; scaling and normalisation are in the graph
 embedding_mean       (B, D) float32      mean of the embedding, before normalisation
-embedding_variance   (B, D) float32      its diagonal variance, same units squared
+embedding_variance   (B, D) float32      diagonal variance of the embedding, squared units
 features             (B, F) float32      penultimate activations φ(x)
 ===================  ==================  ================================================
 
 An encoder for vectors (`model_store.encoder.vector_input`) has the input ``vectors``, (B, n)
 float32, instead of images.
 
-The metadata of the file contains its preprocessing and the name of its posterior, so they cannot be
-separated from the weights.
+The metadata of the file contains the preprocessing and the name of the posterior. So both are
+always stored together with the weights.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _ON_NVIDIA = (
 )
 
 _OPTIONS: Mapping[Provider, Mapping[str, str]] = {"cuda": {"use_tf32": "0"}}
-"""Options of providers. By default, CUDA rounds factors to 10 bits (TF32), and embeddings would
-differ from those of a gallery embedded on a CPU."""
+"""Options of providers. By default, CUDA rounds factors to 10 bits (TF32). Embeddings would then
+differ from the embeddings of a gallery that was embedded on a CPU."""
 
 _GRAPHS: Mapping[Provider, str] = {"cuda": "enable_cuda_graph", "tensorrt": "trt_cuda_graph_enable"}
 
@@ -68,9 +68,9 @@ _DEVICES: Mapping[str, str] = {PROVIDERS["cuda"]: "cuda", PROVIDERS["tensorrt"]:
 _ADVICE: Mapping[Provider, str] = {
     "cpu": "Install `onnxruntime`.",
     "cuda": _ON_NVIDIA,
-    "tensorrt": f"It needs the libraries of TensorRT. {_ON_NVIDIA}",
-    "openvino": "Install `onnxruntime-openvino` in place of the present package, or choose `cpu`.",
-    "coreml": "It runs on macOS, with the package `onnxruntime`. Choose `cpu` elsewhere.",
+    "tensorrt": f"Install the TensorRT libraries. {_ON_NVIDIA}",
+    "openvino": "Install `onnxruntime-openvino` instead of the installed package, or choose `cpu`.",
+    "coreml": "CoreML needs macOS and the package `onnxruntime`. Choose `cpu` on other systems.",
 }
 
 
@@ -80,18 +80,18 @@ class OnnxEncoder:
     Parameters
     ----------
     path : the file.
-    provider : ``auto`` uses CUDA if the machine has a GPU, else the CPU. A named provider must be
-        available. With ``auto``, a quantised graph runs on the CPU, because only the CPU computes
-        it with integers.
+    provider : ``auto`` uses CUDA if the machine has a GPU, and otherwise the CPU. With ``auto``, a
+        quantised graph always runs on the CPU, because only the CPU computes with integers. Any
+        other provider must be available.
     threads : CPU threads of one call; 0 for all processors of this process.
-    cuda_graphs : record the kernels for each batch size as a CUDA graph, and start them together
-        afterwards. CUDA or TensorRT must then run all nodes.
+    cuda_graphs : whether to record the kernels of each batch size as a CUDA graph, which later
+        starts all kernels with one call. CUDA or TensorRT must then run all nodes.
 
     Raises
     ------
     EncoderContractError : inputs, outputs or metadata differ from the contract.
-    ProviderUnavailable : a provider other than the CPU was requested, and the profile of a run does
-        not confirm it.
+    ProviderUnavailable : a provider other than the CPU was requested, but the profile of a run does
+        not confirm that it ran the encoder.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class OnnxEncoder:
         content = path.read_bytes()
         if (found := content_of(content[:512])) is not None:
             raise EncoderContractError(
-                f"{path.name} is no ONNX graph: it is {found.name}. "
-                f"{found.advice or 'Name the file of the encoder.'}"
+                f"{path.name} is not an ONNX graph: it is {found.name}. "
+                f"{found.advice or 'Give the file of the encoder.'}"
             )
         self.fingerprint = hashlib.sha256(content).hexdigest()
         chosen = _choose(provider, content)
@@ -139,7 +139,7 @@ class OnnxEncoder:
         return Embeddings(*self._session.run(list(OUTPUT_NAMES), {name: images}))
 
     def close(self) -> None:
-        """Nothing to do: the memory is freed with the object."""
+        """Do nothing: the memory is freed with the object."""
 
 
 def open_graph(
@@ -149,7 +149,7 @@ def open_graph(
 
     Parameters
     ----------
-    provider, threads : see `OnnxEncoder`; with equal values, the results are identical bit for bit.
+    provider, threads : see `OnnxEncoder`. With equal values, the results are bit-identical.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def open_graph(
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason and advice if ONNX Runtime cannot run a graph, without its source paths."""
+    """Return why ONNX Runtime cannot run a graph, with advice, and without its source paths."""
     text = str(error)
     opset = re.search(r"Opset (\d+) is under development.*till opset (\d+)", text, re.DOTALL)
     if opset is not None:
@@ -181,7 +181,7 @@ def reason_of(error: Exception) -> str:
 
 
 def running_provider(providers: Sequence[str], placement: Placement | None) -> str:
-    """The first provider of a session that ran a node; without a placement, the first provider."""
+    """Return the first provider that ran a node; without a placement, the first provider."""
     return next(name for name in providers if placement is None or name in placement)
 
 
@@ -190,7 +190,7 @@ def require_provider(wanted: Provider, provider: str, placement: Placement | Non
 
     Parameters
     ----------
-    provider : what `running_provider` says.
+    provider : result of `running_provider`.
 
     Raises
     ------
@@ -204,12 +204,12 @@ def require_provider(wanted: Provider, provider: str, placement: Placement | Non
     if placement is None:
         raise ProviderUnavailable(
             f"The {PROVIDERS[wanted]} was requested, but the profile of a first run does not show "
-            f"where it ran. {_ADVICE[wanted]}"
+            f"this provider. {_ADVICE[wanted]}"
         )
 
 
 def _choose(provider: ProviderChoice, content: bytes) -> Provider:
-    """Return the provider to start; raise `ProviderUnavailable` if one is wanted and missing."""
+    """Return the provider to start; raise `ProviderUnavailable` if it is not available."""
     if provider == "auto" and b"QuantizeLinear" in content:
         return "cpu"  # other providers round each operator, which changes the embeddings
     if provider == "auto":
@@ -237,8 +237,9 @@ def _start_session(
     # Threads that spin after an encoding would block the cores for the following search.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if int8_sums_overflow():
-        # Otherwise, the embeddings of a quantised encoder would depend on the processor: for
-        # MobileNetV2, the cosine between both is 0.6 to 0.98. With this setting they are identical.
+        # Without this setting, the embeddings of a quantised encoder depend on the processor. For
+        # MobileNetV2, the cosine between two processors' embeddings is 0.6 to 0.98. With this
+        # setting, the embeddings are identical.
         options.add_session_config_entry("session.x64quantprecision", "1")
     options.log_severity_level = 3
     if profile is not None:
@@ -252,7 +253,7 @@ def _start_session(
                 f"The encoder's graph cannot be run. {reason_of(error)}"
             ) from error
         raise ProviderUnavailable(
-            f"The encoder cannot be recorded as graphs of CUDA: {error}. Leave cuda_graphs "
+            f"The encoder cannot be recorded as CUDA graphs: {error}. Turn cuda_graphs "
             "(VOUCH_CUDA_GRAPHS) off."
         ) from error
 
@@ -261,7 +262,7 @@ def providers_of(
     chosen: Provider, *, cuda_graphs: bool = False
 ) -> list[tuple[str, dict[str, str]]]:
     """Return the providers of a session in order of preference, and their options."""
-    # CUDA runs the nodes that TensorRT does not support, and the CPU all others.
+    # CUDA runs the nodes that TensorRT does not support. The CPU runs all other nodes.
     names: dict[Provider, None] = dict.fromkeys([chosen, "cpu"])
     if chosen == "tensorrt":
         names = dict.fromkeys([chosen, "cuda", "cpu"])
@@ -283,7 +284,7 @@ def _where_nodes_run(
 
 
 def _is_offered(provider: Provider) -> bool:
-    """Load pip's NVIDIA libraries; return whether this ONNX Runtime supports CUDA."""
+    """Return whether this ONNX Runtime has the provider; load NVIDIA's libraries from pip."""
     if PROVIDERS[provider] not in onnxruntime.get_available_providers():
         return False
     if provider in {"cuda", "tensorrt"}:
@@ -306,7 +307,7 @@ def _check_contract(session: onnxruntime.InferenceSession, path: Path) -> Encode
     text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
     if text is None:
         raise EncoderContractError(
-            f"{path.name} carries no `{METADATA_KEY}` metadata, so its preprocessing is unknown. "
+            f"{path.name} has no `{METADATA_KEY}` metadata, so its preprocessing is unknown. "
             "Export it again with `vouch-build export`."
         )
     batch = session.get_inputs()[0].shape[0]

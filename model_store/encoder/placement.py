@@ -1,8 +1,8 @@
-"""The execution providers that ran the nodes of an encoder's graph, from a profile.
+"""The execution provider that ran each node of an encoder's graph, from a profile.
 
-ONNX Runtime takes a list of execution providers and gives each node to the first that can run it.
-A session that names CUDA first may compute most of its graph on the CPU without a message. The
-profiler shows it: one profiled run names the provider of each node.
+ONNX Runtime gives each node of the graph to the first execution provider in a list that can run the
+node. So a session with CUDA as the first provider may compute most nodes on the CPU, without a
+message. A profile of one run shows the provider of each node.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 RUN_SUFFIX = "_kernel_time"
-"""The suffix of the event for a node's run; older releases also write events for fences."""
+"""Suffix of the events for runs of nodes. Older releases of ONNX Runtime also write events for
+fences."""
 
 COPIES = {"MemcpyFromHost", "MemcpyToHost"}
-"""The copy operators that ONNX Runtime adds between providers; they do not count as computing."""
+"""The copy operators that ONNX Runtime adds between providers. They do not count as nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,10 @@ class ProviderShare:
 
     Attributes
     ----------
-    nodes : nodes of the graph.
-    share : of all nodes that ran.
-    seconds : time in their kernels on the host. GPU kernels run asynchronously, so this is not the
-        GPU's computing time.
+    nodes : number of nodes that the provider ran.
+    share : share of all nodes that ran.
+    seconds : time of the nodes' kernels on the host. GPU kernels run asynchronously, so this is not
+        the computing time of the GPU.
     """
 
     nodes: int
@@ -48,11 +49,12 @@ class ProviderShare:
 
 
 Placement = Mapping[str, ProviderShare]
-"""Execution provider → the part it ran; the provider with the most nodes is first."""
+"""The part of the graph that each execution provider ran; the provider with the most nodes is
+first."""
 
 
 def profile_first_run(options: onnxruntime.SessionOptions, directory: Path) -> None:
-    """Enable profiling of a session into a file in ``directory``."""
+    """Enable the profile of a session; it is written to a file in ``directory``."""
     options.enable_profiling = True
     options.profile_file_prefix = str(directory / "encoder")
 

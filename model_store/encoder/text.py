@@ -1,18 +1,19 @@
 """The text encoder: it embeds texts in the space of an image encoder.
 
-It has two files beside the image encoder: `text_encoder.onnx`, and `tokenizer.json` for the
-`tokenizers` library, with truncation and padding to the context length L. The graph:
+The text encoder has two files, which are stored beside the image encoder. `tokenizer.json` is read
+by the `tokenizers` library, with truncation and padding to the context length L.
+`text_encoder.onnx` has this graph:
 
 ===================  ==============  =========================================================
 name                 shape, type     meaning
 ===================  ==============  =========================================================
-token_ids            (B, L) int64    of the tokenizer
-attention_mask       (B, L) int64    1 for a token, 0 for padding; only where the tower reads it
+token_ids            (B, L) int64    ids from the tokenizer
+attention_mask       (B, L) int64    1 for a token, 0 for padding; only if the graph reads it
 embedding_mean       (B, D) float32  mean of the embedding, before normalisation
-embedding_variance   (B, D) float32  its variance; left out where the tower has none
+embedding_variance   (B, D) float32  its variance; missing if the encoder gives none
 ===================  ==============  =========================================================
 
-Its metadata names the encoder of images and the tokenizer that it belongs to.
+The metadata of the graph has the fingerprints of its image encoder and its tokenizer.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class OnnxTextEncoder:
-    """The text encoder in a directory, on the CPU: a text is short.
+    """The text encoder in a directory. It runs on the CPU, which is fast enough for short texts.
 
-    Without the `tokenizers` library it can be opened, so that image queries work, but every text is
-    refused.
+    It can be opened without the `tokenizers` library, so that image queries work. Every text is
+    then refused.
 
     Parameters
     ----------
@@ -121,10 +122,10 @@ class OnnxTextEncoder:
         """
         if self._tokenizer is None:
             raise TextUnavailable(
-                f"The library `tokenizers` is not installed where texts are to be embedded. "
+                f"Text queries need the library `tokenizers`, which is not installed. "
                 f"{how_to_install('text')}"
             )
-        # One text per call, because the library would tokenize several texts on its own threads.
+        # One text per call: for several texts, the library would start threads.
         read = [self._tokenizer.encode(cleaned(text, self.metadata.cleaning)) for text in texts]
         shape = len(read), self.context_length
         return Tokens(
@@ -134,7 +135,7 @@ class OnnxTextEncoder:
         )
 
     def encode(self, tokens: Tokens) -> Embeddings:
-        """Embed B texts; features are the mean, and an unknown variance is zero."""
+        """Embed B texts. The features are equal to the mean, and an unknown variance is zero."""
         given = dict(zip(TEXT_INPUT_NAMES, (tokens.ids, tokens.mask), strict=True))
         found = self._session.run(self._outputs, {name: given[name] for name in self._inputs})
         mean = found[0]
@@ -143,7 +144,7 @@ class OnnxTextEncoder:
 
 
 def open_text_encoder(directory: Path, threads: int = 0) -> OnnxTextEncoder | None:
-    """Open the text encoder in a directory; None if there is none."""
+    """Open the text encoder in a directory; None if the directory has no text encoder."""
     if not (directory / TEXT_ENCODER_FILE).exists():
         return None
     return OnnxTextEncoder(directory, threads)
@@ -162,7 +163,7 @@ def cleaned(text: str, cleaning: Cleaning) -> str:
         import ftfy  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise TextUnavailable(
-            f"The library `ftfy` is not installed where texts are to be embedded. "
+            f"Text queries need the library `ftfy`, which is not installed. "
             f"{how_to_install('text')}"
         ) from error
     text = html.unescape(html.unescape(ftfy.fix_text(text)))

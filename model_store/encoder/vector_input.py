@@ -1,4 +1,4 @@
-"""Vectors as input: embeddings that an encoder elsewhere has made from images."""
+"""Vectors as input: embeddings that an external encoder has computed from images."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class VectorInput:
-    """One row of numbers for each image: mean, optional variance, optional features.
+    """The input row of an image: mean, optional variance and optional features.
 
     Attributes
     ----------
     made_by : name of the encoder that makes the vectors.
     dim : number D of dimensions of the mean.
-    with_variance : whether a variance with D numbers follows; else the variance is zero.
-    n_features : number F of features at the end of the row; None if the mean is used as features.
+    with_variance : whether a variance with D numbers follows the mean. Without one, the variance is
+        zero.
+    n_features : number F of features at the end of the row; None if the mean also serves as the
+        features.
     """
 
     made_by: str
@@ -34,12 +36,12 @@ class VectorInput:
 
     @property
     def shape(self) -> tuple[int]:
-        """The encoder's input for one image."""
+        """The shape of the encoder's input for one image."""
         return (sum(self.sizes),)
 
     @property
     def dtype(self) -> np.dtype[np.float32]:
-        """The type of the encoder's input."""
+        """The data type of the encoder's input."""
         return np.dtype(np.float32)
 
     @property
@@ -52,5 +54,5 @@ class VectorInput:
         """None: vectors need no decoding."""
 
     def __call__(self, row: Vectors) -> Vectors:
-        """Return a row unchanged: it needs no preparation."""
+        """Return a row unchanged, because it needs no preparation."""
         return row

@@ -2,21 +2,21 @@
 
 Every error that a caller can cause or must handle is one of these classes; a plain ``ValueError``
 is a programming mistake. A message states what was received, what was expected and what to do. It
-contains no information that a client of the service must not see.
+contains only information that a client of the service may see.
 
 ::
 
     VouchError
     ├── ImageError               the bytes are not an image that can be searched with
     │   ├── EmptyImage           there are no bytes
-    │   ├── UnsupportedImage     not one of the accepted formats
-    │   ├── ImageTooLarge        more bytes or more pixels than allowed
+    │   ├── UnsupportedImage     the format is not one of the accepted formats
+    │   ├── ImageTooLarge        the image has more bytes or pixels than allowed
     │   ├── ImageTooCostly       decoding takes more time or memory than allowed
-    │   └── CorruptImage         an accepted format, but truncated or damaged
+    │   └── CorruptImage         the image is truncated or damaged
     ├── InvalidRequest           an option of the request is missing or out of range
-    │   ├── InvalidCursor        not a cursor that the service gave for this list
-    │   ├── InvalidFilter        not a filter of items
-    │   ├── OrderUnavailable     the gallery has no probabilities to list by
+    │   ├── InvalidCursor        the cursor is not valid for this list
+    │   ├── InvalidFilter        the filter is not valid
+    │   ├── OrderUnavailable     the gallery has no probabilities to order by
     │   ├── InvalidVector        an invalid vector or list of neighbours
     │   ├── ImagesNotTaken       the gallery was made of vectors; images are refused
     │   ├── InvalidText          a text that cannot be used as a query
@@ -25,11 +25,11 @@ contains no information that a client of the service must not see.
     │   ├── InvalidHead          the HTTP request is malformed
     │   ├── InvalidForm          an incomplete or invalid form
     │   └── UnsupportedMediaType the path does not accept this kind of body
-    ├── AccessError              the caller is not allowed to do that now
+    ├── AccessError              the caller is not allowed to send this request now
     │   ├── Unauthenticated      the API key is missing or not valid
     │   ├── Forbidden            the API key does not allow this
     │   ├── MisdirectedRequest   the request has another host name
-    │   ├── QuotaExceeded        the key may keep no more items or galleries
+    │   ├── QuotaExceeded        the key has reached its limit of items or galleries
     │   └── RateLimited          too many requests by this caller
     │       └── SearchesUsedUp   the key has no searches left in this period
     ├── OutdatedCursor           a cursor into a list of another bundle
@@ -37,20 +37,20 @@ contains no information that a client of the service must not see.
     │   ├── GalleryNotFound
     │   ├── ItemNotFound
     │   ├── SampleNotFound
-    │   ├── QueryNotFound        the query is not known (any longer)
-    │   ├── DecisionNotFound     no such decision was made on the gallery
-    │   ├── GroupNotFound        no such group of unknown queries, or it has changed
-    │   ├── ShadowNotFound       no bundle is tested beside the current one
+    │   ├── QueryNotFound        the query is unknown or has expired
+    │   ├── DecisionNotFound     the gallery has no decision with this number
+    │   ├── GroupNotFound        the group does not exist, or has changed
+    │   ├── ShadowNotFound       the gallery has no second bundle under test
     │   └── PathNotFound
-    ├── MethodNotAllowed         the path exists, the method does not
+    ├── MethodNotAllowed         the path does not support this method
     ├── IdentitiesUnavailable    the gallery has no usable labels
-    ├── FeedbackNotKept          no storage, or no calibration to refine
+    ├── FeedbackNotKept          feedback cannot be stored, or no calibration
     ├── Overloaded               too many concurrent requests
-    ├── DeadlineExceeded         no answer within the time a request may take
+    ├── DeadlineExceeded         the request took longer than allowed
     ├── UploadTooSlow            the body of a request arrives too slowly
     ├── NotReady                 the service cannot answer at the moment
     ├── GalleryUnavailable       the engine that holds the gallery does not answer
-    │   └── ChangeUnconfirmed    it is unknown whether the change is kept
+    │   └── ChangeUnconfirmed    it is unknown whether the change was stored
     ├── ActivationRefused        the bundle cannot replace the served one
     ├── WriteError               no part of a change was stored
     │   ├── WriteRefused         the gallery does not accept the change
@@ -62,26 +62,26 @@ contains no information that a client of the service must not see.
     │   └── StorageFailed        the disk cannot be written or read
     │       └── LogDamaged       the log of changes is damaged
     ├── KeysError                the file of API keys cannot be used
-    │   └── KeysRequired         other machines could use a service without keys
+    │   └── KeysRequired         other machines could use a service without API keys
     ├── EncoderError             the encoder cannot be used
-    │   ├── EncoderContractError the ONNX file does not keep the contract of `model_store.encoder`
+    │   ├── EncoderContractError the ONNX file violates the contract
     │   ├── ProviderUnavailable  the requested execution provider does not run here
-    │   ├── EncoderStopped       it stopped during work and is restarted
-    │   └── EncodingFailed       it runs, but cannot embed this image
+    │   ├── EncoderStopped       the encoder stopped and is being restarted
+    │   └── EncodingFailed       the encoder cannot embed this image
     ├── ArchiveError             a backup cannot be made, or cannot be restored
     ├── BundleError              the bundle cannot be served
-    │   ├── BundleNotFound       nothing there
+    │   ├── BundleNotFound       there is no bundle at the path
     │   ├── PointerUnreadable    `CURRENT` names no bundle, or cannot be read
     │   ├── BundleTampered       a file differs from the manifest
-    │   ├── BundleUntrusted      not signed by a key that is trusted
+    │   ├── BundleUntrusted      the bundle is not signed by a trusted key
     │   └── BundleMismatch       parts that do not belong together
-    ├── SigningKeyError          a key to sign or to verify with cannot be read or written
+    ├── SigningKeyError          a signing key or verification key cannot be read or written
     ├── InternalError            a defect of Vouch; without internal details
     └── BuildError               a step of the index builder failed
         ├── ConfigError          the configuration is wrong
         │   └── UsageError       options of a command contradict each other
         ├── DatasetError         the data is missing or invalid
-        │   ├── TooManyBadImages more of the images are unreadable than was allowed
+        │   ├── TooManyBadImages more images are unreadable than the limit allows
         │   └── SourceUnavailable the source of the images can no longer be read
         ├── OutputError          the output cannot be written
         ├── RunInUse             another process works in the run directory
@@ -90,10 +90,10 @@ contains no information that a client of the service must not see.
         ├── TrainingDiverged     the loss is not finite
         ├── StepNotReady         an earlier step has not been run
         ├── ParityError          the exported encoder disagrees with the trained one
-        ├── CalibrationError     too few queries, or a kind is missing
+        ├── CalibrationError     too few queries, or a required kind is missing
         ├── RequirementNotMet    the outcome of a build misses a requirement
         ├── CertificateError     a certificate or its feedback cannot be read or written
-        └── TransferError        a bundle cannot be copied to or from a place
+        └── TransferError        a bundle cannot be copied to or from another location
 
 `building` defines the errors of the index builder, `bundles` those of bundles, `root` the base
 class.
@@ -158,7 +158,7 @@ __all__ = [
     "VouchError",
     "WeightsError",
 ]
-"""Errors defined in the other modules; all classes below are public too."""
+"""The errors that the other modules define. All classes below are public too."""
 
 
 class ImageError(VouchError):
@@ -174,7 +174,7 @@ class UnsupportedImage(ImageError):
 
 
 class ImageTooLarge(ImageError):
-    """More bytes or more pixels than allowed."""
+    """The image has more bytes or more pixels than allowed."""
 
 
 class ImageTooCostly(ImageError):
@@ -182,7 +182,7 @@ class ImageTooCostly(ImageError):
 
 
 class CorruptImage(ImageError):
-    """An accepted format, but truncated or damaged."""
+    """The image has an accepted format, but is truncated or damaged."""
 
 
 class InvalidRequest(VouchError):
@@ -238,7 +238,7 @@ class OutdatedCursor(VouchError):
 
 
 class AccessError(VouchError):
-    """The caller is not allowed to do that now."""
+    """The caller is not allowed to send this request now."""
 
 
 class Unauthenticated(AccessError):
@@ -258,7 +258,7 @@ class QuotaExceeded(AccessError):
 
 
 class RateLimited(AccessError):
-    """Too many requests by this caller."""
+    """The caller has sent too many requests."""
 
 
 class SearchesUsedUp(RateLimited):
@@ -270,15 +270,15 @@ class NotFound(VouchError):
 
 
 class GalleryNotFound(NotFound):
-    """No gallery of that name is served."""
+    """The service has no gallery with this name."""
 
 
 class ItemNotFound(NotFound):
-    """No item of that id is in the gallery."""
+    """The gallery has no item with this id."""
 
 
 class SampleNotFound(NotFound):
-    """No sample query of that id comes with the bundle."""
+    """The bundle has no sample query with this id."""
 
 
 class QueryNotFound(NotFound):
@@ -286,15 +286,15 @@ class QueryNotFound(NotFound):
 
 
 class DecisionNotFound(NotFound):
-    """No such decision was made on the gallery."""
+    """The gallery has no decision with this number."""
 
 
 class GroupNotFound(NotFound):
-    """No such group of unknown queries, or its members have changed."""
+    """The group of unknown queries does not exist, or its members have changed."""
 
 
 class ShadowNotFound(NotFound):
-    """No bundle is tested beside the served one."""
+    """The gallery has no second bundle under test."""
 
 
 class IdentitiesUnavailable(VouchError):
@@ -306,7 +306,7 @@ class FeedbackNotKept(VouchError):
 
 
 class PathNotFound(NotFound):
-    """The service has nothing at that path."""
+    """The service has no resource at this path."""
 
 
 class MethodNotAllowed(VouchError):
@@ -354,7 +354,7 @@ class KeysError(VouchError):
 
 
 class KeysRequired(KeysError):
-    """Other machines could use a service without API keys."""
+    """A service without API keys would be open to other machines."""
 
 
 class EncoderError(VouchError):
@@ -362,7 +362,7 @@ class EncoderError(VouchError):
 
 
 class EncoderContractError(EncoderError):
-    """The ONNX file does not keep the contract of `model_store.encoder.onnx`."""
+    """The ONNX file violates the contract of `model_store.encoder.onnx`."""
 
 
 class ProviderUnavailable(EncoderError):
@@ -374,7 +374,7 @@ class EncoderStopped(EncoderError):
 
 
 class EncodingFailed(EncoderError):
-    """The encoder runs, but cannot embed this image."""
+    """The encoder is running, but cannot embed this image."""
 
 
 class Overloaded(VouchError):
@@ -402,8 +402,8 @@ class ChangeUnconfirmed(GalleryUnavailable):
 
 
 class ActivationRefused(VouchError):
-    """The bundle cannot replace the served one, which stays active."""
+    """The bundle cannot replace the served bundle, which remains active."""
 
 
 class InternalError(VouchError):
-    """Something went wrong in the service."""
+    """The service has an internal error."""

@@ -20,7 +20,7 @@ class DatasetError(BuildError):
 
 
 class TooManyBadImages(DatasetError):
-    """More of the images are unreadable than was allowed."""
+    """More images are unreadable than the limit allows."""
 
 
 class SourceUnavailable(DatasetError):
@@ -56,7 +56,7 @@ class ParityError(BuildError):
 
 
 class CalibrationError(BuildError):
-    """There are too few queries, or a needed kind is missing."""
+    """There are too few calibration queries, or queries of a required kind are missing."""
 
 
 class RequirementNotMet(BuildError):
@@ -68,4 +68,4 @@ class CertificateError(BuildError):
 
 
 class TransferError(BuildError):
-    """A bundle cannot be copied to or from a place."""
+    """A bundle cannot be copied to or from another location."""

@@ -12,7 +12,7 @@ class BundleError(VouchError):
 
 
 class BundleNotFound(BundleError):
-    """There is no bundle at that path."""
+    """There is no bundle at the path."""
 
 
 class PointerUnreadable(BundleError):
@@ -24,7 +24,7 @@ class BundleTampered(BundleError):
 
 
 class BundleUntrusted(BundleError):
-    """The bundle is not signed by a key that is trusted."""
+    """The bundle is not signed by a trusted key."""
 
 
 class BundleMismatch(BundleError):
@@ -32,4 +32,4 @@ class BundleMismatch(BundleError):
 
 
 class SigningKeyError(VouchError):
-    """A key to sign or to verify with cannot be read or written."""
+    """A signing key or verification key cannot be read or written."""

@@ -8,8 +8,9 @@ class VouchError(Exception):
 def reason_of(error: BaseException) -> str | None:
     """Return the first cause of an error in one line; None if the message is complete.
 
-    It is for the operator only, because texts of other programs may contain hosts and files. Some
-    libraries raise an error from itself, so the chain of causes may be endless.
+    The result is only for the operator, because texts of other programs may contain names of hosts
+    and files. Some libraries raise an error from the same error, so the chain of causes may be
+    endless.
     """
     causes = [error]
     while causes[-1].__cause__ is not None and causes[-1].__cause__ not in causes:

@@ -2,12 +2,16 @@
 
 ::
 
-    file tables of the file, and opening it log pairs of a query and an item, and matches drawn for
-    review decisions append-only entries: decisions of reviewers on queries answered stored queries,
-    for decisions after the cache has dropped them exchange decisions as CSV and JSONL cases queries
-    for review, with their answers queue the review queue: cases with pictures, and leases of them
-    drawn randomly drawn queries, as evidence about served answers turns the order of cases for
-    reviewers agreement agreement of independent reviewers
+    file       tables of the file, and opening it
+    log        pairs of a query and an item, and matches drawn for review
+    decisions  append-only entries: decisions of reviewers on queries
+    answered   stored queries, for decisions after the cache has dropped them
+    exchange   decisions as CSV and JSONL
+    cases      queries for review, with their answers
+    queue      the review queue: cases with pictures, and leases of cases
+    drawn      randomly drawn queries, as evidence about served answers
+    turns      the order of cases for reviewers
+    agreement  agreement of independent reviewers
 """
 
 from model_store.feedback.answered import AnsweredQueries, AnsweredQuery

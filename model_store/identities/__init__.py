@@ -1,13 +1,13 @@
 """Grouping of queries without a match into probable new identities.
 
-The similarity of two images of one identity is learned from the labels of the gallery. Each label
-is evaluated with a fit to other labels, because new identities are other labels too.
+The labels of the gallery show how similar two images of one identity are. Each label is evaluated
+with a fit to other labels, because a new identity is not one of the fitted labels either.
 
 ::
 
     pairs     evidence that two images show the same identity
     linkage   average linkage of log-odds on a graph of neighbours
-    grouping  the grouping: fitted to a gallery, it groups queries
+    grouping  the grouping of queries, fitted to a gallery
 """
 
 from model_store.identities.grouping import PRECISION, UNKNOWN, Group, Grouping, group_id

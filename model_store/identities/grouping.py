@@ -1,9 +1,10 @@
 """Grouping queries into probable identities, with a calibrated P(same).
 
 The fit uses held-out labels: half of the labels are queries for the other half, and vice versa, in
-several random divisions. It first fits the evidence of a pair. Then it fits P(same) as a function
-of the log-odds at which average linkage joins a pair. This probability is shown, and it determines
-where groups are cut.
+several random divisions. First, a model of the evidence of a pair is fitted. Then P(same) is fitted
+as a function of the log-odds at which average linkage joins a pair. P(same) is the probability that
+two images show the same identity. It is shown to users, and it determines where the linkage tree is
+cut into groups.
 """
 
 from __future__ import annotations
@@ -32,29 +33,30 @@ from model_store.identities.pairs import (
 )
 
 UNKNOWN = ("no_match", "out_of_distribution")
-"""Verdicts of queries that match nothing."""
+"""Verdicts of queries without a match."""
 
 PRECISION = 0.9
-"""Default expected share of pairs within groups that show the same identity."""
+"""Default precision: expected share of the pairs within groups that show the same identity."""
 
 LEAST_LABELS = 4
-"""Minimum number of labels with two items: two as queries, and two for comparison."""
+"""Minimum number of labels with at least two items: two labels as queries, and two for
+comparison."""
 
 MOST_ITEMS = 3_000
-"""Maximum number of labelled items in the fit; each half has about a million pairs."""
+"""Maximum number of labelled items in the fit. Half of these items form about a million pairs."""
 
 MOST_OF_LABEL = 30
 
 _DIVISIONS = 6
-"""Number of random divisions of the labels into halves. With only two, the probabilities depend on
-the random draw, because different labels are confused in each division."""
+"""Number of random divisions of the labels into halves. With only two divisions, the probabilities
+depend on the random draw, because each division confuses different labels."""
 
 _MOST_DIFFERENT = 100_000
-"""Maximum number of pairs with different identities from each half; they are weighted to represent
-all such pairs."""
+"""Maximum number of pairs with different identities from each half. These pairs are weighted to
+represent all pairs with different identities."""
 
 _LIKELY = 0.5
-"""Minimum P(same) of a pair in a group, for any requested precision."""
+"""Minimum P(same) at which pairs are joined in a group, for any requested precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,10 @@ class Group:
     Attributes
     ----------
     rows : (m,) indexes of the images, at least two.
-    probabilities : (m,) for each image, the expected share of the other images with the same
-        identity.
-    probability : expected share of pairs with the same identity.
-    medoid : the image in ``rows`` with the largest total log-odds to the others.
+    probabilities : (m,) for each image, the expected share of the group's other images that show
+        the same identity.
+    probability : expected share of the group's pairs that show the same identity.
+    medoid : the image in ``rows`` with the largest sum of log-odds over the other images.
     """
 
     rows: Integers
@@ -83,7 +85,7 @@ class Grouping:
     Attributes
     ----------
     pairs : model of the evidence of a pair.
-    joined : model of P(same), given the log-odds at which average linkage joins a pair.
+    joined : model of P(same) as a function of the log-odds at which average linkage joins a pair.
     cohort : directions (M, D) of items that queries are compared with.
     n_labels : number of identities in the fit.
     """
@@ -120,9 +122,8 @@ class Grouping:
         n_repeated = int((counts > 1).sum())
         if n_repeated < LEAST_LABELS:
             raise IdentitiesUnavailable(
-                f"{n_repeated} labels of the gallery have two items or more, and "
-                f"{LEAST_LABELS} are needed: they are what P(same) is learned from. Add items, or "
-                "labels."
+                f"{n_repeated} labels of the gallery have two items or more, but the fit of "
+                f"P(same) needs {LEAST_LABELS} such labels. Add items or labels."
             )
         halves = list(_halves(known, names[np.argsort(-counts)], generator))
         examples = [_example_pairs(*half, generator) for half in halves]
@@ -132,16 +133,16 @@ class Grouping:
         calibrated = fit_logistic(heights[:, None], outcomes, np.ones(len(heights)))
         if calibrated.weights[0] <= 0:
             raise IdentitiesUnavailable(
-                "What the gallery's labels have in common the encoder does not see: images that it "
-                "joins are no likelier to have one label. Take another encoder."
+                "The encoder does not separate the gallery's labels: similar images are not more "
+                "likely to have the same label. Use another encoder."
             )
         return cls(pairs, calibrated, known.points, len(names))
 
     def probability(self, heights: Floats) -> Floats:
-        """Return P(same) (...) for pairs joined at ``heights`` (...).
+        """Return P(same) (...) for pairs that are joined at the log-odds ``heights`` (...).
 
-        With n labels in the fit, it is at most n / (n + 1) (Laplace's rule of succession): one more
-        label might have been confused with another.
+        With n labels in the fit, the result is at most n / (n + 1) (Laplace's rule of succession),
+        because the next label might be confused with another label.
         """
         found: Floats = expit(self.joined.log_odds(heights[..., None]))
         return found * (self.n_labels / (self.n_labels + 1))
@@ -162,7 +163,7 @@ class Grouping:
         return sorted(found, key=lambda group: (-len(group.rows), int(group.rows[0])))
 
     def _cut(self, components: Sequence[Joined], precision: float) -> float:
-        """Return the lowest log-odds above which the mean P(same) is ``precision``; ∞ if none."""
+        """Return the lowest log-odds above which the mean P(same) is ``precision``, or ∞."""
         if not components:
             return np.inf
         heights = np.sort(np.concatenate([part.heights() for part in components]))[::-1]
@@ -181,7 +182,7 @@ class Grouping:
             _square(self.probability(part.heights()), n),
             _square(part.log_odds, n),
         )
-        for places in part.cut(cut - 1e-9):  # includes pairs joined exactly at the cut
+        for places in part.cut(cut - 1e-9):  # includes pairs that are joined exactly at the cut
             inside = np.ix_(places, places)
             of_members = probabilities[inside].sum(axis=1) / (len(places) - 1)
             medoid = places[log_odds[inside].sum(axis=1).argmax()]
@@ -200,7 +201,7 @@ def group_id(names: Sequence[str]) -> str:
 
 
 def _sample(codes: Codes, generator: np.random.Generator) -> Integers:
-    """Return indexes of items for the fit: a few items of each of some random labels."""
+    """Return the indexes of the items for the fit: some items of each randomly drawn label."""
     names, counts = np.unique(codes[codes >= 0], return_counts=True)
     wanted = generator.permutation(names[counts > 1])
     order = generator.permutation(len(codes))
@@ -221,12 +222,12 @@ def _sample(codes: Codes, generator: np.random.Generator) -> Integers:
 def _halves(
     known: Labelled, names: Codes, generator: np.random.Generator
 ) -> Iterator[tuple[Compared, Codes]]:
-    """Yield the images of each half, compared with the other half, and their identities.
+    """Yield the images of each half, compared with the other half, and the codes of identities.
 
     Parameters
     ----------
-    names : codes of the identities, by descending number of images, so that both halves are
-        similar.
+    names : codes of the identities, in descending order of their numbers of images. Both halves
+        then have similar sizes.
     """
     for _ in range(_DIVISIONS):
         turns = generator.integers(0, 2, (len(names) + 1) // 2)
@@ -239,7 +240,7 @@ def _halves(
 def _example_pairs(
     compared: Compared, codes: Codes, generator: np.random.Generator
 ) -> tuple[Floats, Bools, Floats]:
-    """Return signals, truths and weights: all equal pairs and a sample of different pairs."""
+    """Return signals, truths and weights of all same pairs and of a sample of different pairs."""
     first, second = np.triu_indices(len(codes), 1)
     same = codes[first] == codes[second]
     different = np.flatnonzero(~same)
@@ -252,7 +253,7 @@ def _example_pairs(
 def _joined_pairs(
     pairs: PairModel, halves: Sequence[tuple[Compared, Codes]]
 ) -> tuple[Floats, Bools]:
-    """Return the log-odds (P,) at which pairs of held-out labels are joined, and their truths."""
+    """Return the log-odds (P,) at which held-out pairs are joined, and whether each is the same."""
     heights, outcomes = [np.array([FLOOR, FLOOR])], [np.array([False, True])]
     for compared, codes in halves:
         for part in joined(compared, pairs)[0]:
@@ -266,7 +267,7 @@ def _joined_pairs(
 
 
 def _square(condensed: Floats, n: int) -> Floats:
-    """Convert SciPy's condensed pairs to a symmetric matrix (n, n) with a zero diagonal."""
+    """Convert SciPy's condensed matrix to a symmetric matrix (n, n) with a zero diagonal."""
     whole = np.zeros((n, n))
     whole[np.triu_indices(n, 1)] = condensed
     return whole + whole.T

@@ -1,9 +1,9 @@
 """Average linkage of images on a graph of neighbours.
 
-If the mean log-odds between two groups are at least h, some pair between them has log-odds of at
-least h. So images that are joined above h are in one component of the graph of pairs with log-odds
-of at least h. Average linkage (SciPy's) is therefore computed separately for each component, and
-never for all pairs of all images.
+If the mean log-odds between two groups are at least h, at least one pair of images has log-odds of
+at least h. Consider the graph of all pairs with log-odds of at least h. Images that are joined
+above h are in the same component of this graph. So SciPy's average linkage is computed separately
+for each component, and not for all pairs of images.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from model_store.identities.pairs import Compared, Floats, Integers, PairModel
 from model_store.threads import faiss_threads
 
 N_NEIGHBOURS = 100
-"""Number of nearest neighbours of each image that form pairs with it."""
+"""Number of nearest neighbours with which each image forms a pair."""
 
 FLOOR = -3.0
-"""Minimum log-odds for joining; less likely pairs never form a group."""
+"""Minimum log-odds at which images are joined. Less likely pairs never form a group."""
 
 MOST_TOGETHER = 4_000
-"""Maximum number of images in a component. In a larger component, the threshold of the links is
-raised in steps of `_STEP`."""
+"""Maximum number of images in a component. If a component is larger, the minimum log-odds of its
+pairs are raised in steps of `_STEP`, until it splits."""
 
 _STEP = 0.5
 
@@ -36,17 +36,17 @@ _EXACT_UP_TO = 20_000
 _N_PROBED = 32
 
 _ROUNDS = 200
-"""Maximum number of EM iterations; it ends earlier after convergence."""
+"""Maximum number of EM iterations; EM ends earlier if it converges."""
 
 _LEAST_SHARE = 1e-12
 
 
 def neighbour_pairs(directions: NDArray[np.float32]) -> tuple[Integers, Integers]:
-    """Return the pairs in which one image is among the nearest neighbours of the other.
+    """Return the pairs of images in which one image is a nearest neighbour of the other image.
 
     Returns
     -------
-    first, second : (P,) indexes of distinct pairs, first < second.
+    first, second : (P,) indexes of the images of distinct pairs, first < second.
     """
     import faiss  # noqa: PLC0415 - the stubs lack what its Python layer adds
 
@@ -60,7 +60,7 @@ def neighbour_pairs(directions: NDArray[np.float32]) -> tuple[Integers, Integers
     else:
         index = faiss.index_factory(dim, f"IVF{4 * round(n**0.5)},Flat", faiss.METRIC_INNER_PRODUCT)
         index.nprobe = _N_PROBED
-        with faiss_threads(1):  # with more threads, the order of sums would change the index
+        with faiss_threads(1):  # with several threads, the order of sums would change the index
             index.train(unit)
     index.add(unit)
     _, found = index.search(unit, k + 1)
@@ -73,10 +73,10 @@ def neighbour_pairs(directions: NDArray[np.float32]) -> tuple[Integers, Integers
 
 
 def share_of_same(ratios: Floats, n_images: int) -> float:
-    """Estimate the share of all pairs of images that show the same identity, by EM.
+    """Estimate, by EM, the share of all pairs of images that show the same identity.
 
-    It is the share that equals the resulting mean of P(same) (Saerens et al. 2002). Pairs that are
-    not neighbours count as different.
+    At this share, the mean of P(same) is equal to the share (Saerens et al. 2002). Pairs of images
+    that are not neighbours count as different.
 
     Parameters
     ----------
@@ -95,13 +95,13 @@ def share_of_same(ratios: Floats, n_images: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The images of one component, and their linkage.
+    """The images of one component, and the linkage of these images.
 
     Attributes
     ----------
     rows : (m,) indexes of the images.
-    merges : (m − 1, 4) SciPy's linkage matrix; its distances are −log-odds, shifted by ``shift``.
-    shift : value added to −log-odds, so that no distance is negative.
+    merges : (m − 1, 4) SciPy's linkage matrix. Its distances are ``shift`` − log-odds.
+    shift : constant that makes all distances at least 0.
     log_odds : (m (m − 1) / 2,) log-odds of each pair, in SciPy's order.
     """
 
@@ -118,7 +118,7 @@ class Joined:
         return heights
 
     def cut(self, height: float) -> Iterator[Integers]:
-        """Yield groups of at least two indexes of ``rows``, joined at or above ``height``."""
+        """Yield the groups that are joined at or above ``height``, as indexes of ``rows``."""
         from scipy.cluster.hierarchy import fcluster  # noqa: PLC0415 - slow
 
         numbers = fcluster(self.merges, self.shift - height, "distance")
@@ -130,7 +130,7 @@ class Joined:
 
 
 def joined(compared: Compared, model: PairModel) -> tuple[list[Joined], float]:
-    """Join images; return components of at least two images, and the share of same pairs."""
+    """Join images; return the components with at least two images, and `share_of_same`."""
     first, second = neighbour_pairs(compared.points.directions)
     ratios = model(compared.signals(first, second))
     share = share_of_same(ratios, len(compared))
@@ -142,7 +142,7 @@ def joined(compared: Compared, model: PairModel) -> tuple[list[Joined], float]:
 def _components(
     first: Integers, second: Integers, log_odds: Floats, rows: Integers, floor: float
 ) -> Iterator[Integers]:
-    """Yield the components of images ``rows``, each with at most `MOST_TOGETHER` images."""
+    """Yield the components of the images ``rows``, with at most `MOST_TOGETHER` images each."""
     from scipy.sparse import coo_array  # noqa: PLC0415 - slow
     from scipy.sparse.csgraph import connected_components  # noqa: PLC0415 - slow
 

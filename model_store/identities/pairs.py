@@ -1,14 +1,16 @@
 """The evidence that two images show the same identity.
 
-A pair has three signals. The signals of a pair are the cosine of its two directions; the cosine
-after symmetric normalisation by a cohort (adaptive S-norm, Matějka et al. 2017),
+A pair of images has three signals. The first signal is the cosine s of the two directions. The
+second signal is the cosine after symmetric normalisation by a cohort (adaptive S-norm, Matějka et
+al. 2017):
 
     ½ [(s − μ_i) / σ_i + (s − μ_j) / σ_j],
 
-with μ_i and σ_i the mean and standard deviation of the cosines between image i and the nearest
-tenth of images of other identities; and log(u_i u_j) of the total variances u. The second signal
-corrects for images that are close to many others, the third for uncertain images, which are far
-even from their own identity.
+The cohort is a set of images of other identities. μ_i and σ_i are the mean and the standard
+deviation of the cosines between image i and the nearest tenth of the cohort. The third signal is
+log(u_i u_j), with the total variances u. The second signal corrects for images that are close to
+many other images. The third signal corrects for uncertain images, which are far even from images of
+the same identity.
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ from model_store.decision.logistic import LogisticModel
 from model_store.sphere import unit_direction
 
 NEAREST = 0.1
-"""Nearest share of the cohort that an image is compared with. A share has the same meaning for half
-of the labels as for all; a number would not."""
+"""Share of the cohort that an image is compared with: the nearest images. A share does not depend
+on the size of the cohort, which is smaller in the fit than in use."""
 
 _LEAST_NEAREST = 5
 
 _LEAST_VARIANCE = 1e-12
-"""Total variance for encoders without a variance."""
+"""Minimum total variance, also for encoders without a variance."""
 
 _LEAST_SPREAD = 1e-6
 
 _RIDGE = 1e-4
-"""Factor of the squared weights in the mean loss."""
+"""Factor of the sum of squared weights, which is added to the mean loss."""
 
 _AT_ONCE = 4096
 
@@ -87,7 +89,7 @@ class Labelled:
     Attributes
     ----------
     points : the images.
-    codes : (N,) codes of their identities.
+    codes : (N,) code of each image's identity.
     """
 
     points: Points
@@ -106,7 +108,8 @@ class Compared:
     Attributes
     ----------
     points : the images.
-    levels, spreads : (N,) μ and σ of the cosines with the nearest part of the cohort.
+    levels, spreads : (N,) μ and σ: mean and standard deviation of the cosines with the nearest part
+        of the cohort.
     """
 
     points: Points
@@ -150,7 +153,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class PairModel:
-    """Model of the log-likelihood ratio of a pair: same identity against different ones.
+    """Model of the log-likelihood ratio of a pair: same identity against different identities.
 
     Attributes
     ----------
@@ -162,12 +165,12 @@ class PairModel:
     prior_log_odds: float
 
     def __call__(self, signals: Floats) -> Floats:
-        """Return log-likelihood ratios (P,) of pairs with ``signals`` (P, 3)."""
+        """Return the log-likelihood ratios (P,) of pairs with ``signals`` (P, 3)."""
         return self.model.log_odds(signals) - self.prior_log_odds
 
     @classmethod
     def fit(cls, signals: Floats, same: Bools, weights: Floats) -> PairModel:
-        """Fit to pairs with known truth ``same`` (P,)."""
+        """Fit to pairs; ``same`` (P,) states whether each pair shows the same identity."""
         share = float(weights @ same / weights.sum())
         return cls(fit_logistic(signals, same, weights), float(logit(share)))
 
