@@ -122,7 +122,7 @@ class OnnxTextEncoder:
         """
         if self._tokenizer is None:
             raise TextUnavailable(
-                f"Text queries need the library `tokenizers`, which is not installed. "
+                f"The library `tokenizers` is not installed, so texts cannot be embedded. "
                 f"{how_to_install('text')}"
             )
         # One text per call: for several texts, the library would start threads.
@@ -163,7 +163,7 @@ def cleaned(text: str, cleaning: Cleaning) -> str:
         import ftfy  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise TextUnavailable(
-            f"Text queries need the library `ftfy`, which is not installed. "
+            f"The library `ftfy` is not installed, so texts cannot be embedded. "
             f"{how_to_install('text')}"
         ) from error
     text = html.unescape(html.unescape(ftfy.fix_text(text)))
