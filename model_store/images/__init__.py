@@ -1,11 +1,11 @@
 """Bytes to pixels: the one decoder that builder and service share.
 
-Two decoders would cause train/serve skew, so all steps from an image file to the encoder's input
-are here: `decode` (accepted formats and limits), `containers` (facts about a file before decoding),
-`tiff` (kinds of TIFF that Pillow misreads), `depth` (samples of more than eight bits), `colours`
-(conversion to RGB), `profiles` (ICC profiles), `statements` (other colour spaces in a file), and
-`resize` (to the encoder's input, thumbnails and previews). `budget` limits the cost of decoding one
-image, and `quality` measures whether a picture is good enough.
+With two decoders, training and service would see different pixels. So all steps from an image file
+to the encoder's input are here: `decode` (accepted formats and limits), `containers` (facts about a
+file before decoding), `tiff` (kinds of TIFF that Pillow misreads), `depth` (samples of more than
+eight bits), `colours` (conversion to RGB), `profiles` (ICC profiles), `statements` (other colour
+spaces in a file), and `resize` (to the encoder's input, thumbnails and previews). `budget` limits
+the cost of decoding one image, and `quality` measures whether a picture is good enough.
 """
 
 from model_store.images.containers import Content, content_of, format_of

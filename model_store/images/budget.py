@@ -1,4 +1,4 @@
-"""The cost limits of decoding one image, enforced by the kernel in a separate process."""
+"""The limits on the cost of decoding one image; the kernel enforces them in a separate process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1)
 def _mapped() -> int | None:
-    """Open the file with this process's mapped memory on Linux; None on other systems.
+    """Open the Linux file that reports this process's mapped memory; None on other systems.
 
-    The file stays open, because a decoding process may not be allowed to open files.
+    The file stays open, because the decoding process may have no permission to open files.
     """
     try:
         return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -29,9 +29,11 @@ class DecodingBudget:
 
     Attributes
     ----------
-    cpu_s : seconds of CPU time. Wall-clock time would depend on other processes of a busy machine.
-    memory_bytes : maximum bytes beyond the mapped memory of an idle decoder.
-    clock_s : seconds of wall-clock time; only a stopped or starved decoder exceeds it.
+    cpu_s : seconds of CPU time. A limit on wall-clock time would depend on other processes of the
+        machine.
+    memory_bytes : maximum additional bytes, beyond the mapped memory of an idle decoder.
+    clock_s : seconds of wall-clock time; only a decoder that is stopped or gets no CPU exceeds this
+        limit.
     """
 
     cpu_s: float = 5.0
@@ -41,9 +43,10 @@ class DecodingBudget:
 
 @contextmanager
 def spending(budget: DecodingBudget) -> Iterator[None]:
-    """Limit the block: too much memory raises `MemoryError`, too much CPU time ends the process.
+    """Limit the cost of a block: `MemoryError` on too much memory, exit on too much CPU time.
 
-    The kernel measures the time and ends the process with SIGPROF; no parser can prevent this.
+    The kernel measures the CPU time, and ends the process with SIGPROF. A parser cannot prevent
+    this.
     """
     signal.setitimer(signal.ITIMER_PROF, budget.cpu_s)
     _limit_memory(budget.memory_bytes)
@@ -55,9 +58,9 @@ def spending(budget: DecodingBudget) -> Iterator[None]:
 
 
 def _limit_memory(spare_bytes: int | None) -> None:
-    """Limit the further memory that this process can map; None removes the limit.
+    """Limit the additional memory that this process can map; None removes the limit.
 
-    Only Linux reports mapped memory; elsewhere only the limits on bytes and pixels apply.
+    Only Linux reports mapped memory. On other systems, only the limits on bytes and pixels apply.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if spare_bytes is None:

@@ -1,7 +1,7 @@
 """Conversion of any decoded frame to upright 8-bit RGB.
 
-Large images are converted strip by strip, because complete intermediate images would take several
-times the memory of the result. This is possible because each conversion works pixel by pixel.
+Large images are converted in strips, because complete intermediate images would need several times
+the memory of the result. Strips are possible, because each conversion works pixel by pixel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXTRA_SAMPLES = 338
 
 TURNED = "The orientation stored in the file was applied."
 CONVERTED = "The colours were converted from"
-"""The beginning of the warning about a colour conversion that the file asks for."""
+"""Beginning of the warning about a colour conversion that the file requires."""
 
 _UPRIGHT: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     2: lambda a: a[:, ::-1],
@@ -33,16 +33,16 @@ _UPRIGHT: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
     8: np.rot90,
 }
-"""For each EXIF orientation, the operation that turns the image upright."""
+"""The operation that turns an image upright, for each EXIF orientation."""
 
 TRANSPOSED = frozenset({5, 6, 7, 8})
-"""Orientations that exchange width and height."""
+"""EXIF orientations that exchange width and height."""
 
 _Step = Callable[[Image.Image], Image.Image]
 
 
 def orientation(image: Image.Image) -> int | None:
-    """Return the EXIF orientation of a picture; None if it is upright or unreadable.
+    """Return the EXIF orientation of a picture; None if it is upright, or EXIF is unreadable.
 
     A picture with unreadable EXIF is accepted, because some cameras write broken EXIF.
     """
@@ -58,11 +58,11 @@ def orientation(image: Image.Image) -> int | None:
 def upright_rgb(
     image: Image.Image, statement: ColourStatement | None = None
 ) -> tuple[NDArray[np.uint8], list[str]]:
-    """Convert a loaded frame to upright RGB, (H, W, 3); return it with warnings.
+    """Convert a loaded frame to upright RGB (H, W, 3); return the pixels and warnings.
 
     Parameters
     ----------
-    statement : colour space in the file besides an ICC profile.
+    statement : colour space that the file states in addition to an ICC profile.
     """
     warnings: list[str] = []
     pixels = _rgb(image, _steps(image, statement or ColourStatement(), warnings))
@@ -74,7 +74,7 @@ def upright_rgb(
 
 
 def _steps(image: Image.Image, statement: ColourStatement, warnings: list[str]) -> list[_Step]:
-    """Return the steps that convert strips of ``image`` to RGB, in order."""
+    """Return the ordered steps that convert a strip of ``image`` to RGB."""
     steps: list[_Step] = []
     mode = image.mode
     is_deep = mode.startswith(("I", "F"))
@@ -96,14 +96,14 @@ def _steps(image: Image.Image, statement: ColourStatement, warnings: list[str]) 
         steps.append(lambda strip: strip.convert("RGB"))
         mode = "RGB"
     if key is not None or (not is_deep and _has_alpha(image)):
-        warnings.append("Transparent areas were laid on white.")
+        warnings.append("Transparent areas were made white.")
     return steps + _colour_steps(image, mode, statement, warnings)
 
 
 def _colour_steps(
     image: Image.Image, mode: str, statement: ColourStatement, warnings: list[str]
 ) -> list[_Step]:
-    """Return the steps from the file's colours, in ``mode``, to sRGB."""
+    """Return the ordered steps that convert the file's colours, in ``mode``, to sRGB."""
     steps: list[_Step] = []
     profile = image.info.get("icc_profile")
     name = ""
@@ -137,8 +137,8 @@ def _colour_steps(
 def _has_alpha(image: Image.Image) -> bool:
     """Return whether parts of a picture may be transparent.
 
-    A BMP with zero alpha everywhere is opaque, because programs without support for alpha write it
-    so. A TIFF whose fourth channel has no declared meaning is opaque too.
+    A BMP is opaque if its alpha is zero everywhere, because programs without support for alpha
+    write such files. A TIFF is opaque if the meaning of its fourth channel is not declared.
     """
     is_declared = image.format != "BMP" and not (
         isinstance(image, TiffImageFile) and _EXTRA_SAMPLES not in image.tag_v2
@@ -149,10 +149,10 @@ def _has_alpha(image: Image.Image) -> bool:
 
 
 def _transparent_value(image: Image.Image) -> tuple[int, ...] | None:
-    """Return the transparent grey or colour of a PNG, in the depth of the pixels; else None.
+    """Return the transparent grey or colour of a PNG, in the depth of the pixels, or None.
 
-    The file stores it in its own depth of 1 to 16 bits. Pillow's pixels have 8 bits, or 16 for
-    greys.
+    The file stores this value with the file's depth of 1 to 16 bits. Pillow's pixels have 8 bits,
+    or 16 bits for greys.
     """
     value = image.info.get("transparency")
     is_grey = image.mode in {"1", "L"} or image.mode.startswith("I")
@@ -195,7 +195,7 @@ def _rgb(image: Image.Image, steps: list[_Step]) -> NDArray[np.uint8]:
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Yield strips of ``image``, each with the number of its first row."""
+    """Yield (first row, strip) for the strips of ``image``."""
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -207,9 +207,9 @@ def _on_white(strip: Image.Image) -> Image.Image:
 
 
 def _scale(image: Image.Image) -> Scale:
-    """Return the scale of a picture of more than eight bits.
+    """Return the scale of a picture with more than eight bits per channel.
 
-    Pillow's own conversion would clip values: nearly every pixel of a 16-bit photograph would
+    Pillow's conversion would clip values, and nearly every pixel of a 16-bit photograph would
     become white.
     """
     found = [extremes(np.asarray(strip)) for _, strip in _strips(image)]

@@ -1,7 +1,7 @@
-"""Facts about an image file from its structure, without decoding and at a bounded cost.
+"""Facts about an image file from its structure, at a limited cost and without decoding.
 
-Pillow can return some of these facts too, but only after it has read every frame (GIF, TIFF) or
-allocated the memory of the whole canvas (WebP).
+Pillow can return some of these facts too. But it must first read every frame (GIF, TIFF), or
+allocate the memory of the whole canvas (WebP).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAGIC = {
 
 
 def format_of(data: bytes) -> str | None:
-    """Return the accepted format by the first bytes; None if there is none."""
+    """Return the accepted format that the first bytes indicate; None for other content."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
     name = next((name for magic, name in _MAGIC.items() if data.startswith(magic)), None)
@@ -39,14 +39,14 @@ _BMP_HEADERS = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a file without an accepted format.
+    """The kind of content of a file that has no accepted format.
 
     Attributes
     ----------
-    name : name of the format for the message ``It is {name}.``
-    is_image : whether it is an image of another format.
-    is_system_file : whether an operating system writes such files beside the user's files.
-    advice : one sentence; empty if the advice is to convert the file to an accepted format.
+    name : name of the kind, for the message ``It is {name}.``
+    is_image : whether the file is an image in another format.
+    is_system_file : whether an operating system writes such files next to the user's files.
+    advice : one sentence. It is empty if the advice is to convert the file to an accepted format.
     """
 
     name: str
@@ -141,7 +141,7 @@ _BRANDS = {
     ),
     b"crx ": Content(f"{_RAW} (CR3)", is_image=True),
 }
-"""Kinds of ISO media files, by the brand after ``ftyp``; all others are videos."""
+"""Kinds of ISO media files by the brand after ``ftyp``. Files with any other brand are videos."""
 
 _ICONS = {b"\0\0\1\0": "an icon (ICO)", b"\0\0\2\0": "a cursor (CUR)"}
 _HEAD = 512
@@ -161,14 +161,14 @@ _TEXTS: tuple[tuple[bytes, Content], ...] = (
     (b"../.git/annex/", Content("a git-annex pointer", advice="Run `git annex get`.")),
     *((start, _BASE64) for start in (b"data:image/", b"/9j/", b"ivborw0kggo", b"r0lgod", b"uklgr")),
 )
-"""Content by the beginning of a text, in lower case."""
+"""Kinds of text by the beginning of the text, in lower case."""
 
 
 def content_of(data: bytes) -> Content | None:
-    """Return the content of a file by its first bytes.
+    """Return the kind of content that the first bytes of a file indicate.
 
-    None for accepted formats (see `format_of`), except raw images that begin like TIFF, and None
-    for unknown content.
+    The result is None for accepted formats (see `format_of`) and for unknown content. Raw images
+    that begin like TIFF are content of another kind.
     """
     if data.startswith((b"\x00\x05\x16\x07", b"\x00\x05\x16\x00")):
         return Content("AppleDouble, which macOS writes beside a file", is_system_file=True)
@@ -180,7 +180,7 @@ def content_of(data: bytes) -> Content | None:
 
 
 def _media_content(data: bytes) -> Content | None:
-    """Return the content of a container of ISO media or of RIFF."""
+    """Return the kind of content of an ISO media file, a RIFF file, an icon, or an empty file."""
     if data[4:8] == b"ftyp":
         brands = data[8:12], *(data[place : place + 4] for place in range(16, 40, 4))
         known = [_BRANDS[one] for one in brands if one in _BRANDS]
@@ -213,7 +213,7 @@ def _text_content(data: bytes) -> Content | None:
 
 
 def text_in_place_of_image(data: bytes) -> Content | None:
-    """Return the kind of a text that was sent instead of an image; None for other bytes."""
+    """Return the kind of text if a text was sent instead of an image; None for other bytes."""
     head = data[:_HEAD].removeprefix(b"\xef\xbb\xbf").lstrip()
     if len(head) < 2 or not all(byte in _PRINTABLE for byte in head):
         return None
@@ -225,9 +225,9 @@ _PRINTABLE = frozenset((*b"\t\n\r", *range(0x20, 0x7F)))
 
 
 def begins_late(data: bytes) -> int | None:
-    """Return the offset of an image that follows a few other bytes; None if there is none.
+    """Return the offset of an image if a few other bytes precede it; None without such an image.
 
-    Some web programs send a line break or a byte order mark before an image by mistake.
+    Some web programs wrongly send a line break or a byte order mark before an image.
     """
     magics = [magic for magic, name in _MAGIC.items() if name in {"JPEG", "PNG", "GIF"}]
     places = [place for magic in magics if (place := data.find(magic, 1, _HEAD)) > 0]
@@ -235,7 +235,7 @@ def begins_late(data: bytes) -> int | None:
 
 
 def without_damaged_text(data: bytes) -> bytes | None:
-    """Return a PNG without its ancillary chunks that have wrong checksums.
+    """Return a PNG without the ancillary chunks that have wrong checksums.
 
     None if there are no such chunks.
     """
@@ -283,7 +283,7 @@ _JPEG_FRAMES = {
 
 
 def unread_jpeg(data: bytes) -> str | None:
-    """Name the kind of a valid but unsupported JPEG, for example 12 bits; None for others."""
+    """Return the kind of a valid but unsupported JPEG, such as 12 bits; None for other files."""
     place = 2
     while place + 9 < len(data) and data[place] == 0xFF:
         marker = data[place + 1]
@@ -306,7 +306,7 @@ def unread_jpeg(data: bytes) -> str | None:
 def count_frames(data: bytes, most: int) -> int:
     """Count the frames of a GIF or the pages of a TIFF, up to ``most`` + 1.
 
-    Unreadable data ends the count. The decoder checks whether the counted frames are complete.
+    Unreadable data ends the count. The decoder later checks whether the frames are complete.
     """
     counted = _gif_frames if format_of(data) == "GIF" else _tiff_pages
     try:

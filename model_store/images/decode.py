@@ -1,4 +1,4 @@
-"""The accepted image formats, their limits, and the decoding of an image's bytes."""
+"""Decodes the bytes of an image, and defines the accepted formats and limits."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ surface."""
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 )
-"""File name suffixes of these formats; the format itself is read from the content."""
+"""File name suffixes of the accepted formats. The format of a file is read from its content."""
 
 RAW_SUFFIXES = frozenset(
     {".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".orf", ".rw2", ".raf"}
     | {".pef", ".srw", ".raw", ".3fr", ".fff", ".iiq", ".rwl", ".mrw", ".x3f", ".erf", ".kdc"}
 )
-"""File name suffixes of cameras' raw images; many of these files begin like TIFF."""
+"""File name suffixes of cameras' raw images. Many of these files begin like TIFF."""
 
 _END, _FILLER = b"\xff\xd9", b"\x5a\xc3" * 2000
 """The end marker of a JPEG, and filler bytes that decode to visible pixels."""
 
-_MENDED = "A damaged part of the file that holds no pixels was left out."
-_FLAT = "The picture is of a single colour."
+_MENDED = "A damaged part of the file was ignored; it contains no pixels."
+_FLAT = "The whole picture has one colour."
 _NEARLY_BLACK = 16
-"""Number of 8-bit levels of a picture whose 16-bit samples use at most 12 bits."""
+"""Number of 8-bit levels that remain if 16-bit samples use at most 12 bits."""
 
 _ALMOST_BLACK = (
     "The picture is nearly black: its 16-bit samples hold values of at most 12 bits. Save it with "
@@ -68,14 +68,15 @@ TOO_MUCH_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """The limits of an image, checked before any pixel is decoded.
+    """The limits of an image. They are checked before pixels are decoded.
 
     Attributes
     ----------
     max_bytes : maximum size of the file.
-    max_pixels : maximum of width × height; 40 million is a current phone's full resolution.
-    max_frames : maximum number of frames or pages. Only the first is used, but a file with very
-        many is probably an attack.
+    max_pixels : maximum of width × height. 40 million pixels is the full resolution of a current
+        phone.
+    max_frames : maximum number of frames or pages. Only the first frame is used, but a file with
+        very many frames is probably an attack.
     """
 
     max_bytes: int = 20 * 2**20
@@ -91,8 +92,8 @@ class DecodedImage:
     ----------
     pixels : (H, W, 3) uint8, RGB, upright.
     format : the format found in the bytes.
-    width, height : size of the upright picture in the file; ``pixels`` are smaller after reduced
-        decoding.
+    width, height : size of the upright picture in the file. With reduced decoding, ``pixels`` are
+        smaller.
     warnings : sentences about changed or ignored parts of the file.
     """
 
@@ -104,9 +105,9 @@ class DecodedImage:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The warnings about lost information: parts left out or values changed irreversibly.
+        """The warnings about lost information: ignored parts, or irreversibly changed values.
 
-        An applied orientation, or a colour conversion that the file asks for, is not a loss.
+        An applied orientation is not a loss, nor is a colour conversion that the file requires.
         """
         flat = (_FLAT,) if (self.pixels == self.pixels[:1, :1]).all() else ()
         kept = (one for one in self.warnings if one != TURNED and not one.startswith(CONVERTED))
@@ -116,17 +117,18 @@ class DecodedImage:
 def decode_image(
     data: bytes, limits: ImageLimits | None = None, smallest_side: int | None = None
 ) -> DecodedImage:
-    """Decode an uploaded or indexed file.
+    """Decode an image file.
 
     Sixteen-bit images are rescaled to eight bits. Transparent areas become white. Colours are
-    converted from the file's profile to sRGB, and the EXIF orientation is applied. Of an animation,
-    only the first frame is kept. Each of these changes adds a sentence to ``warnings``.
+    converted from the file's profile to sRGB, and the EXIF orientation is applied. Only the first
+    frame of an animation is kept. Each of these changes adds a sentence to ``warnings``.
 
     Parameters
     ----------
-    smallest_side : a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, if no side becomes smaller
-        than this. For a photograph of 12 megapixels this takes a fifth of the time. None for full
-        decoding. See `Preprocessing.smallest_side`.
+    smallest_side : minimum side in pixels for reduced decoding, see `Preprocessing.smallest_side`.
+        A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if no side becomes smaller than the
+        minimum. For a photograph of 12 megapixels, reduced decoding takes a fifth of the time. None
+        for full decoding.
 
     Raises
     ------
@@ -148,7 +150,7 @@ def decode_image(
 
 
 def check_size(data: bytes, limits: ImageLimits) -> None:
-    """Refuse a file that is empty or too large, without reading it.
+    """Refuse a file that is empty or too large, without reading its content.
 
     Raises
     ------
@@ -182,7 +184,9 @@ def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> Dec
             if layout is not None and layout.page:
                 image.seek(layout.page)
                 _check_pixels(image.size, limits)
-                warnings.append(f"The picture is page {layout.page + 1}: before it are previews.")
+                warnings.append(
+                    f"The picture is page {layout.page + 1}; earlier pages are previews."
+                )
             size = image.size
             is_turned = announced == "TIFF" and orientation(image) is not None
             image = _loaded(image, data, smallest_side, warnings)
@@ -203,7 +207,7 @@ def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> Dec
 
 
 def _announced(data: bytes) -> str:
-    """Return the format by the first bytes; refuse unsupported kinds."""
+    """Return the format that the first bytes indicate; refuse unsupported kinds."""
     announced = format_of(data)
     content = content_of(data)
     if announced is None or content is not None:
@@ -219,7 +223,7 @@ def _announced(data: bytes) -> str:
 def _loaded(
     image: Image.Image, data: bytes, smallest_side: int | None, warnings: list[str]
 ) -> Image.Image:
-    """Decode a picture; accept a JPEG that lacks only its end marker."""
+    """Decode a picture; accept a JPEG if only its end marker is missing."""
     if image.format not in {"JPEG", "MPO"}:
         image.load()
         return image
@@ -236,7 +240,7 @@ def _loaded(
     except OSError as error:
         if "truncated" not in str(error):
             raise
-        # If pixels are missing, the filler bytes change the picture.
+        # If pixels are missing, the filler bytes change the picture. Then the file is refused.
         whole = data.rstrip(b"\xff")
         ended, filled = load(whole + _END), load(whole + _FILLER + _END)
         if ended.tobytes() != filled.tobytes():
@@ -249,9 +253,9 @@ def _loaded(
 def _deeper(
     image: Image.Image, data: bytes, layout: TiffLayout | None, warnings: list[str]
 ) -> Image.Image:
-    """Rescale a picture whose 16-bit samples use fewer bits to this range.
+    """Decode a picture again, or add a warning, if its 16-bit samples use at most 12 bits.
 
-    Pillow keeps only the upper byte of 16-bit RGB, so 12-bit pictures would be nearly black.
+    Pillow keeps only the upper byte of 16-bit RGB, so such a picture would be nearly black.
     """
     bits = layout.bits[0] if layout is not None else image.info.get("bit_depth")
     if bits != 16 or image.mode not in {"RGB", "RGBA"}:
@@ -277,7 +281,7 @@ def _draft(image: Image.Image, smallest_side: int | None) -> None:
 
 
 def _open(data: bytes, limits: ImageLimits) -> Image.Image:
-    """Read only the header, and check its limits."""
+    """Read only the header, and check the limits of the image."""
     if format_of(data) == "WEBP":
         _check_pixels(webp_canvas(data) or (1, 1), limits)
     if Image.MAX_IMAGE_PIXELS is not None and limits.max_pixels > Image.MAX_IMAGE_PIXELS:
@@ -310,7 +314,7 @@ def _check_pixels(size: tuple[int, int], limits: ImageLimits) -> None:
 
 
 def _n_frames(image: Image.Image, data: bytes, limits: ImageLimits) -> int:
-    """Count frames or pages, up to one more than the limit."""
+    """Return the number of frames or pages, but at most one more than the limit."""
     if image.format in {"GIF", "TIFF"}:
         return count_frames(data, limits.max_frames)
     n_frames: int = getattr(image, "n_frames", 1)  # found in the header
@@ -318,7 +322,7 @@ def _n_frames(image: Image.Image, data: bytes, limits: ImageLimits) -> int:
 
 
 def _check_frames(n_frames: int, limits: ImageLimits, warnings: list[str]) -> None:
-    """Refuse too many frames or pages, and warn of more than one."""
+    """Refuse too many frames or pages; add a warning if there is more than one."""
     if n_frames > 1:
         warnings.insert(0, "The image is animated or has several pages; only the first was used.")
     if n_frames > limits.max_frames:

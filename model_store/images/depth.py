@@ -1,4 +1,4 @@
-"""Conversion of samples with more than eight bits, signed or float samples, to eight bits."""
+"""Conversion to eight bits of samples that have more bits, or are signed or float."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Samples = NDArray[Any]
 _TOPS = (255.0, 1023.0, 4095.0, 65_535.0)
 """Largest values of the usual depths: 8 bits, 10 and 12 bits (cameras), and 16 bits.
 
-14 bits are left out: such values may also come from a dark 16-bit picture.
+14 bits are not in the list, because 14-bit values may also come from a dark 16-bit picture.
 """
 
 _MIN_SHARE = 1 / 16
-"""If the values use less than this share of the range, the picture would be black and is
-stretched."""
+"""Minimum share of the range that values must use. Below this share, the picture would be black, so
+its values are stretched."""
 
 _ABOVE_ONE = 2.0
-"""Float samples up to this value are treated as 0 to 1 with some highlights above 1."""
+"""Maximum value of float samples with the range 0 to 1 and some highlights above 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The values that become 0 and 255.
+    """A linear scale from sample values to eight bits.
 
     Attributes
     ----------
-    low, top : the values that become 0 and 255.
-    stretched : whether they are the extremes of the picture.
+    low, top : the sample values that become 0 and 255.
+    stretched : whether ``low`` and ``top`` are the extremes of the picture.
     """
 
     low: float
@@ -39,7 +39,7 @@ class Scale:
     stretched: bool
 
     def __call__(self, values: Samples) -> NDArray[np.uint8]:
-        """Return ``values`` as eight bits; NaN becomes the lowest value."""
+        """Return ``values`` as eight bits; NaN becomes 0."""
         finite = np.nan_to_num(
             values.astype(np.float32), nan=self.low, posinf=self.top, neginf=self.low
         )
@@ -49,7 +49,7 @@ class Scale:
 
     @property
     def warning(self) -> str:
-        """One sentence about the loss."""
+        """One sentence about the loss of information."""
         if self.stretched:
             return (
                 "More than eight bits per channel were rescaled to eight; the values from "
@@ -59,16 +59,16 @@ class Scale:
 
 
 def scale_of(dtype: np.dtype[Any], low: float, high: float) -> Scale:
-    """Choose the scale of samples by their type and extremes.
+    """Return the scale for samples with a given type and given extremes.
 
-    The declared range is rarely used fully: 32-bit files may contain 8-bit values, and 16-bit files
-    the 12-bit values of a camera. So the smallest usual depth that contains the values is used. If
-    there is none, or if the picture would be black, the values are stretched from the smallest to
-    the largest.
+    Files rarely use their whole declared range. For example, 32-bit files may contain 8-bit values,
+    and 16-bit files may contain the 12-bit values of a camera. So the smallest usual depth that
+    contains the values is used. If no usual depth contains them, or if the picture would be black,
+    the values are stretched: the smallest value becomes 0, and the largest 255.
 
     Parameters
     ----------
-    low, high : the extremes of all finite samples.
+    low, high : the smallest and the largest finite sample.
     """
     if low < 0 or not np.isfinite((low, high)).all():
         return Scale(low, high, stretched=True)
@@ -84,7 +84,7 @@ def scale_of(dtype: np.dtype[Any], low: float, high: float) -> Scale:
 
 
 def extremes(values: Samples) -> tuple[float, float]:
-    """Return the smallest and the largest finite sample; 0 and 0 if there is none."""
+    """Return the smallest and the largest finite sample; 0 and 0 without finite samples."""
     if values.dtype.kind == "f":
         values = values[np.isfinite(values)]
     return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)

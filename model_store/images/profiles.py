@@ -10,22 +10,22 @@ import numpy as np
 from PIL import Image, ImageCms
 
 MAX_PROFILE_BYTES = 4 * 2**20
-"""Maximum bytes of a profile; a larger profile is treated as broken. The largest profiles, for
-printing presses, have up to 3 MiB."""
+"""Maximum size of a profile in bytes; a larger profile is treated as broken. The largest real
+profiles are for printing presses and have up to 3 MiB."""
 
 _COLOUR_SPACES = {"RGB": "RGB", "L": "GRAY", "CMYK": "CMYK", "LAB": "Lab"}
 
 _SAME = 2
-"""A profile that changes 8-bit values by at most this is treated as sRGB. Variants of the sRGB
-profile differ by rounding, and converting them would add noise to nearly every photograph."""
+"""Maximum change of 8-bit values by a profile that is treated as sRGB. Variants of the sRGB profile
+differ by rounding. A conversion from such a variant would add noise to nearly every photograph."""
 
 
 class BrokenProfile(Exception):
-    """The profile is damaged, too large, or for another kind of picture."""
+    """The profile is damaged, too large, or made for another kind of picture."""
 
 
 def to_srgb(profile: bytes, mode: str) -> Callable[[Image.Image], Image.Image] | None:
-    """Return the conversion of images in ``mode`` to sRGB; None if the profile is sRGB already.
+    """Return the conversion of images in ``mode`` to sRGB; None if the profile is already sRGB.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def to_srgb(profile: bytes, mode: str) -> Callable[[Image.Image], Image.Image] |
 
 @functools.lru_cache(maxsize=8)
 def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform:
-    """Build a transform; cached, because all files of a camera have the same profile."""
+    """Build a transform. It is cached, because all files of a camera have the same profile."""
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if source.profile.xcolor_space.strip() != _COLOUR_SPACES[mode]:
@@ -57,7 +57,7 @@ def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform:
 
 
 def _is_srgb(convert: Callable[[Image.Image], Image.Image], mode: str) -> bool:
-    """Return whether a conversion leaves a grid of colours, or of greys, unchanged."""
+    """Return whether a conversion hardly changes a grid of colours or greys."""
     steps = np.arange(0, 256, 17, dtype=np.uint8)
     if mode == "L":
         probe = Image.fromarray(steps[None])

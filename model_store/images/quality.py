@@ -1,4 +1,4 @@
-"""Cheap checks, before a search, whether a picture may be a poor query."""
+"""Cheap checks before a search; they find pictures that may be poor queries."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ MEASURES = ("short_side", "brightness", "contrast", "sharpness", "aspect")
 """The last axis of `quality_measures`, in order."""
 
 _MEASURED_SIDE = 256
-"""The longer side is reduced to this many pixels before measuring."""
+"""Number of pixels to which the longer side is reduced before the measurement."""
 
 _GREYS = np.arange(256.0)
 
 _DEGRADED_FROM = 99.0
-"""A picture counts as degraded from this percentile of ordinary pictures; the other limits use the
-same percentile."""
+"""Minimum percentile of a degraded picture among ordinary pictures. The other limits use the same
+percentile."""
 
-_DEGRADED = "The picture looks degraded. Take another one: sharp, bright, of the whole thing."
+_DEGRADED = (
+    "The picture looks degraded. Take another picture that is sharp and bright, and shows the "
+    "whole object."
+)
 
 _FLAT = 1.0
-"""Minimum variance of grey values for a measure of sharpness."""
+"""Minimum variance of grey values for which the sharpness is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
-    """A reason to call a picture poor, by one measure.
+    """A reason why a picture may be poor, based on one measure.
 
     Attributes
     ----------
     measure : one of `MEASURES`.
-    limit : value beyond which the picture may be poor.
-    below : whether small values are poor.
+    limit : value of the measure beyond which the picture may be poor.
+    below : whether values below the limit are poor.
     advice : one sentence.
     """
 
@@ -45,7 +48,7 @@ class _Reason:
     advice: str
 
     def applies(self, value: float, ordinary: float | None) -> bool:
-        """Return whether ``value`` is beyond the limit and, if known, the ``ordinary`` limit."""
+        """Return whether ``value`` is beyond the limit and any ``ordinary`` limit."""
         limits = [self.limit] if ordinary is None else [self.limit, ordinary]
         return value < min(limits) if self.below else value > max(limits)
 
@@ -53,9 +56,9 @@ class _Reason:
 _REASONS: Mapping[str, _Reason] = {
     "too_small": _Reason("short_side", 64, True, "Send a larger picture, or move closer."),
     "too_dark": _Reason("brightness", 40, True, "Use more light."),
-    "flat": _Reason("contrast", 12, True, "The picture shows hardly anything; check the lens."),
+    "flat": _Reason("contrast", 12, True, "The picture has hardly any contrast; check the lens."),
     "blurred": _Reason("sharpness", 0.01, True, "Hold still, and let the camera focus."),
-    "extreme_aspect": _Reason("aspect", 3, False, "Cut the picture to what matters."),
+    "extreme_aspect": _Reason("aspect", 3, False, "Crop the picture to its important part."),
 }
 
 
@@ -65,7 +68,7 @@ class QualityHint:
 
     Attributes
     ----------
-    code : stable code for programs.
+    code : stable code of the reason, for programs.
     measure, value : name and value of the measure.
     advice : one sentence for the photographer.
     """
@@ -83,16 +86,19 @@ def quality_measures(
 
     Parameters
     ----------
-    size : width and height in the file, if ``pixels`` were decoded at a reduced size.
+    size : width and height of the picture in the file, if ``pixels`` were decoded at a reduced
+        size.
 
     Returns
     -------
     (len(MEASURES),):
 
-    - ``short_side`` in pixels, and ``aspect``: the longer side divided by it;
+    - ``short_side``: the shorter side in pixels; ``aspect``: the longer side divided by the shorter
+      side;
     - ``brightness`` and ``contrast``: mean and standard deviation of the grey values, 0 to 255;
     - ``sharpness``: mean square of the Laplacian (as in Pech-Pacheco et al. 2000), divided by the
-      variance of the grey values, so that it does not depend on contrast. Blur reduces it.
+      variance of the grey values, so that the value does not depend on contrast. Blur reduces the
+      value.
     """
     width, height = size or (pixels.shape[1], pixels.shape[0])
     image = Image.fromarray(pixels).convert("L")
@@ -128,8 +134,8 @@ def quality_hints(
 
     Parameters
     ----------
-    ordinary : for each code, the value that 1 % of the calibration queries exceed. It prevents
-        hints about usual queries of a gallery, for example dark silhouettes or small icons.
+    ordinary : for each code, the value that 1 % of the calibration queries exceed. These limits
+        prevent hints about usual queries of a gallery, for example dark silhouettes or small icons.
     """
     value_of = dict(zip(MEASURES, measures.tolist(), strict=True))
     known = ordinary or {}
@@ -141,7 +147,7 @@ def quality_hints(
 
 
 def degradation_hint(displacement: float | None, percentile: float | None) -> list[QualityHint]:
-    """Return the hint that a picture looks degraded, without a single measure as the reason.
+    """Return the hint that a picture looks degraded, if its displacement is large.
 
     Parameters
     ----------
@@ -153,7 +159,7 @@ def degradation_hint(displacement: float | None, percentile: float | None) -> li
 
 
 def ordinary_limits(measures: NDArray[np.float64]) -> dict[str, float]:
-    """Return, for each code, the value that 1 % of these queries exceed.
+    """Return the value that 1 % of the calibration queries exceed, for each code.
 
     Parameters
     ----------

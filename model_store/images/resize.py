@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 THUMBNAIL_SIDE = 160
-"""Longest side of a gallery thumbnail, pixels: two columns on a phone at double density."""
+"""Longest side of a gallery thumbnail in pixels. It is enough for two columns on a phone with
+double pixel density."""
 
 MOST_PREVIEW_SIDE = 1024
-"""Maximum of the longest side of a preview, in pixels."""
+"""Maximum length of a preview's longer side, in pixels."""
 
 
 Fit = Literal["stretch", "cover", "pad"]
@@ -26,24 +27,25 @@ Resample = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"
 class Preprocessing:
     """Converts an upright RGB image to the encoder's input size.
 
-    An image is resized to fit a square or the input itself. Then it is cropped at its centre or
-    padded to the input size. Sizes and offsets are rounded as in torchvision, timm and OpenCLIP, so
-    that their encoders get the same pixels here.
+    An image is first resized to fit a square or the input size. Then the image is cropped at its
+    centre, or padded, to the input size. Sizes and offsets are rounded as in torchvision, timm and
+    OpenCLIP, so that encoders from these libraries get the same pixels.
 
     Attributes
     ----------
     height, width : size of the encoder's input in pixels.
-    fit : ``stretch`` changes the aspect ratio; ``cover`` keeps it and crops; ``pad`` keeps it and
-        adds a border.
-    resample : interpolation method of Pillow, which averages when it shrinks.
-    decoding : with ``reduced``, `decode_image` may decode a JPEG at a fraction of its size, but not
-        below `smallest_side`. ``full`` is for encoders of earlier releases. Gallery and queries are
-        decoded in the same way.
-    resized_side : side in pixels of the square that an image is fitted to before the crop, for
-        example 256 for a crop of 224. None for the input's height and width.
+    fit : ``stretch`` changes the aspect ratio. ``cover`` keeps the aspect ratio and crops. ``pad``
+        keeps the aspect ratio and adds a border.
+    resample : interpolation method of Pillow. Pillow averages over pixels if it makes an image
+        smaller.
+    decoding : ``reduced`` lets `decode_image` decode a JPEG at a fraction of its size, but not
+        below `smallest_side`. ``full`` is for encoders of earlier releases. Gallery images and
+        queries are decoded in the same way.
+    resized_side : side in pixels of the square to which an image is resized before the crop, for
+        example 256 for a crop of 224. None to resize to the input size.
     fill : colour of the border, ``#rrggbb``.
-    crop_offset : rounding of half pixels in the offset of the crop: ``even`` to the nearest even
-        number, as torchvision does, ``down`` as transformers does.
+    crop_offset : rounding of half pixels in the offset of the crop. ``even`` rounds to the nearest
+        even number, as torchvision does. ``down`` rounds down, as transformers does.
     """
 
     height: int
@@ -57,10 +59,10 @@ class Preprocessing:
 
     @property
     def smallest_side(self) -> int | None:
-        """The minimum side in pixels of a JPEG reduced by `decode_image`; None for no reduction.
+        """Minimum side in pixels for reduced decoding in `decode_image`; None for full decoding.
 
-        It is at least twice the input, so that resizing still averages over pixels, and twice a
-        thumbnail.
+        The minimum is at least twice the input size and twice the thumbnail size, so that resizing
+        still averages over pixels.
         """
         if self.decoding == "full":
             return None
@@ -68,17 +70,17 @@ class Preprocessing:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The encoder's input for one image, (H, W, 3)."""
+        """The shape of the encoder's input for one image."""
         return self.height, self.width, 3
 
     @property
     def dtype(self) -> np.dtype[np.uint8]:
-        """The type of the encoder's input."""
+        """The data type of the encoder's input."""
         return np.dtype(np.uint8)
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of one image at the encoder's input size."""
+        """Size in bytes of one image at the encoder's input size."""
         return 3 * self.height * self.width
 
     def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -94,7 +96,7 @@ class Preprocessing:
         return np.asarray(canvas)
 
     def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the resized width and height of an image with ``size``, before the crop."""
+        """Return width and height, to which an image with ``size`` is resized before the crop."""
         width, height = size
         side = self.resized_side
         to_width, to_height = (self.width, self.height) if side is None else (side, side)
@@ -108,9 +110,9 @@ class Preprocessing:
         return int(to_height * width / height), to_height
 
     def _offset(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return left and top of an image with ``size`` on the input; negative for a crop.
+        """Return the left and top position of a resized image on the input; negative for a crop.
 
-        The left and top borders are rounded down.
+        The widths of the left and top borders are rounded down.
         """
         cut_off = round if self.crop_offset == "even" else int
         spare = self.width - size[0], self.height - size[1]
@@ -119,9 +121,9 @@ class Preprocessing:
 
 
 def encode_thumbnail(pixels: NDArray[np.uint8]) -> tuple[bytes, str]:
-    """Re-encode ``pixels`` (H, W, 3) for display; returns the bytes and their media type.
+    """Encode ``pixels`` (H, W, 3) as a thumbnail; return the bytes and their media type.
 
-    Small images are stored lossless, so that viewers see the same pixels as the encoder.
+    Small images are encoded losslessly, so that users see the same pixels as the encoder.
     """
     image = Image.fromarray(pixels)
     buffer = io.BytesIO()
@@ -137,16 +139,16 @@ def encode_thumbnail(pixels: NDArray[np.uint8]) -> tuple[bytes, str]:
 def encode_preview(
     pixels: NDArray[np.uint8], side: int | None, again: Callable[[int], NDArray[np.uint8]]
 ) -> bytes:
-    """Re-encode an image as a JPEG preview for reviewers.
+    """Encode an image as a JPEG preview for reviewers.
 
-    Empty if ``side`` is None, or if the image is not larger than its thumbnail.
+    The result is empty if ``side`` is None, or if the image is not larger than its thumbnail.
 
     Parameters
     ----------
     pixels : (H, W, 3), possibly from reduced decoding.
-    side : maximum of the longest side of the preview, in pixels.
-    again : decodes the same image with a given minimum side; called if ``pixels`` are smaller than
-        ``side``.
+    side : maximum length of the preview's longer side, in pixels.
+    again : function that decodes the same image with a given minimum side. It is called if
+        ``pixels`` are smaller than ``side``.
     """
     if side is None:
         return b""

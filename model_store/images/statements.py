@@ -1,4 +1,4 @@
-"""Colour spaces that a file states other than by an ICC profile, and equivalent profiles."""
+"""Colour spaces that a file states without an ICC profile, converted to ICC profiles."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from PIL.TiffImagePlugin import TiffImageFile
 from model_store.images.tiff import COLOUR_TAGS
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Converts values of a channel, 0 to 1, to linear light; 1 is paper white."""
+"""Converts the values of a channel (0 to 1) to linear light, in which 1 is paper white."""
 
 Primaries = tuple[tuple[float, float], ...]
-"""Chromaticities x, y of red, green, blue and white."""
+"""Chromaticities (x, y) of red, green, blue and white."""
 
 _D65 = (0.3127, 0.3290)
 _SRGB: Primaries = ((0.64, 0.33), (0.30, 0.60), (0.15, 0.06), _D65)
@@ -34,35 +34,35 @@ _PRIMARIES: Mapping[int, Primaries] = {
 """Primaries of ITU-T H.273: BT.709, BT.2020, DCI-P3 and Display P3."""
 
 _WHITE_CD = 203.0
-"""Luminance of white in HDR pictures, cd/m² (ITU-R BT.2408); brighter parts are clipped."""
+"""Luminance of white in HDR pictures in cd/m² (ITU-R BT.2408). Brighter parts are clipped."""
 
 _N_SAMPLES = 1024
-"""Number of samples of a curve in a profile."""
+"""Number of samples of a curve in an ICC profile."""
 
 _NO_PROFILE = (np.linalg.LinAlgError, ValueError, ZeroDivisionError, OverflowError, struct.error)
-"""Errors for primaries that span no colour space, or for invalid curves."""
+"""Errors that are raised for invalid curves, and for primaries that span no colour space."""
 
 _SAME_CURVE = 0.04
-"""A curve that differs from sRGB by at most this in linear light is treated as sRGB, for example a
-gamma of 2.2."""
+"""Maximum difference in linear light of a curve that is treated as sRGB, for example a gamma of
+2.2."""
 
 _USUAL_GAMMA = 1 / 2.2
 """The gamma that many programs write into an sRGB PNG."""
 
 BROKEN_PROFILE = "The colour profile in the file cannot be used and was ignored."
-IGNORED = "The statement in the file about its colours cannot be used and was ignored."
-UNKNOWN = "The file says that its colours are not sRGB, but not which they are."
+IGNORED = "The colour space that the file states cannot be used and was ignored."
+UNKNOWN = "The file states that its colours are not sRGB, but does not name their colour space."
 
 
 @dataclass(frozen=True, slots=True)
 class ColourStatement:
-    """The statements of a file about its colours.
+    """The colour space that a file states without an ICC profile.
 
     Attributes
     ----------
-    name : name of the colour space for messages; empty if the statement cannot be used.
-    profile : equivalent ICC profile; None if the colours are sRGB or not known.
-    warning : one sentence, or empty.
+    name : name of the colour space, for messages; empty if the statement cannot be used.
+    profile : equivalent ICC profile; None if the colours are sRGB or unknown.
+    warning : one sentence for the user, or empty.
     """
 
     name: str = ""
@@ -71,7 +71,7 @@ class ColourStatement:
 
     @property
     def is_stronger(self) -> bool:
-        """True if the statement has priority over an ICC profile."""
+        """True if the statement has priority over an ICC profile in the same file."""
         return self.name.endswith("(cICP)")
 
 
@@ -79,7 +79,7 @@ _SRGB_STATEMENT = ColourStatement("sRGB")
 
 
 def statement_of(image: Image.Image, data: bytes) -> ColourStatement:
-    """Return the colour space that a file states besides an ICC profile."""
+    """Return the colour space that a file states in addition to an ICC profile."""
     found = _statement(image, data)
     if _lost_its_profile(image, data) and not found.profile:
         return replace(found, warning=BROKEN_PROFILE)
@@ -87,7 +87,7 @@ def statement_of(image: Image.Image, data: bytes) -> ColourStatement:
 
 
 def _lost_its_profile(image: Image.Image, data: bytes) -> bool:
-    """Return whether a file has a complete or partial profile that Pillow could not read."""
+    """Return whether a file has an ICC profile, maybe incomplete, that Pillow could not read."""
     if image.info.get("icc_profile"):
         return False
     if isinstance(image, JpegImageFile):
@@ -107,7 +107,7 @@ def _statement(image: Image.Image, data: bytes) -> ColourStatement:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the chunks about colours that precede the pixels of a PNG."""
+    """Yield the kind and the content of the PNG chunks about colours before the pixels."""
     place, n_chunks = 8, 0
     while place + 8 <= len(data) and n_chunks < 1000:
         (length,) = struct.unpack_from(">I", data, place)
@@ -121,7 +121,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _of_png(chunks: Mapping[bytes, bytes]) -> ColourStatement | None:
-    """Read cICP, else sRGB, else gAMA and cHRM; None if all are missing."""
+    """Read the first of: cICP, sRGB, gAMA with cHRM. None if all are missing."""
     if len(chunks.get(b"cICP", b"")) >= 4:
         return _of_code_points(*chunks[b"cICP"][:4])
     if b"sRGB" in chunks:
@@ -143,7 +143,7 @@ def _of_png(chunks: Mapping[bytes, bytes]) -> ColourStatement | None:
 
 
 def _of_tiff(tags: Mapping[int, Any]) -> ColourStatement | None:
-    """Read transfer function, white point and primaries; None if they are missing or sRGB."""
+    """Read transfer function, white point and primaries; None if they are missing or are sRGB."""
     transfer, white, primaries = (tags.get(tag) for tag in COLOUR_TAGS)
     if not transfer and not primaries:
         return None
@@ -154,7 +154,8 @@ def _of_tiff(tags: Mapping[int, Any]) -> ColourStatement | None:
         same = np.abs(np.array(stated) - np.array(_SRGB)).max() < 0.01
         if not transfer:
             return None if same else _stated("the primaries of the TIFF", stated, "srgb", 0.0)
-        # There is one curve for all channels, or one for each; only the first is used.
+        # There is one curve for all channels, or one for each channel. Only the first curve is
+        # used.
         n_values = len(transfer)
         n_values //= 1 if n_values & (n_values - 1) == 0 else 3
         table = np.array(transfer[:n_values], dtype=float) / 65_535
@@ -181,7 +182,7 @@ def _of_code_points(primaries: int, transfer: int, matrix: int, full_range: int)
 
 
 def _of_exif(image: Image.Image) -> ColourStatement:
-    """Read the colour space in EXIF; cameras write R03 for Adobe RGB, without a profile."""
+    """Read the colour space in EXIF. For Adobe RGB, cameras write R03 without an ICC profile."""
     try:
         exif = image.getexif()
         space = exif.get_ifd(0x8769).get(0xA001)
@@ -201,7 +202,7 @@ def _of_exif(image: Image.Image) -> ColourStatement:
 
 
 def _of_bmp(data: bytes) -> ColourStatement:
-    """Read the colour space in version 4 and 5 headers of BMP."""
+    """Read the colour space in the header of a BMP, version 4 or 5."""
     size = int.from_bytes(data[14:18], "little")
     if size < 108 or len(data) < 14 + size:
         return ColourStatement()
@@ -225,7 +226,7 @@ def _stated(name: str, primaries: Primaries, kind: str, gamma: float) -> ColourS
 
 
 def _curve(kind: str, gamma: float) -> Curve:
-    """Return the curve of a name; "narrow" means values from 16 to 235 instead of 0 to 255."""
+    """Return the curve with a name; "narrow" is for values from 16 to 235 instead of 0 to 255."""
     if kind.endswith(" narrow"):
         full = _curve(kind.removesuffix(" narrow"), gamma)
         return lambda values: full(((values * 255 - 16) / 219).clip(0, 1))
@@ -257,7 +258,7 @@ def _pq(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _hlg(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ITU-R BT.2100: scene light, 0 to 1."""
+    """ITU-R BT.2100: scene light from 0 to 1."""
     a, b, c = 0.17883277, 0.28466892, 0.55991073
     return np.where(values <= 0.5, values**2 / 3, (np.exp((values - c) / a) + b) / 12)
 
@@ -299,7 +300,7 @@ _BRADFORD = np.array(
 
 
 def _adapted(white: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the matrix for chromatic adaptation from ``white`` to D50 (Bradford)."""
+    """Return the Bradford matrix, which adapts colours from ``white`` to D50."""
     ratio = (_BRADFORD @ _D50) / (_BRADFORD @ white)
     adapted: NDArray[np.float64] = np.linalg.solve(_BRADFORD, np.diag(ratio) @ _BRADFORD)
     return adapted

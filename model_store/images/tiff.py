@@ -1,7 +1,8 @@
-"""TIFF: the declared layout of a file, and decoding of kinds that Pillow misreads.
+"""TIFF: reads the declared layout of a file, and decodes kinds that Pillow misreads.
 
-Pillow reads the usual kinds. For others it fails, or returns wrong pixels without an error: it may
-swap bytes, read planes as rows, or read signed numbers as unsigned. `tifffile` decodes these kinds.
+Pillow reads the usual kinds of TIFF. For other kinds, Pillow fails, or returns wrong pixels without
+an error. For example, it may swap bytes, read planes as rows, or read signed numbers as unsigned.
+`tifffile` decodes these kinds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)  # the error says i
 
 _TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}
 _MAX_VALUES = 16
-"""Maximum number of values to read from a tag; enough for all channels of a picture."""
+"""Maximum number of values to read from a tag. It is enough for all channels of a picture."""
 
 _MAX_TAGS = 4096
 
@@ -74,7 +75,7 @@ _COMPRESSION = {
     52_546: "JPEG XL",
 }
 _READ_BY_PILLOW = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 32_771, 32_773, 32_946})
-"""Compressions that Pillow supports; if decoding fails, the file is damaged."""
+"""Compressions that Pillow supports. If such a file cannot be decoded, it is damaged."""
 
 _SAMPLE_FORMATS = {
     1: "unsigned",
@@ -87,11 +88,11 @@ _SAMPLE_FORMATS = {
 _RAW_PHOTOMETRIC = frozenset({32_803, 34_892})
 _DNG_VERSION, _SUB_IFDS = 50_706, 330
 _REDUCED, _MASKS = 1, 4
-"""Bits of a page's type: a reduced version of another page, or a mask."""
+"""Bits in the type of a page: the page is a reduced version of another page, or a mask."""
 
 _MAX_PAGES_LOOKED_AT = 16
 COLOUR_TAGS = (301, 318, 319)
-"""Transfer function, white point and primaries."""
+"""Tags for transfer function, white point and primaries."""
 
 _SAVE_AS = (
     "Save it as a TIFF or PNG of 8 or 16 bits per channel, uncompressed or with LZW or Deflate."
@@ -100,21 +101,21 @@ _SAVE_AS = (
 
 @dataclass(frozen=True, slots=True)
 class TiffLayout:
-    """The layout of the first page in a TIFF file that is not a preview.
+    """The layout of a TIFF file's first page that is not a preview.
 
     Attributes
     ----------
     page : index of the page, from 0.
-    width, height : size in pixels; 0 if not declared.
+    width, height : size in pixels; 0 if it is not declared.
     bits : bits of each sample.
     sample_format : 1 unsigned, 2 signed, 3 floating point.
     compression, photometric, orientation : tag values in the file.
     extra : kinds of extra samples: 0 unspecified, 1 premultiplied alpha, 2 alpha.
     n_samples : number of samples of each pixel.
     separate : whether each channel is a separate plane.
-    is_raw : whether it is a camera's raw image, so that the page is not the final picture.
-    reversed_bits : whether the lowest bit of each byte is first.
-    short_colours : whether a palette has 8-bit instead of 16-bit colours.
+    is_raw : whether the file is a camera's raw image, so that the page is not the final picture.
+    reversed_bits : whether the lowest bit of each byte comes first.
+    short_colours : whether the palette has 8-bit colours instead of 16-bit colours.
     """
 
     page: int
@@ -134,7 +135,7 @@ class TiffLayout:
 
     @property
     def is_read_by_pillow(self) -> bool:
-        """True for kinds that Pillow reads correctly; each is tested against the 8-bit picture."""
+        """True for kinds that Pillow reads correctly; tests compare each with an 8-bit picture."""
         if (
             len(set(self.bits)) > 1
             or self.sample_format != 1
@@ -157,7 +158,7 @@ class TiffLayout:
         return self.photometric in {_PALETTE, _YCBCR, _LAB} and depth <= 8 and not planes
 
     def __str__(self) -> str:
-        """Name the kind: ``3 × 32-bit float, RGB, separate planes, LERC``."""
+        """Return the name of the kind, such as ``3 × 32-bit float, RGB, separate planes, LERC``."""
         bits = "/".join(map(str, sorted(set(self.bits))))
         kind = _SAMPLE_FORMATS.get(self.sample_format, f"format {self.sample_format}")
         photometric = _PHOTOMETRIC.get(self.photometric, f"photometric {self.photometric}")
@@ -185,7 +186,7 @@ class TiffLayout:
 
 
 def tiff_layout(data: bytes) -> TiffLayout | None:
-    """Read the layout of a TIFF file; None if it cannot be read."""
+    """Read the layout of a TIFF file; None if the file cannot be read."""
     try:
         pages = list(_pages(data))
     except (struct.error, IndexError, KeyError):
@@ -223,7 +224,7 @@ def tiff_layout(data: bytes) -> TiffLayout | None:
 
 
 def _pages(data: bytes) -> Iterator[dict[int, tuple[int, ...]]]:
-    """Yield the tags of pages up to the first that is not a preview, within a limit."""
+    """Yield the tags of each page, up to the first page that is not a preview, within a limit."""
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in {b"+\0", b"\0+"}
     count, size, offset = ("Q", 20, "Q") if big else ("H", 12, "I")
@@ -246,7 +247,7 @@ def _pages(data: bytes) -> Iterator[dict[int, tuple[int, ...]]]:
 
 
 def _tags(data: bytes, place: int, n_tags: int) -> dict[int, tuple[int, ...]]:
-    """Read the integer tags of a directory, with a limited number of values."""
+    """Read the tags of a page that have integer values, with a limited number of values."""
     order = "<" if data[:2] == b"II" else ">"
     size, offset = (20, "Q") if data[2:4] in {b"+\0", b"\0+"} else (12, "I")
     tags: dict[int, tuple[int, ...]] = {}
@@ -276,7 +277,7 @@ def decode_tiff(data: bytes, layout: TiffLayout) -> tuple[Image.Image, list[str]
 
     Raises
     ------
-    UnsupportedImage : `tifffile` does not support it either, or the channels are not colours.
+    UnsupportedImage : `tifffile` does not support the file either, or the channels are not colours.
     CorruptImage : a part of the file is missing.
     """
     n_colours = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, _RGB: 3, _PALETTE: 1, _SEPARATED: 4}.get(
@@ -329,7 +330,7 @@ def _colour_tags(page: tifffile.TiffPage) -> dict[int, tuple[float, ...]]:
 
 
 def _require_whole(page: tifffile.TiffPage, n_bytes: int, layout: TiffLayout) -> None:
-    """Refuse a file with missing strips or tiles, which would be black."""
+    """Refuse a file with missing strips or tiles, because they would become black."""
     counts = page.databytecounts
     ends = [start + n for start, n in zip(page.dataoffsets, counts, strict=False)]
     if max(ends, default=0) > n_bytes or 0 in counts or len(ends) < math.prod(page.chunked):
@@ -337,7 +338,7 @@ def _require_whole(page: tifffile.TiffPage, n_bytes: int, layout: TiffLayout) ->
 
 
 def _shape(layout: TiffLayout, samples: NDArray[Any]) -> tuple[int, ...]:
-    """Return the shape of the first picture: planes first, or channels last."""
+    """Return the shape of the first picture; planes are the first axis, or channels the last."""
     size, n = (layout.height, layout.width), layout.n_samples
     if samples.size != layout.height * layout.width * n:
         raise layout.refusal()
@@ -361,7 +362,7 @@ def _picture(
         if layout.extra[:1] in {(1,), (2,)} and layout.photometric != _SEPARATED:
             alpha = _alpha(samples[..., n_colours])
         else:
-            warnings.append("Channels that are no colours were left out.")
+            warnings.append("Channels that are not colours were ignored.")
     if alpha is not None and layout.extra[0] == 1:
         whole = eight * (255 / np.maximum(alpha, 1))[..., None]
         eight = whole.clip(0, 255).round().astype(np.uint8)

@@ -10,7 +10,7 @@
     projected_normal   a Gaussian embedding on the sphere: summary, draws, fixed noise
 
 D, ``dim``, is the dimension of the space that contains the sphere. κ, ``concentration``, is 0 for
-the uniform distribution. Results are float64, except embeddings, which keep their type.
+the uniform distribution. Results are float64, but embeddings keep their data type.
 """
 
 from model_store.sphere.concentration import (

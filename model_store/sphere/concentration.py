@@ -1,4 +1,4 @@
-"""Estimating the concentration κ of a von Mises-Fisher distribution."""
+"""Estimates of the concentration κ of a von Mises-Fisher distribution."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from model_store.sphere.normaliser import mean_resultant_length, mean_resultant_
 from model_store.sphere.vectors import FloatT, unit_direction
 
 MAX_CONCENTRATION = 1e10
-"""The concentration for a resultant length of 1, which is a point. It means a spread of 1e-5
-radians along each axis, below the differences between images. It is finite, so that it can be
-stored, averaged and sent as JSON.
+"""Maximum concentration, used for a resultant length of 1 (all vectors are equal). It is a spread
+of 1e-5 radians along each axis, which is smaller than the differences between images. The value is
+finite, so that it can be stored, averaged and sent as JSON.
 """
 
 _ROUNDING = 1e-6
-"""Rounding tolerance: the mean of unit float32 vectors may be longer than 1 by this."""
+"""Rounding tolerance: the mean of unit vectors in float32 may be longer than 1 by this amount."""
 
 _MAX_NEWTON_STEPS = 10
 
@@ -23,13 +23,13 @@ _MAX_NEWTON_STEPS = 10
 def approximate_concentration(resultant_length: ArrayLike, dim: int) -> NDArray[np.float64]:
     """Return κ ≈ R (D − R²) / (1 − R²), in closed form.
 
-    Banerjee et al. 2005, in the form of Warburg et al. 2023, Eq. 33, with D the dimension of the
-    space that contains the sphere. It is too large by up to 5% at D = 3, 0.13% at D = 128 and 0.03%
-    at D = 512.
+    The formula is from Banerjee et al. 2005, in the form of Warburg et al. 2023, Eq. 33. D is the
+    dimension of the space that contains the sphere. The result is too large by up to 5% at D = 3,
+    0.13% at D = 128 and 0.03% at D = 512.
 
     Parameters
     ----------
-    resultant_length : (...) R in [0, 1]; values up to 1 + 10⁻⁶, from rounding, count as 1.
+    resultant_length : (...) R in [0, 1]; values up to 1 + 10⁻⁶ count as 1, because of rounding.
     dim : D ≥ 2.
 
     Returns
@@ -51,18 +51,19 @@ def approximate_concentration(resultant_length: ArrayLike, dim: int) -> NDArray[
 
 
 def concentration_of(resultant_length: ArrayLike, dim: int) -> NDArray[np.float64]:
-    """Return the κ whose mean resultant length is R: the inverse of A_D.
+    """Return the κ with the mean resultant length R: the inverse of A_D.
 
-    Newton's method from `approximate_concentration`, as in Sra 2012, but until convergence. The
-    relative error is 2e-10 up to κ = 1e5 and 1e-12 up to κ = 1e3; the remaining error comes from
-    the rounding of R.
+    Newton's method starts from `approximate_concentration`, as in Sra 2012, and runs until
+    convergence. The relative error is 2e-10 up to κ = 1e5, and 1e-12 up to κ = 1e3. This error
+    comes from the rounding of R.
 
     Parameters, returns and errors: see `approximate_concentration`.
     """
     kappa = approximate_concentration(resultant_length, dim)
     length = np.minimum(np.asarray(resultant_length, dtype=np.float64), 1.0)
     shortfall = np.maximum((1 - length) * (1 + length), 1 / MAX_CONCENTRATION**2)
-    # The root is within these bounds (Tanabe et al. 2007), so rounding noise cannot leave them.
+    # The root is within these bounds (Tanabe et al. 2007). Steps are clipped to them, because of
+    # rounding errors.
     lowest = np.minimum(length * (dim - 2) / shortfall, MAX_CONCENTRATION)
     highest = np.minimum(length * dim / shortfall, MAX_CONCENTRATION)
     for _ in range(_MAX_NEWTON_STEPS):
@@ -76,10 +77,11 @@ def concentration_of(resultant_length: ArrayLike, dim: int) -> NDArray[np.float6
 
 
 def debiased_resultant_length(resultant_length: ArrayLike, n_samples: int) -> NDArray[np.float64]:
-    """Return √max(0, (N R² − 1) / (N − 1)), whose square is unbiased before the max.
+    """Return √max(0, (N R² − 1) / (N − 1)), the resultant length without its bias.
 
-    The mean of N draws is too long: E R² = 1/N + (1 − 1/N) A². Without the correction, 100 draws
-    from the uniform distribution at D = 512 give κ = 52.
+    The mean of N draws is too long: E R² = 1/N + (1 − 1/N) A². Without the maximum, the square of
+    the result is an unbiased estimate of A². Without the correction, 100 draws from the uniform
+    distribution at D = 512 give κ = 52.
 
     Parameters
     ----------
@@ -99,7 +101,7 @@ def debiased_resultant_length(resultant_length: ArrayLike, n_samples: int) -> ND
 def fit_von_mises_fisher(
     samples: NDArray[FloatT],
 ) -> tuple[NDArray[FloatT], NDArray[np.float64]]:
-    """Estimate direction and concentration from N unit vectors, without the finite-N bias.
+    """Estimate direction and concentration from N unit vectors, corrected for the bias at small N.
 
     Parameters
     ----------

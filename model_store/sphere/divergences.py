@@ -1,9 +1,9 @@
 """Divergences and overlaps of von Mises-Fisher distributions, in closed form.
 
-All are functions of the two concentrations and the cosine between the mean directions, so one
-matrix product is enough for many pairs. They use the cumulant generating function K instead of log
-C_D = log C_D(0) − K, which avoids cancellation: the error is a few 1e-16 of max(1, κ). With a
-cosine in float32, the error is about 1e-7 κ.
+All functions depend only on the two concentrations and on the cosine between the mean directions.
+So one matrix product is enough for many pairs. The functions use the cumulant generating function K
+instead of log C_D = log C_D(0) − K, to avoid cancellation. The error is then a few 1e-16 of max(1,
+κ). With a cosine in float32, the error is about 1e-7 κ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def kl_divergence(
 ) -> NDArray[np.float64]:
     """KL(p ‖ q) = log C(κ_p) − log C(κ_q) + A(κ_p) (κ_p − κ_q cos), in nats.
 
-    Kirchhof et al. 2022, Eq. 39, corrected: the mean of p is A(κ_p) μ_p, not μ_p.
+    This is Eq. 39 of Kirchhof et al. 2022 with a correction: the mean of p is A(κ_p) μ_p, not μ_p.
 
     Parameters
     ----------
@@ -49,10 +49,10 @@ def kl_divergence(
 def kl_divergence_to_uniform(concentration: ArrayLike, dim: int) -> NDArray[np.float64]:
     """KL(p ‖ uniform) = κ A(κ) + log C(κ) − log C(0), in nats.
 
-    It replaces κ − D log 2 of Warburg et al. 2021, Listing 2, which is negative at κ = 0.
+    Warburg et al. 2021, Listing 2, use κ − D log 2 instead, which is negative at κ = 0.
 
-    Parameters, returns and errors: see `kl_divergence`. Near 0 it is κ² / 2D, with full relative
-    accuracy.
+    Parameters, returns and errors: see `kl_divergence`. Near κ = 0, the result is κ² / 2D, with
+    full relative accuracy.
     """
     kappa = np.asarray(concentration, dtype=np.float64)
     pull = kappa * mean_resultant_length(kappa, dim)
@@ -64,8 +64,8 @@ def log_expected_likelihood(
 ) -> NDArray[np.float64]:
     """Return log ∫ p q = log C(κ_p) + log C(κ_q) − log C(‖κ_p μ_p + κ_q μ_q‖).
 
-    This is the expected likelihood kernel (Kirchhof et al. 2022, Eq. 25, where its negative is a
-    distance). Densities are with respect to the area of the sphere, so it can have either sign.
+    This is the expected likelihood kernel. Kirchhof et al. 2022, Eq. 25, use its negative as a
+    distance. Densities are per area of the sphere, so the result can be positive or negative.
 
     Parameters, errors as `kl_divergence`.
     """
@@ -81,7 +81,7 @@ def log_bhattacharyya_coefficient(
 ) -> NDArray[np.float64]:
     """Return log ∫ √(p q) = ½ log C(κ_p) + ½ log C(κ_q) − log C(½ ‖κ_p μ_p + κ_q μ_q‖).
 
-    See Kirchhof et al. 2022, Eq. 24, where its negative is a distance.
+    Kirchhof et al. 2022, Eq. 24, use the negative of this value as a distance.
 
     Parameters, errors as `kl_divergence`.
 

@@ -1,4 +1,4 @@
-"""The projected normal: a Gaussian embedding, normalised to length 1."""
+"""The projected normal distribution: a Gaussian embedding that is normalised to length 1."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def resultant_length_of_gaussian(
 ) -> NDArray[np.float64]:
     """Approximate the length of E[z / ‖z‖] for z ~ N(mean, diag variance), in closed form.
 
-    R ≈ ‖m‖ / √(‖m‖² + Σ_d v_d). Warburg et al. 2023 average 100 sampled embeddings; this formula
-    needs no samples. It includes the variance along the mean, which normalisation removes, so 1 − R
-    is too large by up to 1 part in D. That is 1% at D = 128, but a factor of 2 at D = 2.
+    R ≈ ‖m‖ / √(‖m‖² + Σ_d v_d). Warburg et al. 2023 average 100 sampled embeddings instead; this
+    formula needs no samples. The formula includes the variance along the mean, which normalisation
+    removes. So 1 − R is too large by up to 1 part in D. This error is 1% at D = 128, but a factor
+    of 2 at D = 2.
 
     Parameters
     ----------
@@ -34,10 +35,10 @@ def resultant_length_of_gaussian(
     ------
     ValueError : a mean is zero or not finite.
     """
-    # Both are scaled by the same factor, so that no square overflows or underflows.
+    # Mean and variance are scaled by the same factor, so that squares do not overflow or underflow.
     scale = np.linalg.norm(mean.astype(np.float64), axis=-1)
     if not np.all((scale > 0) & np.isfinite(scale)):
-        unit_direction(mean)  # refuses what has no direction
+        unit_direction(mean)  # raises the error for a mean without a direction
     spread = np.sqrt(variance.sum(axis=-1, dtype=np.float64)) / scale
     return np.asarray(1 / np.hypot(1, spread))
 
@@ -45,11 +46,11 @@ def resultant_length_of_gaussian(
 def spherical_variance(
     mean: NDArray[np.floating[Any]], variance: NDArray[np.floating[Any]]
 ) -> NDArray[np.float64]:
-    """Spherical variance 1 − R, with R of `resultant_length_of_gaussian`; no sampling.
+    """Return the spherical variance 1 − R, with R from `resultant_length_of_gaussian`.
 
     Returns
     -------
-    (...), in [0, 1]: 0 for a certain direction, 1 for a uniform one.
+    (...), in [0, 1]: 0 for a certain direction, 1 for a uniform distribution.
     """
     return 1 - resultant_length_of_gaussian(mean, variance)
 
@@ -57,7 +58,7 @@ def spherical_variance(
 def direction_and_concentration(
     mean: NDArray[FloatT], variance: NDArray[np.floating[Any]]
 ) -> tuple[NDArray[FloatT], NDArray[np.float64]]:
-    """Summarise a Gaussian embedding by a von Mises-Fisher distribution on the sphere.
+    """Return the von Mises-Fisher distribution that approximates a Gaussian embedding.
 
     Parameters
     ----------
@@ -66,8 +67,8 @@ def direction_and_concentration(
     Returns
     -------
     direction : (..., D) unit, in the type of ``mean``.
-    concentration : (...) κ of the same mean resultant length; `MAX_CONCENTRATION` where the
-        variance is zero.
+    concentration : (...) κ with the same mean resultant length; `MAX_CONCENTRATION` if the variance
+        is zero.
 
     Raises
     ------
@@ -81,7 +82,7 @@ def direction_and_concentration(
 def sample_projected_normal(
     mean: NDArray[FloatT], variance: NDArray[FloatT], noise: NDArray[FloatT]
 ) -> NDArray[FloatT]:
-    """Turn standard normal noise into draws of the normalised embedding.
+    """Convert standard normal noise to draws of the normalised embedding.
 
     Parameters
     ----------
@@ -90,25 +91,25 @@ def sample_projected_normal(
 
     Returns
     -------
-    (..., S, D) unit, in the type of the inputs: all float32 stays float32.
+    (..., S, D) unit vectors, in the data type of the inputs.
 
     Raises
     ------
-    ValueError : a draw is zero (mean and variance both are) or not finite.
+    ValueError : a draw is not finite, or is zero because mean and variance are zero.
     """
     return unit_direction(mean[..., None, :] + np.sqrt(variance)[..., None, :] * noise)
 
 
 def base_noise(fingerprint: str, n_samples: int, dim: int) -> NDArray[np.float32]:
-    """Return the fixed standard normal noise of an encoder, the same on every machine.
+    """Return the fixed standard normal noise of an encoder; it is equal on every machine.
 
-    The bits are SHAKE-256 of fingerprint and D, so they do not depend on the version of a library.
-    Each 64 bits become a normal number by the inverse cumulative distribution function. Rounding to
-    float32 removes differences between mathematics libraries. Draws are antithetic pairs: row 2i +
-    1 is minus row 2i. So with an even S, the mean of the draws before normalisation is exact, and
-    monotone quantities, for example which of two items is nearer, have less variance. Estimates of
-    a spread have the variance of S / 2 draws. A smaller sample consists of the first rows of a
-    larger one.
+    The random bits are SHAKE-256 of the fingerprint and D, so they do not depend on the version of
+    a library. The inverse cumulative distribution function converts each 64 bits to a normal
+    number. Rounding to float32 removes differences between mathematics libraries. The draws are
+    antithetic pairs: row 2i + 1 is minus row 2i. So if S is even, the mean of the draws before
+    normalisation is exact. Estimates of monotone quantities have less variance, for example of
+    which of two items is nearer. Estimates of a spread have the variance of S / 2 independent
+    draws. The first rows of a sample are a valid smaller sample.
 
     Parameters
     ----------
@@ -125,7 +126,8 @@ def base_noise(fingerprint: str, n_samples: int, dim: int) -> NDArray[np.float32
     n_pairs = (n_samples + 1) // 2
     key = f"projected normal, D={dim}, encoder {fingerprint}".encode()
     stream = hashlib.shake_256(key).digest(8 * n_pairs * dim)
-    # The upper 52 bits plus half a step are strictly inside (0, 1), so the normal is finite.
+    # The upper 52 bits plus half a step are strictly inside (0, 1), so each normal number is
+    # finite.
     uniform = ((np.frombuffer(stream, "<u8") >> 12) + 0.5) * 2.0**-52
     half = ndtri(uniform).astype(np.float32).reshape(n_pairs, dim)
     return np.stack([half, -half], axis=1).reshape(2 * n_pairs, dim)[:n_samples]

@@ -1,4 +1,4 @@
-"""Drawing from the von Mises-Fisher distribution."""
+"""Random draws from the von Mises-Fisher distribution."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ def sample_von_mises_fisher(
 ) -> NDArray[np.float64]:
     """Draw S unit vectors from each distribution.
 
-    Method of Wood 1994: the cosine with the mean direction is drawn by rejection, and the
-    orthogonal part is uniform. A draw costs O(D); SciPy's sampler rotates by a D × D matrix (50 s
-    for 2000 draws at D = 4096).
+    The method is from Wood 1994: the cosine with the mean direction is drawn by rejection, and the
+    orthogonal part is drawn from the uniform distribution. A draw costs O(D). SciPy's sampler
+    rotates by a D × D matrix, which takes 50 s for 2000 draws at D = 4096.
 
     Parameters
     ----------
     direction : (..., D) mean directions of any non-zero length.
-    concentration : (...) or broadcast to it; κ ≥ 0, where 0 is the uniform distribution.
+    concentration : (...) or a shape that broadcasts to it; κ ≥ 0. κ = 0 is the uniform
+        distribution.
     n_samples : S.
     generator : source of randomness.
 
@@ -33,7 +34,7 @@ def sample_von_mises_fisher(
 
     Raises
     ------
-    ValueError : a direction is zero or not finite, a concentration is negative or not finite.
+    ValueError : a direction is zero or not finite, or a concentration is negative or not finite.
     """
     mean = unit_direction(direction.astype(np.float64))[..., None, :]
     *batch, dim = direction.shape
@@ -52,9 +53,9 @@ def sample_von_mises_fisher(
 def _sample_cosine_shortfall(
     kappa: NDArray[np.float64], dim: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Draw 1 − μᵀx for each κ (N,), by Wood's rejection from a transformed beta.
+    """Draw 1 − μᵀx for each κ (N,), by Wood's rejection from a transformed beta distribution.
 
-    Wood draws w = μᵀx; computing 1 − w directly loses no digits for large κ.
+    Wood draws w = μᵀx. This function computes 1 − w directly, to lose no digits for large κ.
     """
     drawn = np.empty_like(kappa)
     waiting = np.arange(len(kappa))

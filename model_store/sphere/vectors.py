@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatT = TypeVar("FloatT", bound=np.floating[Any])
-"""The type of the numbers, equal for input and output."""
+"""The data type of the numbers; input and output have the same type."""
 
 
 def unit_direction(vectors: NDArray[FloatT]) -> NDArray[FloatT]:
-    """Scale vectors to length 1, exact up to rounding for every finite non-zero vector.
+    """Scale vectors to length 1; every finite non-zero vector is accurate up to rounding.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def unit_direction(vectors: NDArray[FloatT]) -> NDArray[FloatT]:
 
     Raises
     ------
-    ValueError : a vector is zero or not finite, so it has no direction. None is invented.
+    ValueError : a vector is zero or not finite, so it has no direction.
     """
     largest = np.abs(vectors).max(axis=-1, keepdims=True)
     usable = (largest > 0) & np.isfinite(largest)  # NaN fails the first

@@ -396,7 +396,7 @@ def test_a_reason_of_the_service_is_said_in_german(browser: Browser) -> None:
         "reason": "A coverage of 0.95 needs 59 independent calibration queries with a match; "
         "there are 12.",
     }
-    image = {**ANSWER["query"]["image"], "warnings": ["Transparent areas were laid on white."]}
+    image = {**ANSWER["query"]["image"], "warnings": ["Transparent areas were made white."]}
     query = {**ANSWER["query"], "image": image}
     shown.ask(verdict="ambiguous", reason=reason, result_set=unpromised, query=query)
     expect(shown.found("withheld")).to_contain_text(german_reason)
