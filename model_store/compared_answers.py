@@ -15,7 +15,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The part of an answer that matters to a caller.
+    """A summary of an answer: the parts that are compared.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Deadlines of requests: late work is cancelled."""
+"""Deadlines of requests. Work is cancelled if it exceeds the deadline."""
 
 from __future__ import annotations
 

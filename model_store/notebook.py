@@ -1,4 +1,4 @@
-"""Answers as HTML for notebooks: first the verdict, then the list."""
+"""Answers as HTML for notebooks: the verdict, followed by the result list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check that the parts of a retriever were made with one encoder."""
+"""Checks that all parts of a retriever were made with the same encoder."""
 
 from __future__ import annotations
 

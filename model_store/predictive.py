@@ -76,8 +76,7 @@ class Predictive:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Predictive | None:
-        """Parse the result of `to_bytes`; None if the layout is another, or numbers are
-        impossible."""
+        """Parse the result of `to_bytes`; None for another layout or impossible numbers."""
         if len(data) < _HEADER.size:
             return None
         magic, dim, n_samples, *moments = _HEADER.unpack_from(data)

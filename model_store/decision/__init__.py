@@ -4,18 +4,18 @@
 functions here apply it online. `signals` computes the evidence for each label in a result list; it
 uses the `label_means`. `logistic` converts the signals to match probabilities. `found_labels` holds
 the labels of one query's items, with their probabilities. `absent_share` adjusts the probabilities
-to the share of absent queries, and `recalibration` corrects them by user feedback. `hierarchy`
-holds the parents of labels; the probability of a parent is the sum over its labels. `outliers`
-measures how unlike the gallery a query is. `picture` measures how degraded the query's image is.
-`evidence` holds the outcome of each calibration query. Three modules use this evidence: `operating`
-computes the error and coverage of a threshold, `result_sets` chooses items that contain a match
-with a stated probability, and `promises` computes all guarantees for a stream of queries.
-`calibration` holds all fitted parts, and `verdict` decides. `drift` tests whether served queries
-still resemble the calibration queries. `staleness` detects that the gallery has changed since the
-calibration. `error_watch` estimates how often a match is wrong, from reviews of the answers that
-`review_draws` selects. `betting` holds the arithmetic of the tests in `drift` and `error_watch`.
-`crossing` is a bisection that finds the bounds of shares and error rates. `outcome` summarises a
-calibration's guarantees and shortfalls in a few sentences.
+to the share of absent queries, and `recalibration` corrects the probabilities by user feedback.
+`hierarchy` holds the parents of labels; the probability of a parent is the sum over its labels.
+`outliers` measures how unlike the gallery a query is. `picture` measures how degraded the query's
+image is. `evidence` holds the outcome of each calibration query. Three modules use this evidence:
+`operating` computes the error and coverage of a threshold, `result_sets` chooses items that contain
+a match with a stated probability, and `promises` computes all guarantees for a stream of queries.
+`calibration` holds all fitted parts, and `verdict` chooses the verdict. `drift` tests whether
+served queries still resemble the calibration queries. `staleness` detects that the gallery has
+changed since the calibration. `error_watch` estimates how often a match is wrong, from reviews of
+the answers that `review_draws` selects. `betting` holds the arithmetic of the tests in `drift` and
+`error_watch`. `crossing` is a bisection that finds the bounds of shares and error rates. `outcome`
+summarises a calibration's guarantees and shortfalls in a few sentences.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share

@@ -1,6 +1,6 @@
 """The share of absent queries: queries without a true match in the gallery.
 
-Probabilities are adjusted to this share, and the share is estimated from served queries.
+Match probabilities are adjusted to this share. The share is estimated from served queries.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ShareEstimate:
 
 
 def prior_shift(assumed: float, expected: float) -> float:
-    """Return the shift of all log-odds when the share of absent queries changes.
+    """Return the value to add to all log-odds if the share of absent queries changes.
 
     By Bayes' rule, P(label | query) ∝ P(query | label) P(label). So only the prior odds of a match
     change, and the shift is log((1 − π')/π') − log((1 − π)/π). This is exact for a conditional

@@ -288,7 +288,7 @@ class Calibration:
             else:
                 scalars[name] = dict(value) if isinstance(value, Mapping) else value
         np.savez(directory / arrays_file, **arrays)  # type: ignore[arg-type] # numpy's stub
-        with replacing(directory / numbers_file) as partial:  # written last: it completes the pair
+        with replacing(directory / numbers_file) as partial:  # the second of both files
             partial.write_text(json_text(scalars), encoding="utf-8")
 
     @classmethod

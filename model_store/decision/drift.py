@@ -356,7 +356,7 @@ class DriftTest:
 
 
 def _spread(scores: Floats) -> float:
-    """Return a robust std: half the distance between the 16 % and 84 % quantiles."""
+    """Return a robust standard deviation: half the distance between the 16 % and 84 % quantiles."""
     low, high = np.quantile(scores, (0.16, 0.84))
     return float(high - low) / 2
 

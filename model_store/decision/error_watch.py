@@ -29,7 +29,7 @@ MIN_REVIEWS = 30
 confidence level is only asymptotic."""
 
 _NARROWEST_AT = 200
-"""Number of reviews for which the interval is optimised."""
+"""Number of reviews at which the interval is narrowest."""
 
 _BETS = (0.5, 1.0, 2.0, 3.5)
 """Sizes a of the bets, see `ErrorTest`. All are below 4, so that a correct match never takes the

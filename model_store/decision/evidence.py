@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from model_store.verdicts import Absence, Order
 
 SIZE_CLASSES = ("one", "few", "many")
-"""Size classes of labels, by their number of items in the gallery: 1, 2 to 5, more."""
+"""Size classes of labels, by the number of items in the gallery: 1, 2 to 5, more than 5."""
 
 _FEW = 5
 

@@ -140,7 +140,7 @@ class MatchProbabilities:
     final : (g,) ``expected``, corrected by feedback. If the client knows that every true match
         passes the filter, the probabilities are conditioned on this fact.
     nothing : probability that no item within the filter is a true match.
-    known : factor of this condition on all probabilities; 1 without the condition.
+    known : factor by which this condition multiplies all probabilities; 1 without the condition.
     """
 
     fitted: Floats

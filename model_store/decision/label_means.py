@@ -11,7 +11,7 @@ from model_store.decision.outliers import unit_rows
 from model_store.gallery import Gallery
 
 _ROWS = 4096
-"""Number of items in one read of directions."""
+"""Number of items whose directions are read in one call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ N_POINTS = 200
 """Maximum number of points of the risk-coverage curve."""
 
 OF_ACCEPTED = 0.05
-"""Part of δ for the bound of the accepted share of matched queries. The test of the error uses the
-rest of δ."""
+"""Part of the error probability δ that the bound of the accepted share of matched queries uses. The
+test of the error uses the rest of δ."""
 
 _RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
 """Grid of false-match rates (FPIR) for the test of an error."""
@@ -89,8 +89,8 @@ class Stream:
 
     Attributes
     ----------
-    probabilities : (n,) match probability of each first item, at that share.
-    no_match : (n,) P(no match), at that share.
+    probabilities : (n,) match probability of each first item, at the share ``expected``.
+    no_match : (n,) P(no match), at the share ``expected``.
     wrong : (n,) probability that the first item is not a true match: the observed 0 or 1. After a
         correction by feedback, the observed outcomes no longer hold. Then the value is one minus
         the corrected probability.
@@ -454,7 +454,7 @@ class Stream:
         return None if times is None else math.ceil(times * int((self.counted & self.chosen).sum()))
 
     def multiple(self, max_error: float, *, of_labels: bool) -> float | None:
-        """Return the factor of the number of queries that would guarantee ``max_error``.
+        """Return the factor by which more queries would guarantee ``max_error``.
 
         Parameters
         ----------
@@ -501,8 +501,8 @@ def label_bound(rate: float, n_labels: float, delta: float) -> float:
 def label_p_values(rate: float, n_labels: float, rates: Floats) -> Floats:
     """Return p-values (m,) of "the mean over all labels is at least f", for f in ``rates`` (m,).
 
-    The bound by Chernoff and Hoeffding is exp(−n KL(rate ‖ f)). It allows any dependence between
-    queries of one label.
+    The bound by Chernoff and Hoeffding is exp(−n KL(rate ‖ f)). The bound allows any dependence
+    between queries of one label.
 
     Parameters
     ----------

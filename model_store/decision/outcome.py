@@ -206,7 +206,9 @@ class OutcomeLine:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a build: numbers, and lines on them. An unknown number is None.
+    """The outcome of a build: numbers, and lines of text about them.
+
+    An unknown number is None.
 
     Attributes
     ----------
@@ -240,7 +242,7 @@ class Outcome:
     lines: tuple[OutcomeLine, ...] = ()
 
     def sentences(self) -> list[str]:
-        """Return the lines in plain words."""
+        """Return the sentence of each line."""
         return [line.sentence for line in self.lines]
 
     def numbers(self) -> dict[str, float | int | None]:
@@ -361,7 +363,7 @@ def _called_share(calibration: Calibration) -> float:
 def _facts(
     calibration: Calibration, promises: Promises, found: Outcome, *, absent_evaluated: bool
 ) -> Iterator[OutcomeLine]:
-    """Yield the lines on the numbers.
+    """Yield the lines that state the numbers.
 
     Parameters
     ----------

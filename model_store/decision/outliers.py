@@ -16,7 +16,7 @@ OUTLIER_SIGNALS = (
     "log_mahalanobis",
     "log_embedding_distance",
 )
-"""The last axis of `OutlierDetector.signals`, in order."""
+"""Names of the signals, in the order of the last axis of `OutlierDetector.signals`."""
 
 MOST_FEATURES = 2500
 """Maximum number of features; if there are more, adjacent features are averaged. Measured on
@@ -90,7 +90,7 @@ class OutlierDetector:
             )
 
     def signals(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Return signals (B, len(OUTLIER_SIGNALS)) of B embeddings; larger is more unusual."""
+        """Return signals (B, len(OUTLIER_SIGNALS)) of B embeddings; larger means less usual."""
         features = averaged_features(embeddings.features, self.n_averaged)
         lengths = feature_lengths(features)
         # Only products of x are computed, so each matrix is read once instead of six times. After a
@@ -127,7 +127,7 @@ class OutlierDetector:
         return np.array(signals).reshape(-1, len(OUTLIER_SIGNALS))
 
     def scores(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Return outlier scores (B,) of B embeddings; larger is more unusual."""
+        """Return outlier scores (B,) of B embeddings; larger scores are more unusual."""
         scores: NDArray[np.float64] = self.signals(embeddings).sum(axis=1)
         return scores
 

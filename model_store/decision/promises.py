@@ -167,7 +167,7 @@ class Promises:
 
         Returns
         -------
-        None if no threshold meets the error.
+        None if no threshold meets the maximum error.
         """
         found = self._widest(self._of_class(size_class), self.max_error)
         if found is None or self.max_false_match_rate is None:

@@ -74,9 +74,9 @@ class ResultSetRule:
 
     A set contains the likeliest label, and every label whose match probability reaches the
     threshold of its size class. On average, no smaller sets have the same coverage of each class
-    (Sadinle et al. 2019; Vovk 2012, Conditional validity). The error grows with the threshold. So
-    thresholds are tested in ascending order, each with the exact binomial test at level δ, until a
-    test fails. No correction for the number of tests is needed.
+    (Sadinle et al. 2019; Vovk 2012, Conditional validity). A larger threshold gives smaller sets
+    and more errors. So thresholds are tested in ascending order, each with the exact binomial test
+    at level δ, until a test fails. No correction for the number of tests is needed.
 
     The guarantee holds for one coverage and one size class, both chosen in advance. It covers
     queries that are exchangeable with the calibration queries and have a true label of this size

@@ -1,4 +1,4 @@
-"""Signals of each label in a result list: the evidence that it is the true match."""
+"""Signals of each label in a result list: the evidence that the label is the true match."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SIGNALS = (
     "mean_agreement",
     "log_distance_50",
 )
-"""The last axis of `signals`; a fit to k signals uses the first k."""
+"""Names of the signals, in the order of the last axis of `signals`. A fit to k signals uses the
+first k signals."""
 
 _FLOOR = 1e-4
 """Constant added to cosine distances, because the logarithm would be extreme for an exact copy."""

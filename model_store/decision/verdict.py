@@ -289,7 +289,7 @@ def _result_set(
     allowed: NDArray[np.bool_] | None,
     terms: Terms,
 ) -> ResultSet:
-    """Choose the result set from the probabilities of the fit.
+    """Choose the result set from the probabilities at the fit's share of absent queries.
 
     The coverage is for matched queries, so neither the share of absent queries nor a filter changes
     the probabilities.

@@ -127,7 +127,7 @@ class OnnxEncoder:
         self._bound = None if device is None else BoundRuns(self._session, device, outputs)
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3) uint8, in batches of ``at_once``; by default one."""
+        """Embed ``images`` (B, H, W, 3) uint8, in batches of ``at_once``; None for one batch."""
         size = at_once or max(1, len(images))
         parts = [self._run(images[i : i + size]) for i in range(0, max(1, len(images)), size)]
         return parts[0] if len(parts) == 1 else Embeddings.concatenate(parts)
@@ -275,7 +275,7 @@ def providers_of(
 def _where_nodes_run(
     session: onnxruntime.InferenceSession, metadata: EncoderMetadata
 ) -> Placement | None:
-    """Encode an empty image with a profile; None if the profile cannot be read."""
+    """Encode an empty image, and return the placement in its profile; None if unreadable."""
     blank = np.zeros((1, *metadata.input.shape), metadata.input.dtype)
     try:
         return run_profiled(session, {metadata.input_name: blank})

@@ -95,8 +95,8 @@ contains only information that a client of the service may see.
         ├── CertificateError     a certificate or its feedback cannot be read or written
         └── TransferError        a bundle cannot be copied to or from another location
 
-`building` defines the errors of the index builder, `bundles` those of bundles, `root` the base
-class.
+`building` defines the errors of the index builder, `bundles` defines the errors of bundles, and
+`root` defines the base class.
 """
 
 from model_store.errors.building import (

@@ -52,7 +52,7 @@ class StepNotReady(BuildError):
 
 
 class ParityError(BuildError):
-    """The exported encoder disagrees with the trained one."""
+    """The exported encoder gives other embeddings than the trained encoder."""
 
 
 class CalibrationError(BuildError):

@@ -6,7 +6,7 @@ class VouchError(Exception):
 
 
 def reason_of(error: BaseException) -> str | None:
-    """Return the first cause of an error in one line; None if the message is complete.
+    """Return the first cause of an error in one line; None if the error has no cause.
 
     The result is only for the operator, because texts of other programs may contain names of hosts
     and files. Some libraries raise an error from the same error, so the chain of causes may be

@@ -74,15 +74,17 @@ def from_csv(text: str) -> list[Decided]:
     reader = csv.DictReader(io.StringIO(text))
     names = [name for name in reader.fieldnames or () if name]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"Line 1 has columns of one name: {twice}. Keep one of each.")
+        raise ConfigError(
+            f"Line 1 has several columns of one name: {twice}. Keep one column for each name."
+        )
     for row in reader:
         number = reader.line_num
         # `csv` puts the extra values of a too long row under None. Spreadsheets may add empty
         # values.
         if any(row.pop(None, None) or ()):
             raise ConfigError(
-                f"Line {number} has more values than the first line has names. Quote values with "
-                "commas in them."
+                f"Line {number} has more values than the first line has names. Put quotes "
+                "around values that contain commas."
             )
         cells = {name: cell for name, cell in row.items() if name}
         fields: dict[str, Any] = {n: from_cell(one) if one else None for n, one in cells.items()}

@@ -1,4 +1,4 @@
-"""The tables of the feedback file, and opening it; processes share the file."""
+"""Opens the feedback file, which several processes can share, and defines its tables."""
 
 from __future__ import annotations
 

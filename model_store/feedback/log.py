@@ -19,7 +19,8 @@ from model_store.feedback.decisions import Decided
 from model_store.feedback.file import FITTED_TO, columns, opened
 
 _DRAW = tuple(field.name for field in fields(MatchDraw))
-"""Columns of a drawn match. The last three are sums over the undrawn matches before it."""
+"""Columns of a drawn match. The last three columns are sums over the undrawn matches since the
+previous draw."""
 
 
 @dataclass(frozen=True, slots=True)

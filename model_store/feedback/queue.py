@@ -134,7 +134,7 @@ class ReviewQueue:
         seconds: float,
         reasons: Collection[CaseReason] = cases.CASE_REASONS,
     ) -> list[Leased]:
-        """Lease at most ``n`` cases to a reviewer for some seconds.
+        """Lease at most ``n`` cases to a reviewer for a number of seconds.
 
         During this time, other reviewers do not get these cases, unless several reviewers must
         decide. A reviewer who has decided on a case does not get the case again. See

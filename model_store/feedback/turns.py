@@ -17,7 +17,7 @@ from model_store.feedback.decisions import COLUMNS, Decided
 from model_store.verdicts import CaseReason
 
 RANDOM_TURN = 2
-"""Of this number of successive leases, one is for a randomly drawn case."""
+"""Number of successive leases, one of which is for a randomly drawn case."""
 
 
 class Waiting(NamedTuple):

@@ -1,10 +1,10 @@
 """Grouping queries into probable identities, with a calibrated P(same).
 
-The fit uses held-out labels: half of the labels are queries for the other half, and vice versa, in
-several random divisions. First, a model of the evidence of a pair is fitted. Then P(same) is fitted
-as a function of the log-odds at which average linkage joins a pair. P(same) is the probability that
-two images show the same identity. It is shown to users, and it determines where the linkage tree is
-cut into groups.
+The fit uses held-out labels. The labels are divided into two halves, and each half serves as
+queries for the other half. This is repeated with several random divisions. First, a model of the
+evidence of a pair is fitted. Then P(same) is fitted as a function of the log-odds at which average
+linkage joins a pair. P(same) is the probability that two images show the same identity. It is shown
+to users, and it determines where the linkage tree is cut into groups.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def _halves(
 def _example_pairs(
     compared: Compared, codes: Codes, generator: np.random.Generator
 ) -> tuple[Floats, Bools, Floats]:
-    """Return signals, truths and weights of all same pairs and of a sample of different pairs."""
+    """Return signals, truths and weights of all same-identity pairs and a sample of others."""
     first, second = np.triu_indices(len(codes), 1)
     same = codes[first] == codes[second]
     different = np.flatnonzero(~same)

@@ -266,7 +266,7 @@ def _deeper(
     if layout is not None:
         try:
             deep, changes = decode_tiff(data, layout)
-        except (UnsupportedImage, MemoryError):  # only Pillow reads it, or too large
+        except (UnsupportedImage, MemoryError):  # only Pillow reads it, or it is too large
             pass
         else:
             warnings += changes

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 MEASURES = ("short_side", "brightness", "contrast", "sharpness", "aspect")
-"""The last axis of `quality_measures`, in order."""
+"""Names of the measures, in the order of the last axis of `quality_measures`."""
 
 _MEASURED_SIDE = 256
 """Number of pixels to which the longer side is reduced before the measurement."""
@@ -82,7 +82,7 @@ class QualityHint:
 def quality_measures(
     pixels: NDArray[np.uint8], size: tuple[int, int] | None = None
 ) -> NDArray[np.float64]:
-    """Measure a picture, (H, W, 3) uint8.
+    """Return the measures of a picture (H, W, 3), uint8.
 
     Parameters
     ----------

@@ -236,7 +236,7 @@ def _curve(kind: str, gamma: float) -> Curve:
         "2.8": lambda values: values**2.8,
         "linear": lambda values: values,
         "srgb": _srgb,
-        "video": _srgb,  # display of BT.1886 in a dim room
+        "video": _srgb,  # as on a BT.1886 display in a dim room
         "pq": lambda values: _pq(values) / _WHITE_CD,
         "hlg": lambda values: 1000 / _WHITE_CD * _hlg(values) ** 1.2,
     }
