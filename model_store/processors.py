@@ -59,7 +59,8 @@ def int8_sums_overflow(machine: str = platform.machine(), cpuinfo: Path = _CPUIN
 
 
 def _quotas(cgroups: Path, own: Path) -> list[float]:
-    """Return the CPU quotas of this control group and its parents, in processors (v2 and v1)."""
+    """Return the CPU quotas, in processors, of this control group (version 1 or 2) and its
+    parents."""
     try:
         memberships = own.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -141,7 +141,7 @@ class Calibration:
     def estimate_is_hint(self) -> bool:
         """True if the estimated share of absent queries may be far from the true share.
 
-        This is the case if the absent calibration queries are views of hidden items.
+        The estimate is not reliable if the absent calibration queries are views of hidden items.
         """
         return self.evidence.absence == "near_misses_of_views"
 

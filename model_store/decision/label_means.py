@@ -40,7 +40,8 @@ class LabelMeans:
         ----------
         direction : (D,) unit direction of the query.
         label_codes : (n,) label codes of the candidates. A candidate has no mean if it has no label
-            (−1), or if its label is newer than the means. Its own similarity is then returned.
+            (−1), or if its label is newer than the means. The candidate's similarity is then
+            returned instead.
         similarities : (n,) similarities of the candidates.
         """
         n_known, codes = len(self.directions), label_codes.tolist()

@@ -57,7 +57,7 @@ def from_jsonl(text: str) -> list[Decided]:
 
     Raises
     ------
-    ConfigError : a line is not a decision; the message has its number.
+    ConfigError : a line is not a decision; the message contains the line number.
     """
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     return [_read(number, _json(number, line)) for number, line in lines]
@@ -68,7 +68,7 @@ def from_csv(text: str) -> list[Decided]:
 
     Raises
     ------
-    ConfigError : a line is not a decision; the message has its number.
+    ConfigError : a line is not a decision; the message contains the line number.
     """
     found = []
     reader = csv.DictReader(io.StringIO(text))

@@ -51,13 +51,13 @@ _END, _FILLER = b"\xff\xd9", b"\x5a\xc3" * 2000
 """The end marker of a JPEG, and filler bytes that decode to visible pixels."""
 
 _MENDED = "A damaged part of the file was ignored; it contains no pixels."
-_FLAT = "The whole picture has one colour."
+_FLAT = "The picture has only one colour."
 _NEARLY_BLACK = 16
 """Number of 8-bit levels that remain if 16-bit samples use at most 12 bits."""
 
 _ALMOST_BLACK = (
     "The picture is nearly black: its 16-bit samples hold values of at most 12 bits. Save it with "
-    "8 bits per channel, or with samples that use all 16."
+    "8 bits per channel, or with samples that use all 16 bits."
 )
 
 TOO_MUCH_MEMORY = (

@@ -277,7 +277,7 @@ def test_losses_of_decoding_are_counted_listed_and_kept(
     outcome = index_collection(indexing)
     found = {line["id"]: line["losses"] for line in lines(indexing.directory / "losses.jsonl")}
     assert found == {
-        "blank.png": ["The whole picture has one colour."],
+        "blank.png": ["The picture has only one colour."],
         "pages.tif": ["The image is animated or has several pages; only the first was used."],
     }
     row = dict(outcome.rows(indexing.directory))["changed when decoded"]
