@@ -59,8 +59,7 @@ def int8_sums_overflow(machine: str = platform.machine(), cpuinfo: Path = _CPUIN
 
 
 def _quotas(cgroups: Path, own: Path) -> list[float]:
-    """Return the CPU quotas, in processors, of this control group (version 1 or 2) and its
-    parents."""
+    """Return the CPU quotas, in processors, of this control group and its parents."""
     try:
         memberships = own.read_text(encoding="ascii").splitlines()
     except OSError:
