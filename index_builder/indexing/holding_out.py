@@ -56,7 +56,7 @@ def code_of(column: str) -> str:
 def chosen(
     labels: Integers, groups: Integers, contents: Integers, order: Integers
 ) -> NDArray[np.bool_]:
-    """Return a mask (N,) of the images to hold out: whole groups, a fifth of each label.
+    """Return a mask (N,) of the images to hold out: about a fifth per label, whole groups.
 
     A group with an unlabelled image is never held out. A group that consists of exact copies is not
     held out, because the copies would be the same query.

@@ -119,8 +119,9 @@ def old_schema_of(directory: Path) -> int | None:
 def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None:
     """Rewrite the current bundle of ``root``, with its live changes, in the current schema.
 
-    The new bundle becomes the current bundle, and the old bundle the previous bundle. Writers of a
-    running service wait during the upgrade. Then their changes are refused, so no change is lost.
+    The new bundle becomes the current bundle, and the old bundle becomes the previous bundle.
+    Writers of a running service wait during the upgrade. Then their changes are refused, so no
+    change is lost.
 
     Parameters
     ----------

@@ -102,7 +102,7 @@ would change the order of equal images."""
 
 
 class Gallery(Protocol):
-    """The items that a query is compared with, by the inner product of unit directions.
+    """The items that a query is compared with; similarity is the inner product of directions.
 
     Laws: `candidates` orders items by similarity, and items of equal similarity by id. A query gets
     the same candidates in any batch. An object of this class never changes; a changed gallery gets
@@ -149,7 +149,7 @@ class Gallery(Protocol):
 
     @property
     def held_labels(self) -> Sequence[str]:
-        """The labels of the current items; `labels` also has labels that only earlier items had.
+        """The labels of the current items; `labels` also has labels of removed items.
 
         An engine that cannot tell returns all labels.
         """

@@ -61,7 +61,7 @@ class Delete:
 
 
 class ItemFields(TypedDict, total=False):
-    """The fields of an item that can be edited; an omitted field does not change."""
+    """The fields of an item that a client can edit; a missing field does not change."""
 
     label: str | None
     metadata: Mapping[str, Any]
@@ -69,13 +69,13 @@ class ItemFields(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """New label or metadata of an item; its picture and embedding stay."""
+    """New label or metadata of an item; its picture and embedding do not change."""
 
     id: str
     fields: ItemFields
 
     def applied_to(self, before: Upsert) -> Upsert:
-        """Return the complete write of the edited item."""
+        """Return a write of the complete item after the edit."""
         item, fields = before.item, self.fields
         label = fields.get("label", item.label)
         metadata = fields.get("metadata", item.metadata)
@@ -203,17 +203,18 @@ class Writable(Protocol):
 def with_whole_items(
     writes: Sequence[Write], whole: Callable[[str], Upsert]
 ) -> list[Upsert | Delete]:
-    """Replace each edit by a write of the complete item.
+    """Return the writes; each edit is replaced by a write of the complete item.
 
-    To be called in the transaction of the writes, because another process may replace an item.
+    Call this in the transaction of the writes, because another process may replace an item.
 
     Parameters
     ----------
-    whole : returns the current item with its embedding and pictures; raises `ItemNotFound`.
+    whole : function that returns the current item with its embedding and pictures; raises
+        `ItemNotFound`.
 
     Raises
     ------
-    ItemNotFound : an item to edit is not there.
+    ItemNotFound : an item to edit does not exist.
     """
     stored: list[Upsert | Delete] = []
     latest: dict[str, Upsert | Delete] = {}
@@ -229,7 +230,7 @@ def with_whole_items(
 
 
 def item_not_found(item_id: str) -> ItemNotFound:
-    """Return the error for an id without an item."""
+    """Return the error for an id that no item has."""
     return ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
 
 

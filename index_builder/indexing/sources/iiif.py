@@ -183,7 +183,7 @@ def _metadata(resource: Json) -> dict[str, Any]:
 
 
 def _text(value: object) -> str | None:
-    """Choose a text by its language: first no language, then English, then any language.
+    """Return a text: preferably without language, else in English, else in the first language.
 
     In version 3, the value is ``{language: [text, …]}``. In version 2, it is a text, ``{@language,
     @value}``, or a list of these.

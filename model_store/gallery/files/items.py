@@ -52,7 +52,7 @@ class ItemsWriter:
         self._connection = sqlite3.connect(path)
         self._connection.executescript(f"BEGIN; {_SCHEMA}")  # `__exit__` ends the transaction
         self._seen: dict[str | None, int] = {}
-        self._codes = array("i")  # for each item: the label's number, in order of first use
+        self._codes = array("i")  # item → number of its label, in order of first use
         self._connection.execute("INSERT INTO meta VALUES ('encoder', ?)", (encoder_fingerprint,))
         if n_changed:
             self._connection.execute("INSERT INTO meta VALUES ('changed', ?)", (str(n_changed),))
@@ -154,7 +154,7 @@ class Items:
         marks = ",".join("?" * len(rows))
         query = f"SELECT row, id, label, metadata FROM items WHERE row IN ({marks})"  # noqa: S608
         read = self._connection.execute(query, list(rows)).fetchall()
-        # One text is parsed in a third of the time of many.
+        # To parse one long JSON text takes a third of the time for many short texts.
         parsed = json.loads(f"[{','.join(one[3] for one in read)}]")
         found = {
             row: Item(item_id, label, metadata)

@@ -115,7 +115,7 @@ class GallerySnapshot:
 
     @cached_property
     def held_labels(self) -> Sequence[str]:
-        """The labels of the current items, by code."""
+        """The labels of the current items, in the order of their codes."""
         if self._is_base:
             return self._base.labels
         codes = self.label_codes(self.rows())
@@ -328,7 +328,7 @@ class GallerySnapshot:
         return self._appended_by_id[0]
 
     def edited_ids(self) -> set[str]:
-        """The ids of added items that replace an item of the base with the same embedding."""
+        """Return the ids of added items that have replaced a base item and kept its embedding."""
         edited = set()
         for item_id in self.appended_ids():
             with suppress(ItemNotFound):
@@ -339,7 +339,7 @@ class GallerySnapshot:
         return edited
 
     def renamed_labels(self) -> dict[str, str]:
-        """Old label → new label, for labels of the base whose items all got the same new label."""
+        """Return old label → new label, for base labels whose items all got the same new label."""
         held = set(self.label_codes(self.rows()).tolist())
         new_codes: dict[int, set[int]] = {}
         for item_id in self.edited_ids():
@@ -365,7 +365,7 @@ class GallerySnapshot:
         }
 
     def upsert(self, item_id: str) -> Upsert:
-        """Return the write that would put this item as it is now; raises `ItemNotFound`.
+        """Return a write with the current content of an item; raises `ItemNotFound`.
 
         Features of an item of the base are not known.
         """

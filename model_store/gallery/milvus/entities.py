@@ -90,7 +90,7 @@ def write_entity(
     thumbnail = base64.b64encode(item.thumbnail.data).decode()
     known = facts(item.id, item.label, metadata)
     _require_room(item, metadata, known, thumbnail)
-    norms = np.linalg.norm(mean[None], axis=1)  # a batch of one row: rounds as any batch
+    norms = np.linalg.norm(mean[None], axis=1)  # as a batch, for the same rounding
     return {
         "row": row,
         "id": item.id,

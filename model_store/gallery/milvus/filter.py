@@ -111,7 +111,7 @@ def _source(field: Field) -> str:
 
 
 def _number(value: Scalar) -> str:
-    if value == -(2**63):  # Milvus parses it as −(2⁶³), and 2⁶³ does not fit into 64 bits
+    if value == -(2**63):  # Milvus first parses 2⁶³, which does not fit into 64 bits
         return repr(float(value))
     return repr(value)
 

@@ -133,7 +133,7 @@ class MilvusGallery:
 
     @property
     def held_labels(self) -> Sequence[str]:
-        """All labels: to read the label of each item would take too long."""
+        """All labels, because it would take too long to read the label of each item."""
         return self.labels
 
     def candidates(
@@ -356,7 +356,7 @@ class MilvusGallery:
         return since
 
     def upsert(self, row: int) -> Upsert:
-        """Return the write that would put the item at ``row`` as it is now."""
+        """Return a write with the current content of the item at ``row``."""
         fields = [*ENTITY_FIELDS, "variance", "norm", "thumbnail", "media_type"]
         found = self.by_number.at([row], NOW, fields)
         self._require(np.array([row]), found)

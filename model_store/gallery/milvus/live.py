@@ -190,7 +190,7 @@ class MilvusLive:
             there = {item_id for item_id, row in rows.items() if row is not None}
             n_items, last = turn.state.n_items, turn.state.last
             if any(isinstance(write, Edit) for write in writes):
-                self._deliver(turn)  # an item to edit is read from Milvus
+                self._deliver(turn)  # `_whole` reads items to edit from Milvus
             stored = with_whole_items(writes, partial(self._whole, rows))
             written = plan_writes(stored, there.__contains__, n_items, last, most_items)
             for write in stored:
@@ -244,7 +244,7 @@ class MilvusLive:
             )
 
     def _whole(self, rows: Mapping[str, int | None], item_id: str) -> Upsert:
-        """The current item with its embedding and picture, at its row in ``rows``."""
+        """Return the current item, with embedding and picture; ``rows`` has its row."""
         row = rows.get(item_id)
         if row is None:
             raise item_not_found(item_id)
