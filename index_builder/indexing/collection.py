@@ -65,7 +65,7 @@ EngineChoice = Literal["local", "ray"]
 
 _ALIKE = (
     "{n} groups of labels differ only in case, spaces or Unicode form, and count as different: "
-    "{shown}. Use one spelling if they mean the same."
+    "{shown}. If labels of a group mean the same, use one spelling."
 )
 
 DEFAULT_PROMISES = CalibrationConfig()

@@ -94,7 +94,7 @@ class Hold:
 def prune(
     root: Path, keep: int = KEPT_BUNDLES, *, compacted: bool = False, dry_run: bool = False
 ) -> list[str]:
-    """Remove old bundles and keep the newest ``keep``; return the removed ids, oldest first.
+    """Remove all except the ``keep`` newest bundles; return the removed ids, oldest first.
 
     The logs of the removed bundles are removed too. The current bundle, the previous bundle (for a
     rollback) and open bundles are never removed. Temporary files of killed processes are also

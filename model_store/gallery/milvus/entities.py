@@ -127,7 +127,8 @@ def _require_room(
 def _refusal(item: NewItem, what: str) -> DatasetError:
     return DatasetError(
         f"The item {item.id[:80]!r} has {what}; Milvus takes at most {TEXT_BYTES:,} bytes, "
-        f"{MOST_FACTS:,} values and integers of 64 bits. Shorten it, or store the gallery in FAISS."
+        f"{MOST_FACTS:,} values and integers of 64 bits. Shorten the item, or store the gallery "
+        "in FAISS."
     )
 
 

@@ -240,7 +240,7 @@ class MilvusLive:
             collection.unmark(LOG + log)
             raise GalleryUnavailable(
                 "Two services have tried to create the log of the gallery at the same time, and "
-                "neither has succeeded. Send the request again."
+                "both have failed. Send the request again."
             )
 
     def _whole(self, rows: Mapping[str, int | None], item_id: str) -> Upsert:
