@@ -1,4 +1,4 @@
-"""Methods × seeds: each cell is trained and measured once, also after interruptions."""
+"""Measures methods × seeds. A cell is one method with one seed; finished cells are kept."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from model_store.files import lock_between_processes, replacing
 from model_store.processors import usable_processors
 
 DECISION = "vouch"
-"""Name of the decision layer among the methods."""
+"""Name of the decision layer in a list of methods."""
 
 DECISION_TITLE = "Vouch's decision layer"
 
 BASE_METHOD = "lam_posthoc_fixed"
-"""The method below the decision layer."""
+"""The method whose encoder the decision layer uses."""
 
 TRAINED_METHOD = "deterministic"
-"""The method whose encoder all post-hoc methods share."""
+"""The method that trains the encoder of all post-hoc methods."""
 
 Cell = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A cell that could not be measured, with the reason."""
+    """A cell that could not be measured, and the reason."""
 
     method: str
     seed: int
@@ -59,7 +59,7 @@ class Plan:
     ----------
     base : configuration of the protocol; its seed is ignored.
     methods : names in `METHODS`, or `DECISION`.
-    seeds : seeds of the training and of the choice of held-out images.
+    seeds : a seed determines the training and which images are held out.
     directory : the output folder.
     """
 
@@ -69,7 +69,7 @@ class Plan:
     directory: Path
 
     def config(self, method: str, seed: int) -> ProtocolConfig:
-        """Configuration of a cell."""
+        """Return the configuration of a cell."""
         base = self.base.model_copy(update={"seed": seed})
         name = BASE_METHOD if method == DECISION else method
         return configured(base, name, self.shared_encoder(seed).checkpoint)
@@ -79,21 +79,21 @@ class Plan:
         return Run(self.directory / "encoders" / f"seed-{seed}")
 
     def run(self, method: str, seed: int) -> Run:
-        """Return the run of a cell; the decision layer uses that of `BASE_METHOD`."""
+        """Return the run of a cell; the decision layer uses the run of `BASE_METHOD`."""
         name = BASE_METHOD if method == DECISION else method
         return Run(self.directory / "runs" / name / f"seed-{seed}")
 
     def cell(self, method: str, seed: int) -> Path:
-        """Return the path of a finished cell."""
+        """Return the path of the file with the results of a cell."""
         return self.directory / "cells" / method / f"seed-{seed}.json"
 
 
 def methods_named(wanted: str) -> list[str]:
-    """Return the methods of a comma-separated list, or of ``all``; the decision layer is last.
+    """Return the methods of a comma-separated list or of ``all``, followed by the decision layer.
 
     Raises
     ------
-    ConfigError : an unknown one.
+    ConfigError : a name is not in `METHODS`.
     """
     names = [*METHODS, DECISION]
     if wanted == "all":
@@ -106,17 +106,17 @@ def methods_named(wanted: str) -> list[str]:
 
 
 def title_of(method: str) -> str:
-    """For a table."""
+    """Return the title of a method for tables."""
     return DECISION_TITLE if method == DECISION else METHODS[method].title
 
 
 def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
-    """Measure all missing cells, seed by seed; a failed cell does not stop the others.
+    """Measure all missing cells, seed by seed; after a failed cell, the others are still measured.
 
     Parameters
     ----------
-    jobs : number of cells measured at the same time, each in a process. Their measured costs then
-        include this competition.
+    jobs : number of cells that are measured concurrently, each in a process. Concurrent cells
+        compete for the processors, which increases their measured costs.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
 
     Raises
     ------
-    ConfigError : the directory has cells of other settings.
+    ConfigError : the directory has cells that were measured with other settings.
     """
     _require_same_settings(plan)
     everything = [(method, seed) for seed in plan.seeds for method in plan.methods]
@@ -143,7 +143,7 @@ def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
 
 
 Outcome = tuple[str, int, str | None]
-"""Method, seed, and the reason of a failure; None for a measured cell."""
+"""Method, seed, and the reason if the cell failed; None as the reason if it was measured."""
 
 
 def _one_by_one(plan: Plan, cells: Sequence[tuple[str, int]]) -> Iterator[Outcome]:
@@ -152,7 +152,7 @@ def _one_by_one(plan: Plan, cells: Sequence[tuple[str, int]]) -> Iterator[Outcom
 
 
 def _side_by_side(plan: Plan, cells: Sequence[tuple[str, int]], jobs: int) -> Iterator[Outcome]:
-    """Yield outcomes as cells finish; start no cell after an unexpected error or interrupt."""
+    """Yield an outcome when a cell finishes. After an unexpected error, start no further cell."""
     threads = max(1, usable_processors() // jobs)
     with ProcessPoolExecutor(jobs, get_context("spawn"), _prepare_process, (threads,)) as pool:
         try:
@@ -165,7 +165,7 @@ def _side_by_side(plan: Plan, cells: Sequence[tuple[str, int]], jobs: int) -> It
 
 
 def _prepare_process(threads: int) -> None:
-    """Limit the threads of a child process, and silence its output."""
+    """Limit the threads of a child process, and switch off its output."""
     end_silently()
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
@@ -174,7 +174,7 @@ def _prepare_process(threads: int) -> None:
 
 def _measure(plan: Plan, method: str, seed: int) -> Outcome:
     try:
-        if not plan.cell(method, seed).exists():  # another command may have measured it
+        if not plan.cell(method, seed).exists():  # another command may have measured the cell
             _write(plan.cell(method, seed), _measured_cell(plan, method, seed))
     except BuildError as error:
         return method, seed, str(error)
@@ -183,7 +183,7 @@ def _measure(plan: Plan, method: str, seed: int) -> Outcome:
 
 @contextmanager
 def _alone_in(run: Run) -> Iterator[None]:
-    """Lock ``run`` against other processes, because methods share encoders."""
+    """Lock ``run``, because other processes may need the same encoder."""
     run.directory.mkdir(parents=True, exist_ok=True)
     with lock_between_processes(run.directory / "lock"):
         yield
@@ -225,7 +225,7 @@ def _measured_cell(plan: Plan, method: str, seed: int) -> Cell:
 
 
 def _built(plan: Plan, method: str, config: ProtocolConfig, run: Run) -> dict[str, Any]:
-    """Train, fit and export, each once; return the cost of each."""
+    """Train, fit and export an encoder if this has not been done; return the costs."""
     costs_file = run.directory / "costs.json"
     if costs_file.exists():
         return dict(json.loads(costs_file.read_text(encoding="utf-8")))
@@ -248,7 +248,7 @@ def _built(plan: Plan, method: str, config: ProtocolConfig, run: Run) -> dict[st
 
 
 def _shared_training(plan: Plan, seed: int) -> dict[str, Any]:
-    """Train the encoder that post-hoc methods share; return the cost."""
+    """Train the encoder of all post-hoc methods if it is not trained; return the cost."""
     run = plan.shared_encoder(seed)
     costs_file = run.directory / "costs.json"
     with _alone_in(run):
@@ -272,13 +272,13 @@ def _require_same_settings(plan: Plan) -> None:
     changed = sorted(plan.base.changed_since({**before, "seed": plan.base.seed}))
     if changed:
         raise ConfigError(
-            f"{plan.directory} holds measurements with another `{'`, `'.join(changed)}`. Name "
-            "another --out, or use the settings of these measurements."
+            f"{plan.directory} has measurements with other values of `{'`, `'.join(changed)}`. Set "
+            "another --out directory, or use the same values."
         )
 
 
 def _write(path: Path, content: Cell) -> None:
-    """Write the cell by one rename, so that an interrupted cell never looks finished."""
+    """Write the cell to a temporary file and rename it; an interrupted cell leaves no result."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as unfinished:
         write_json(unfinished, content)

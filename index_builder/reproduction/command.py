@@ -19,7 +19,7 @@ COMPARISONS: Mapping[str, Callable[..., str]] = {
     "objectives": compare_objectives,
     "stereo": measure_stereo,
 }
-"""Further names for ``--protocol``, beside `PROTOCOLS`; each has its own table."""
+"""Names for ``--protocol`` that are not in `PROTOCOLS`; each has its own function and table."""
 
 
 def reproduce(
@@ -33,24 +33,27 @@ def reproduce(
     jobs: int = 1,
     **options: Any,  # noqa: ANN401 - of `protocol_config`
 ) -> str:
-    """Measure all missing cells (method × seed), and report all cells.
+    """Measure all cells (method × seed) that have no result, and write a report of all cells.
 
     Parameters
     ----------
-    protocol : a name in `PROTOCOLS`, or in `COMPARISONS`, which have fixed methods.
+    protocol : a name in `PROTOCOLS` or `COMPARISONS`. The methods of a comparison are fixed.
 
     Returns
     -------
-    The tables in Markdown; ``directory`` also has table.md, report.json and report.html.
+    The tables in Markdown. The files table.md, report.json and report.html are written to
+    ``directory``.
 
     Raises
     ------
-    BuildError : a name is unknown, data are missing, or measurements failed; the others are kept
-        and reported.
+    BuildError : a name is unknown, data are missing, or a measurement failed. All other
+        measurements are kept and reported.
     """
     if protocol in COMPARISONS:
         if methods != "all" or jobs != 1:
-            raise ConfigError(f"--protocol {protocol} has neither --methods nor --jobs: drop them.")
+            raise ConfigError(
+                f"--protocol {protocol} does not support --methods and --jobs. Remove them."
+            )
         return COMPARISONS[protocol](objective, n_seeds, directory, weights=weights, **options)
     network = None if weights is None else {"weights": weights}
     base = protocol_config(protocol, objective=objective, network=network, **options)
@@ -65,8 +68,8 @@ def reproduce(
     (directory / "table.md").write_text(tables, encoding="utf-8")
     if failures:
         raise BuildError(
-            f"{len(failures)} of {len(cells) + len(failures)} measurements failed; {directory} has "
-            "the tables of the others. Run the command again to retry the failed ones: "
+            f"{len(failures)} of {len(cells) + len(failures)} measurements failed. The "
+            f"tables in {directory} have all others. To retry, run the command again. Failed: "
             + "; ".join(f"{one.method}, seed {one.seed}: {one.reason}" for one in failures)
         )
     return tables

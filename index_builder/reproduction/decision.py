@@ -1,7 +1,8 @@
-"""Vouch's decision layer on a protocol: fitted to the development task, measured on the test.
+"""Runs Vouch's decision layer on a protocol: fit on the development task, decide the test.
 
-The fit learns two maps: from signals of a list to probabilities, and from signals of an image to an
-outlier score. Label means and features come from the searched gallery, as in a service.
+The fit learns two functions. One maps the signals of a result list to match probabilities, the
+other maps the signals of an image to an outlier score. As in the service, label means and features
+come from the searched gallery.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from model_store.encoder.contract import Encoder
 from model_store.gallery import FaissGallery
 
 N_FOLDS = 5
-"""Number of folds of a gallery whose items are the queries. Outlier signals of an item come from
-detectors fitted without its fold."""
+"""Number of folds of a gallery whose items are also the queries. The outlier score of an item comes
+from a detector that was fitted without the fold of the item."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The decision layer's results for B queries.
+    """The results of the decision layer for B queries.
 
     Attributes
     ----------
-    match_probabilities : (B,) probability of the first result.
+    match_probabilities : (B,) match probability of the first result.
     correct : (B,) whether the first result is a true match.
-    likeliest_probabilities, likeliest_correct : (B,) probability and correctness of the most
-        probable result, the first of a list by probability.
+    likeliest_probabilities, likeliest_correct : (B,) match probability of the most probable result,
+        and whether this result is a true match.
     outlier_scores : (B,).
     """
 
@@ -59,7 +60,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """An opened gallery, with its detector and label means."""
+    """The gallery of a task, opened for search, with its outlier detector and label means."""
 
     task: Task
     setup: RetrievalSetup
@@ -68,9 +69,10 @@ class World:
 def world_of(
     encoder: Encoder, task: Task, directory: Path, seed: int, *, hide_labels: bool = False
 ) -> World:
-    """Index the gallery of a task in ``directory``, and compute its detector and label means.
+    """Index the gallery of a task in ``directory``; fit its outlier detector and label means.
 
-    With ``hide_labels``, absent queries are queries with a match whose label is hidden.
+    With ``hide_labels``, absent queries are simulated: queries with a match whose label is hidden
+    in the gallery.
     """
     directory.mkdir(parents=True, exist_ok=True)
     build_gallery(directory / "index", directory, encoder, task.gallery)
@@ -89,11 +91,11 @@ def fit_decision(
     config: CalibrationConfig,
     seed: int,
 ) -> Calibration:
-    """Fit the decision layer to the development task, in its ``world``.
+    """Fit the decision layer to the development task; ``world`` has the gallery of this task.
 
     Raises
     ------
-    CalibrationError : too few queries.
+    CalibrationError : there are too few queries.
     """
     setup = world.setup
     return fit_calibration(
@@ -110,7 +112,7 @@ def fit_decision(
 def decide_test(
     encoder: Encoder, world: World, calibration: Calibration, data: ProtocolData, seed: int
 ) -> tuple[Decided, Mapping[str, Decided]]:
-    """Decide the test's queries and every kind of outlier; ``world`` is that of the test."""
+    """Decide the queries and all outliers of the test; ``world`` has the gallery of the test."""
     task = data.test
     if task.leave_one_out:
         observed = _left_out(encoder, world, seed)
@@ -143,9 +145,9 @@ def decided(calibration: Calibration, observed: RetrievedQueries) -> Decided:
 
 
 def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:
-    """Look up items as queries; each is hidden from list, label means and detector.
+    """Search with gallery items as queries. A query is removed from its list, label mean, detector.
 
-    Items are processed in random blocks, so that their features fit into memory.
+    Items are processed in random blocks, because the features of all items do not fit into memory.
     """
     queries, setup = world.task.queries, world.setup
     order = np.random.default_rng(seed).permutation(len(queries))

@@ -1,4 +1,4 @@
-"""Measure one method, or the decision layer, on the test of a protocol."""
+"""Measures one method, or the decision layer, on the test of a protocol."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ Floats = NDArray[np.float64]
 Evaluation = dict[str, Any]
 
 Consensus = Callable[[RetrievalResults], tuple[Floats, NDArray[np.bool_]]]
-"""Function that returns confidence (B,) and correctness (B,) of each query's consensus."""
+"""Function that returns, for each query, the confidence (B,) of the consensus of its samples, and
+whether the consensus is correct (B,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Metrics of a test, with their signals and lists."""
+    """The metrics of a test, and the signals and result lists from which they were computed."""
 
     metrics: Result
     signals: Signals
@@ -54,7 +55,7 @@ class Measured:
 
 
 def evaluate_method(config: ProtocolConfig, run: Run, data: ProtocolData) -> Evaluation:
-    """Return metrics, curves and pictures of a method, from its own uncertainty only."""
+    """Return metrics, curves and pictures of a method, without the decision layer."""
     encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
     found = measure_method(
         encoder,
@@ -76,11 +77,11 @@ def evaluate_method(config: ProtocolConfig, run: Run, data: ProtocolData) -> Eva
 def measure_method(
     encoder: Encoder, data: ProtocolData, seed: int, consensus: Consensus
 ) -> Measured:
-    """Measure an encoder on the test, by its own uncertainty only.
+    """Measure an encoder on the test by its own uncertainty, without the decision layer.
 
     Parameters
     ----------
-    consensus : returns confidence and correctness of each query's consensus.
+    consensus : see `Consensus`.
     """
     results = search(encoder, data.test)
     outliers = {
@@ -94,7 +95,7 @@ def measure_method(
     has_say = bool(results.queries.variance.any())
     uncertainties = {name: _spread(one) for name, one in outliers.items()}
     confidences, agreed = None, None
-    if has_say and data.test.positions is None:  # samples vote for labels, which places do not have
+    if has_say and data.test.positions is None:  # samples vote for labels; places have none
         confidences, agreed = consensus(results)
     own = results.uncertainties
     first = next(iter(outliers))
@@ -109,7 +110,7 @@ def measure_method(
     )
     metrics = of_ranking(results, seed) | of_signals(signals, results.correct)
     metrics |= _of_similarity(results, similarities)
-    if has_say:  # sort by the variance of query and neighbour, as the authors' code does
+    if has_say:  # the authors' code sorts by the variance of query and neighbour
         summed = own + results.neighbour_uncertainties
         both = Signals(summed, None, {}, None, None, -summed, np.empty(0))
         metrics["ausc_with_neighbour"] = of_signals(both, results.correct)["ausc"]
@@ -119,18 +120,18 @@ def measure_method(
 def evaluate_decision(
     config: ProtocolConfig, run: Run, data: ProtocolData, directory: Path
 ) -> Evaluation:
-    """Return metrics, curves and pictures of the decision layer on a method's encoder.
+    """Return metrics, curves and pictures of the decision layer on the encoder of a method.
 
     Parameters
     ----------
-    directory : the folder for the searched galleries.
+    directory : the folder for the galleries of the development task and the test.
     """
     encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
     found = measure_decision(encoder, config, data, directory)
     confidences = found.signals.confidences
-    assert confidences is not None  # noqa: S101 - the decision layer always has some
+    assert confidences is not None  # noqa: S101 - the decision layer always has confidences
     correct = found.signals.outcomes
-    assert correct is not None  # noqa: S101 - and knows whether they came true
+    assert correct is not None  # noqa: S101 - and outcomes
     return {
         "metrics": found.metrics,
         "curves": curves(found.signals, correct),
@@ -145,7 +146,7 @@ def measure_decision(
 
     Parameters
     ----------
-    directory : the folder for the searched galleries.
+    directory : the folder for the galleries of the development task and the test.
     """
     same = data.development.gallery is data.test.gallery
     development = world_of(
@@ -159,7 +160,7 @@ def measure_decision(
     test = development if same else world_of(encoder, data.test, directory / "test", config.seed)
     ordinary, outliers = decide_test(encoder, _asking(test, data), calibration, data, config.seed)
     results = search(encoder, data.test)
-    by_place = data.test.positions is not None  # the decision layer needs labels: squares of places
+    by_place = data.test.positions is not None  # the decision layer then uses squares as labels
     correct = results.correct if by_place else ordinary.correct
     first = next(iter(outliers.values()))
     signals = Signals(
@@ -168,7 +169,7 @@ def measure_decision(
         {name: one.outlier_scores for name, one in outliers.items()},
         ordinary.match_probabilities,
         correct,
-        -ordinary.outlier_scores,  # as α accepts
+        -ordinary.outlier_scores,  # queries with a low outlier score are accepted
         -first.outlier_scores,
     )
     metrics = of_ranking(results, config.seed) | of_signals(signals, correct)
@@ -183,7 +184,7 @@ def measure_decision(
 
 
 def _asking(world: World, data: ProtocolData) -> World:
-    """Return the same gallery for the test's queries."""
+    """Return the same gallery with the queries of the test."""
     return replace(world, task=data.test)
 
 
@@ -192,9 +193,9 @@ def _spread(embeddings: Embeddings) -> Floats:
 
 
 def _of_similarity(results: RetrievalResults, outliers: dict[str, Floats]) -> Result:
-    """Measure the plain similarity of the first result as a signal, for comparison.
+    """For comparison, measure the plain similarity of the first result as a signal.
 
-    Clipped at 0, it also serves as an uncalibrated confidence.
+    The similarity, clipped at 0, is also used as an uncalibrated confidence.
     """
     doubt = 1 - results.similarities[:, 0]
     doubts = {name: 1 - values for name, values in outliers.items()}
@@ -224,7 +225,7 @@ def _drawn_layers(
     results: RetrievalResults,
     posterior: LaplacePosterior,
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield embeddings of all images for each drawn last layer."""
+    """Draw last layers; for each of them, yield the embeddings of all images."""
     network = load_encoder(config.network, run.checkpoint)
     network.place_trunk(trunk_device(config.training))
     features = all_features(network, results.task.gallery)
@@ -234,7 +235,7 @@ def _drawn_layers(
     weights, biases = posterior.sample(N_SAMPLES, generator)
 
     def by_all(some: Tensor) -> Tensor:
-        """Return embeddings (N, S, D) by one matrix product, which reads the features once."""
+        """Return embeddings (N, S, D) by all layers in one product, reading the features once."""
         return (some @ weights.flatten(0, 1).T).reshape(len(some), *biases.shape) + biases
 
     galleries = by_all(features)

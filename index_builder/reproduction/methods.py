@@ -1,7 +1,7 @@
-"""Methods of the papers by name, as changes to the configuration of a build.
+"""The methods of the papers by name. A method is a set of changes to a configuration.
 
-A comparison has one configuration of data and network. `configured` applies a method of `METHODS`
-to it.
+All methods of a comparison start from the same configuration of data and network. `configured`
+applies the changes of a method in `METHODS`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Config = TypeVar("Config", bound=EncoderConfig)
 
 @dataclass(frozen=True, slots=True)
 class PaperMethod:
-    """A method as changes to a configuration.
+    """A method: the changes that it makes to a configuration.
 
     Attributes
     ----------
-    title : title in a table.
-    posterior : the whole table `[posterior]`.
-    network : keys of `[network]`.
-    small_cnn : further keys of `[network]` for the papers' own trunk.
-    post_hoc : whether the method uses the encoder of ``deterministic``, so that it needs no
+    title : title of the method in tables.
+    posterior : the table `[posterior]`, which is replaced.
+    network : keys of the table `[network]` that are changed.
+    small_cnn : further keys of `[network]` that are changed if the trunk is `small_cnn`.
+    post_hoc : whether the method uses the trained encoder of ``deterministic`` and needs no
         training.
     """
 
@@ -44,7 +44,7 @@ class PaperMethod:
 
 
 def _laplace(approximation: str, split: str) -> dict[str, PaperMethod]:
-    """Return post-hoc and online Laplace with one of the six curvatures, diagonal as published."""
+    """Return post-hoc and online Laplace with one curvature; it is diagonal, as in the papers."""
     suffix = "" if split == "euclidean" else f"_{split}"
     curvature = {"structure": "diagonal", "approximation": approximation, "split": split}
     return {
@@ -60,7 +60,7 @@ def _laplace(approximation: str, split: str) -> dict[str, PaperMethod]:
 
 
 def _kronecker(method: str, title: str, *, post_hoc: bool) -> dict[str, PaperMethod]:
-    """Return Kronecker-factored Laplace with a prior relative to its curvature."""
+    """Return Kronecker-factored Laplace, whose prior is relative to the curvature."""
     ways = ("fixed", "positives") if post_hoc else ("fixed",)
     return {
         f"kron_{'posthoc' if post_hoc else 'online'}_{approximation}": PaperMethod(
@@ -90,7 +90,7 @@ def _choices(key: str) -> tuple[str, ...]:
 
 METHODS: Mapping[str, PaperMethod] = {
     "deterministic": PaperMethod("deterministic", {"method": "deterministic"}, post_hoc=True),
-    # A share of 0.2 between all trainable layers, except in a pretrained trunk (LAM, G.4).
+    # Dropout of 0.2 between all trained layers, but not in a pretrained trunk (LAM, G.4).
     "mc_dropout": PaperMethod(
         "MC dropout",
         {"method": "mc_dropout"},
@@ -99,7 +99,7 @@ METHODS: Mapping[str, PaperMethod] = {
     ),
     "ensemble": PaperMethod("deep ensemble", {"method": "ensemble"}),
     "embedding_norm": PaperMethod(
-        "length of the embedding as concentration", {"method": "embedding_norm"}, post_hoc=True
+        "embedding length as concentration", {"method": "embedding_norm"}, post_hoc=True
     ),
     "loss_ranking": PaperMethod(
         "pretrained visual uncertainties, losses ranked",
@@ -118,7 +118,7 @@ METHODS: Mapping[str, PaperMethod] = {
         for name, method in _laplace(approximation, split).items()
     },
     "lam_online_sampled": PaperMethod(
-        "online Laplace, two drawn layers in each step",
+        "online Laplace, two sampled layers in each step",
         {"method": "online_laplace", "structure": "diagonal", "n_samples": 2},
     ),
     **_kronecker("laplace", "Laplace", post_hoc=True),
@@ -130,20 +130,20 @@ METHODS: Mapping[str, PaperMethod] = {
         "von Mises-Fisher prior", variance="isotropic", prior="von_mises_fisher"
     ),
 }
-"""Methods by their name on the command line."""
+"""Methods by name; the command line uses these names."""
 
 
 def configured(base: Config, name: str, checkpoint: Path | None = None) -> Config:
-    """The configuration of a method.
+    """Return the configuration of a method.
 
     Parameters
     ----------
-    base : data, network, training and calibration. Its posterior is replaced, except the options
-        that all Laplace posteriors share. Its objective is used for methods that accept any; other
-        methods have their own loss.
+    base : the configuration to change. Its posterior is replaced. If both posteriors are Laplace,
+        the options for prior and temperature are kept. The objective is kept if the method accepts
+        any objective; otherwise, the method has its own loss.
     name : a name in `METHODS`.
-    checkpoint : checkpoint of a ``deterministic`` encoder; post-hoc methods use it, others train an
-        encoder.
+    checkpoint : checkpoint of a ``deterministic`` encoder. Post-hoc methods use it; other methods
+        train an encoder.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""All metrics and curves of one method, from arrays."""
+"""Computes all metrics and curves of one method from arrays."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from index_builder.reproduction.retrieval import (
 from model_store.sphere import unit_direction
 
 N_FULL = 1_000
-"""Number of random queries with a complete ranking (60,000 items each)."""
+"""Number of random queries for which the whole gallery is ranked; a ranking can have 60,000
+items."""
 
 N_STRUCTURE = 10_000
-"""Maximum number of queries for metrics of the embedding's structure."""
+"""Maximum number of queries for metrics of the structure of the embedding."""
 
 MAX_CLUSTERS = 1_000
-"""Maximum number of labels for NMI; with more, k-means would take longer than everything else."""
+"""Maximum number of labels for NMI. With more labels, k-means would take most of the time."""
 
 N_POINTS = 120
 """Number of points of a curve on the page."""
@@ -45,17 +46,17 @@ Result = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """The signals of a method for B queries, and for outliers.
+    """The uncertainties and scores of a method for B queries and for outliers.
 
     Attributes
     ----------
     uncertainties : (B,) uncertainty of the first result; None if the method has none.
     outlier_scores : (B,) outlier scores of the queries; None if the method has none.
     scores_of_outliers : outlier scores of each kind of outlier, by name.
-    confidences, outcomes : (B,) a probability, and whether its event happened; None without
-        probabilities.
-    acceptance : (B,) score that accepts queries in the open set; larger is more certain.
-    acceptance_outliers : this score for the first kind of outliers.
+    confidences, outcomes : (B,) a probability, and whether the predicted event occurred; None if
+        the method has no probabilities.
+    acceptance : (B,) score for the open-set metrics: queries with a large score are accepted.
+    acceptance_outliers : the same score for the outliers of the first kind.
     """
 
     uncertainties: Floats | None
@@ -68,7 +69,7 @@ class Signals:
 
 
 def of_ranking(results: RetrievalResults, seed: int) -> Result:
-    """Measure the ranked lists and the structure of the embedding."""
+    """Return the metrics of the ranked lists and of the structure of the embedding."""
     some = np.random.default_rng(seed).permutation(len(results.found))
     full_rows = np.sort(some[:N_FULL])
     whole = full_matches(results, full_rows)
@@ -97,7 +98,7 @@ def of_ranking(results: RetrievalResults, seed: int) -> Result:
 
 
 def of_signals(signals: Signals, correct: Bools) -> Result:
-    """Measure the uncertainty against errors, outliers, probabilities and the open set."""
+    """Return the metrics of errors, outliers, calibration and the open set."""
     result: Result = {}
     if signals.uncertainties is not None:
         result["error_auroc"] = metrics.error_auroc(signals.uncertainties, correct)
@@ -121,7 +122,7 @@ def of_signals(signals: Signals, correct: Bools) -> Result:
 
 
 def curves(signals: Signals, correct: Bools) -> dict[str, Any]:
-    """Return the curves of a report, with few enough points for a page."""
+    """Return the curves of a report; each has at most `N_POINTS` points."""
     drawn: dict[str, Any] = {}
     if signals.confidences is not None and signals.outcomes is not None:
         bins = metrics.reliability_by_width(signals.confidences, signals.outcomes)
@@ -150,9 +151,10 @@ def _thinned(x: Floats, y: Floats) -> list[list[float]]:
 
 
 def _histogram(ordinary: Floats, scores: Floats) -> dict[str, list[float]]:
-    """Return histograms of both kinds over the ranks of all values, in bins of equal width.
+    """Return histograms of the ranks of ordinary queries and of outliers, in equal bins.
 
-    Ranks show the overlap; uncertainties of methods have no common scale and long tails.
+    The ranks are those of all values together, because the uncertainties of different methods have
+    different scales and long tails.
     """
     values = np.concatenate([ordinary, scores])
     ranks = np.searchsorted(np.sort(values), values, side="left") / max(len(values) - 1, 1)

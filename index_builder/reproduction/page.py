@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML page, without scripts, in light and dark colours."""
+"""Writes a report as one HTML page without scripts or other files, in light or dark colours."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 Method = Mapping[str, Any]
 
 N_HUES = 8
-"""Colours of the methods; with more methods, colours repeat."""
+"""Number of colours; with more methods, colours repeat."""
 
 N_SHOWN = 4
-"""Methods that charts initially show in colour."""
+"""Number of methods that charts initially show in colour."""
 
 
 def write_page(report: Report, path: Path) -> None:
@@ -44,7 +44,7 @@ def write_page(report: Report, path: Path) -> None:
 
 
 def page(report: Report) -> str:
-    """The page of a report."""
+    """Return the page of a report."""
     environment = templates_of("index_builder.reproduction")
     environment.filters["figure"] = figure
     environment.filters["gibibytes"] = gibibytes
@@ -78,7 +78,7 @@ def _mean(method: Method, metric: str) -> float | None:
 
 
 def _best(column: Column, methods: Sequence[Method]) -> set[int]:
-    """Return the rows of the methods with the best printed value of a column."""
+    """Return the rows of the methods whose rounded value is the best of a column."""
     known = {
         place: round(value, 3)
         for place, method in enumerate(methods)
@@ -91,26 +91,28 @@ def _best(column: Column, methods: Sequence[Method]) -> set[int]:
 
 
 def _shown_at_first(methods: Sequence[Method]) -> set[int]:
-    """Return the last method, the decision layer, and the best other method by AUSC."""
+    """Return the decision layer, which is the last method, and the best other methods by AUSC."""
     last = len(methods) - 1
     others = sorted(range(last), key=lambda place: -(_mean(methods[place], "ausc") or 0.0))
     return {last, *others[: N_SHOWN - 1]}
 
 
 def _charts(methods: Sequence[Method]) -> list[dict[str, Any]]:
-    """Charts of all methods together."""
+    """Return the charts that show all methods."""
     drawn = [
         _overlay(
             methods,
-            "Leaving out the least sure",
-            "Accuracy after removing the most uncertain queries. Steeper is better.",
+            "Accuracy without the most uncertain queries",
+            "Accuracy after removing a share of the queries, the most uncertain first. Steeper is "
+            "better.",
             ("share of queries removed", "accuracy of the rest"),
             [method["curves"].get("sparsification") for method in methods],
         ),
         _overlay(
             methods,
             "Risk and coverage",
-            "Errors among the answered queries, the most certain first. Lower is better.",
+            "Share of wrong answers if only the most certain queries are answered. Lower is "
+            "better.",
             ("share of queries answered", "share of wrong answers"),
             [method["curves"].get("risk_coverage") for method in methods],
             from_zero=True,
@@ -120,8 +122,9 @@ def _charts(methods: Sequence[Method]) -> list[dict[str, Any]]:
     drawn += [
         _overlay(
             methods,
-            f"Telling outliers: {name}",
-            "Outliers found against false alarms, at every threshold. Up and left is better.",
+            f"Detection of outliers: {name}",
+            "Share of detected outliers and of false alarms, for every threshold. Up and left is "
+            "better.",
             ("false alarms on ordinary queries", "outliers found"),
             [method["curves"].get("outliers", {}).get(name, {}).get("roc") for method in methods],
             from_zero=True,
@@ -160,7 +163,7 @@ def _overlay(
 
 
 def _card(method: Method) -> dict[str, Any]:
-    """Charts of one method alone."""
+    """Return the charts of one method."""
     curves = method["curves"]
 
     def draw_reliability(ax: Axes) -> None:
@@ -193,7 +196,7 @@ def _card(method: Method) -> dict[str, Any]:
 
 
 def _longest(methods: Sequence[Method]) -> dict[str, float]:
-    """Return the maximum mean of each stage, for scaling the bars."""
+    """Return the longest mean time of each stage, which scales the bars."""
     return {
         stage: max([method["costs"][stage]["seconds"]["mean"] for method in methods] + [1e-9])
         for stage in STAGES
@@ -201,7 +204,7 @@ def _longest(methods: Sequence[Method]) -> dict[str, float]:
 
 
 def _comparison(report: Report) -> dict[str, Any] | None:
-    """Return the papers' figures, each beside the measured value."""
+    """Return pairs of published and measured values."""
     published = report["protocol"]["published"]
     measured = {method["name"]: method for method in report["methods"]}
     columns = [

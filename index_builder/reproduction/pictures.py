@@ -1,4 +1,4 @@
-"""Small copies of queries for a report: the most certain, the least certain, and the wrong ones."""
+"""Thumbnails for a report: most certain queries, least certain queries, and wrong first results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from index_builder.reproduction.retrieval import RetrievalResults
 
 N_SHOWN = 12
 SIDE = 56
-"""Maximum side of a picture in pixels; photographs stay recognisable and the page small."""
+"""Maximum side of a thumbnail in pixels."""
 
 Floats = NDArray[np.float64]
 
@@ -27,12 +27,13 @@ def pictures(
 
     Parameters
     ----------
-    uncertainties, confidences : (B,) of the queries.
+    uncertainties, confidences : (B,) for each query.
 
     Returns
     -------
-    ``surest``, ``least_sure`` and ``wrong`` (the most certain first). Each query has the pictures
-    and labels of query and first result, its uncertainty and its confidence.
+    Lists of queries by name: ``surest``, ``least_sure``, and ``wrong`` with the most certain query
+    first. A query has thumbnails and labels of query and first result, an uncertainty and a
+    confidence.
     """
     order = np.argsort(uncertainties, kind="stable")
     wrong = order[~results.correct[order]]
@@ -61,7 +62,7 @@ def _shown(
 
 
 def data_uri(images: LabelledImages, position: int) -> str:
-    """Return an image as a data URI: PNG if it is small, otherwise WebP of `SIDE` pixels."""
+    """Return an image as a data URI: a small image as PNG, a large one as a WebP thumbnail."""
     image = Image.fromarray(images.pixels(position))
     buffer = io.BytesIO()
     if max(image.size) <= SIDE:

@@ -1,4 +1,4 @@
-"""Measured costs: wall time, peak memory, and a description of the machine."""
+"""Measures wall time and peak memory, and describes the machine."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from model_store.installation import DISTRIBUTION, installed_versions
 
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 _RESET_PEAK = "5"
-"""Value that makes the kernel reset the peak memory (proc(5), clear_refs)."""
+"""Writing this value to clear_refs resets the peak memory of the process, see proc(5)."""
 
 _LIBRARIES = (DISTRIBUTION, "torch", "torchvision", "numpy", "scikit-learn", "faiss-cpu")
 
 
 @dataclass(slots=True)
 class Cost:
-    """The cost of one part of the work.
+    """The cost of a stage, such as the training.
 
     Attributes
     ----------
     seconds : wall time.
-    peak_bytes : peak memory of the process, including memory allocated before.
+    peak_bytes : peak memory of the process, including memory that was allocated before the stage.
     peak_gpu_bytes : peak GPU memory of torch; None without a GPU.
     """
 
@@ -42,9 +42,9 @@ class Cost:
 
 @contextlib.contextmanager
 def measured() -> Iterator[Cost]:
-    """Measure the cost of the context; it is set when the context ends."""
+    """Measure the cost of the code in this context; the values are set at its end."""
     cost = Cost()
-    with contextlib.suppress(OSError):  # without Linux the peak is since the start of the process
+    with contextlib.suppress(OSError):  # without this reset, the peak counts from the process start
         _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()

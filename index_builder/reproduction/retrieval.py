@@ -1,4 +1,4 @@
-"""A task searched with an encoder: embeddings, ranked lists, and their true matches."""
+"""Searches the gallery of a task with an encoder, and marks the true matches in the results."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Rows = NDArray[np.int64]
 _CHUNK = 256
 
 _FEW_DIMENSIONS = 8
-"""Maximum dimension for a tree search. In three dimensions it is 30 times faster than computing all
-distances, and a consensus searches 100 times."""
+"""Maximum dimension for a tree search. In three dimensions, a tree search is 30 times faster than
+computing all distances. This matters because a consensus needs 100 searches."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalResults:
-    """Queries of a task and the first items of their lists.
+    """The queries of a task, with the first items of their result lists.
 
     Attributes
     ----------
     task : the searched task.
     queries, gallery : embeddings, without features.
-    found : (B, n) rows of the gallery, nearest first, without the query itself.
+    found : (B, n) gallery rows of the results, the nearest first; the query itself is left out.
     similarities : (B, n).
     matches : (B, n) whether each result is a true match.
     n_relevant : (B,) number of true matches in the gallery.
@@ -57,7 +57,7 @@ class RetrievalResults:
 
     @property
     def correct(self) -> NDArray[np.bool_]:
-        """A mask (B,) of queries with a correct first result."""
+        """Whether the first result of each query is correct, (B,)."""
         return self.matches[:, 0]
 
     @property
@@ -73,7 +73,7 @@ class RetrievalResults:
 
 
 def search(encoder: Encoder, task: Task) -> RetrievalResults:
-    """Embed a task's images, and search the `N_CANDIDATES` nearest items of each query."""
+    """Embed the images of a task, and find the `N_CANDIDATES` nearest items of each query."""
     gallery = embed_all(encoder, task.gallery, "embedding the gallery")
     own = task.own_rows()
     if own is None:
@@ -90,7 +90,7 @@ def search(encoder: Encoder, task: Task) -> RetrievalResults:
 def nearest(
     queries: NDArray[np.float32], gallery: NDArray[np.float32], n: int, own: Rows | None
 ) -> tuple[Rows, Floats]:
-    """Return rows and similarities (B, n) of the most similar items, without the query itself."""
+    """Return rows and similarities (B, n) of the most similar items, except the query itself."""
     n = min(n + (own is not None), len(gallery))
     similarities, found = _search(queries, gallery, n)
     if own is None:
@@ -104,16 +104,16 @@ def nearest(
 
 
 def _others(found: Rows, own: Rows) -> NDArray[np.bool_]:
-    """Return a mask (B, n) that is False at one entry of each row: the query itself, if found."""
+    """Return a mask (B, n) that leaves out one result: the query itself, or else the last."""
     kept: NDArray[np.bool_] = found != own[:, None]
-    kept[kept.all(axis=1), -1] = False  # the query may be missing among many equally near items
+    kept[kept.all(axis=1), -1] = False  # with many equally near items, the query may not be found
     return kept
 
 
 def _search(
     queries: NDArray[np.float32], gallery: NDArray[np.float32], n: int
 ) -> tuple[Floats, Rows]:
-    """Return similarities and rows (B, n) of the nearest unit vectors, by exact search."""
+    """Return similarities and rows (B, n) of the nearest unit vectors; the search is exact."""
     if gallery.shape[1] <= _FEW_DIMENSIONS:
         distances, rows = KDTree(gallery).query(queries, np.arange(1, n + 1))
         return 1 - np.square(distances) / 2, np.asarray(rows, dtype=np.int64)
@@ -124,7 +124,7 @@ def _search(
 
 
 def full_matches(results: RetrievalResults, rows: Rows) -> NDArray[np.bool_]:
-    """Rank the whole gallery for queries ``rows`` (b,); return a mask of true matches (b, n)."""
+    """Rank the whole gallery for queries ``rows`` (b,); return a mask (b, n) of true matches."""
     gallery = unit_direction(results.gallery.mean)
     own = results.task.own_rows()
     n = len(gallery) - (own is not None)
@@ -140,9 +140,10 @@ def full_matches(results: RetrievalResults, rows: Rows) -> NDArray[np.bool_]:
 
 
 def euclidean_matches(results: RetrievalResults, n: int) -> NDArray[np.bool_]:
-    """Rank by Euclidean distance of unnormalised embeddings; return a mask (B, n) of true matches.
+    """Rank by the Euclidean distance of embeddings that are not normalised; return true matches.
 
-    A service ranks by direction only; the difference shows the information in the lengths.
+    The service ranks by direction only. A comparison of both rankings shows how much the lengths of
+    embeddings help. The result is a mask (B, n).
     """
     own = results.task.own_rows()
     index = faiss.IndexFlatL2(results.gallery.mean.shape[1])
@@ -155,7 +156,7 @@ def euclidean_matches(results: RetrievalResults, n: int) -> NDArray[np.bool_]:
 
 
 def label_codes(task: Task) -> tuple[Rows, Rows]:
-    """Return label codes of queries and gallery; -1 for a query label that the gallery lacks."""
+    """Return label codes of queries and gallery; -1 for a label that is not in the gallery."""
     names = {name: code for code, name in enumerate(sorted(set(task.gallery.labels)))}
     return (
         np.array([names.get(label, -1) for label in task.queries.labels]),
@@ -166,10 +167,10 @@ def label_codes(task: Task) -> tuple[Rows, Rows]:
 def consensus_of_queries(
     results: RetrievalResults, fingerprint: str
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return confidence and correctness of each query's consensus, (B,) each.
+    """Return the confidence of each query's consensus, and whether it is correct, (B,) each.
 
-    100 samples of each query vote for the labels of their nearest candidates, as in a served
-    search.
+    As in the service, 100 samples of a query vote for the label of their nearest candidate. The
+    most frequent label is the consensus.
     """
     of_queries, of_gallery = label_codes(results.task)
     gallery = unit_direction(results.gallery.mean)
@@ -187,7 +188,7 @@ def consensus_of_queries(
 def consensus_of_samples(
     task: Task, draws: Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the consensus if queries and gallery are sampled together, as in the authors' code.
+    """Return the consensus of samples of queries and gallery, as in the authors' code.
 
     Parameters
     ----------
@@ -206,7 +207,7 @@ def consensus_of_samples(
 def independent_draws(
     results: RetrievalResults, generator: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield samples of each image's distribution, for a posterior without layers to sample."""
+    """Yield samples of the distribution of each image, for posteriors that cannot sample layers."""
     own = results.task.own_rows()
 
     def drawn(embeddings: Embeddings) -> NDArray[np.float32]:

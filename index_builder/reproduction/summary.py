@@ -1,4 +1,4 @@
-"""Cells to a report: means over seeds, tables, and the machines of the measurements."""
+"""Combines cells into a report: means over seeds, tables, and the machines that measured."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A metric of a table.
+    """A column of a table: one metric.
 
     Attributes
     ----------
-    larger_is_better : None if neither direction is better.
+    larger_is_better : None if neither a larger nor a smaller value is better.
     meaning : an explanation of the metric.
     """
 
@@ -32,62 +32,129 @@ class Column:
 
 COLUMNS = (
     Column("recall_at_1", "R@1", True, "Share of queries whose first result is right."),
-    Column("map_at_5", "mAP@5", True, "How many of the first five are right, and how early."),
-    Column("map_at_10", "mAP@10", True, "As mAP@5, of the first ten."),
-    Column("map_at_r", "mAP@R", True, "As mAP@5, of the first R; R is the number of true matches."),
-    Column("ood_auroc", "AUROC", True, "Outliers against ordinary queries; 0.5 is chance."),
-    Column("ood_auprc", "AUPRC", True, "Outliers: area under precision over recall."),
-    Column("ood_fpr95", "FPR@95", False, "Ordinary queries rejected with 95 % of outliers."),
-    Column("error_auroc", "error AUROC", True, "Wrong against right first results."),
-    Column("ausc", "AUSC", True, "Mean accuracy while the least certain queries are removed."),
-    Column("aurc", "AURC", False, "Mean error among answered queries, over all coverages."),
-    Column("augrc", "AUGRC", False, "Mean share of wrong answers, over all coverages."),
-    Column("ece", "ECE", False, "Mean difference of confidence and accuracy."),
-    Column("brier", "Brier", False, "Squared error of the confidence."),
-    Column("dir_at_far_0.1", "DIR", True, "Known queries right; 10 % of outliers accepted."),
-    Column("oscr", "OSCR", True, "A known query is right, and more certain than an outlier."),
+    Column("map_at_5", "mAP@5", True, "Mean average precision of the first five results."),
+    Column("map_at_10", "mAP@10", True, "Mean average precision of the first ten results."),
+    Column(
+        "map_at_r",
+        "mAP@R",
+        True,
+        "Mean average precision of the first R results; R is the number of true matches.",
+    ),
+    Column(
+        "ood_auroc", "AUROC", True, "Separation of outliers from ordinary queries; 0.5 is chance."
+    ),
+    Column(
+        "ood_auprc", "AUPRC", True, "Detection of outliers: area under the precision-recall curve."
+    ),
+    Column(
+        "ood_fpr95", "FPR@95", False, "Rejected ordinary queries if 95 % of outliers are rejected."
+    ),
+    Column("error_auroc", "error AUROC", True, "Separation of wrong from right first results."),
+    Column("ausc", "AUSC", True, "Mean accuracy while uncertain queries are removed step by step."),
+    Column("aurc", "AURC", False, "Mean error rate of the answered queries, over all coverages."),
+    Column(
+        "augrc", "AUGRC", False, "Mean share of wrong answers in all queries, over all coverages."
+    ),
+    Column("ece", "ECE", False, "Mean difference between confidence and accuracy."),
+    Column("brier", "Brier", False, "Mean squared error of the confidence."),
+    Column(
+        "dir_at_far_0.1",
+        "DIR",
+        True,
+        "Right and accepted known queries if 10 % of outliers are accepted.",
+    ),
+    Column(
+        "oscr",
+        "OSCR",
+        True,
+        "Probability that a known query is right and more certain than an outlier.",
+    ),
 )
 
 STRUCTURE = (
-    Column("recall_at_2", "R@2", True, "A true match among the first two."),
-    Column("recall_at_5", "R@5", True, "A true match among the first five."),
-    Column("recall_at_10", "R@10", True, "A true match among the first ten."),
-    Column("euclidean_recall_at_1", "R@1, Eucl.", True, "R@1 by Euclidean distance, not cosine."),
-    Column("euclidean_recall_at_10", "R@10, Eucl.", True, "R@10 by Euclidean distance."),
-    Column("map_at_1000", "mAP@1000", True, "mAP of the first thousand."),
-    Column("average_precision", "AP", True, "Average precision over whole rankings."),
+    Column(
+        "recall_at_2", "R@2", True, "Share of queries with a true match in the first two results."
+    ),
+    Column(
+        "recall_at_5", "R@5", True, "Share of queries with a true match in the first five results."
+    ),
+    Column(
+        "recall_at_10", "R@10", True, "Share of queries with a true match in the first ten results."
+    ),
+    Column(
+        "euclidean_recall_at_1",
+        "R@1, Eucl.",
+        True,
+        "R@1 if results are ranked by Euclidean distance.",
+    ),
+    Column(
+        "euclidean_recall_at_10",
+        "R@10, Eucl.",
+        True,
+        "R@10 if results are ranked by Euclidean distance.",
+    ),
+    Column(
+        "map_at_1000", "mAP@1000", True, "Mean average precision of the first thousand results."
+    ),
+    Column("average_precision", "AP", True, "Mean average precision of whole rankings."),
     Column("nmi", "NMI", True, "Agreement of k-means clusters with labels."),
     Column("entropy", "entropy", None, "Entropy of the embedding, up to a constant."),
-    Column("feature_diversity", "feature div.", None, "How evenly dimensions are used."),
-    Column("cluster_diversity", "cluster div.", None, "Variance of distances within labels."),
-    Column("ausc_with_neighbour", "AUSC, both", True, "AUSC by query's and neighbour's variance."),
-    Column("similarity_ood_auroc", "AUROC, sim.", True, "AUROC of the plain similarity."),
-    Column("similarity_error_auroc", "error AUROC, sim.", True, "Of plain similarity."),
-    Column("similarity_ausc", "AUSC, sim.", True, "AUSC of the plain similarity."),
-    Column("recall_of_likeliest", "R@1, by prob.", True, "R@1 of lists by probability."),
-    Column("ece_of_likeliest", "ECE, by prob.", False, "ECE of lists by probability."),
-    Column("error_auroc_of_likeliest", "error AUROC, by prob.", True, "Of lists by probability."),
-    Column("dir_at_far_0.01", "DIR at 1 %", True, "Known queries right; 1 % of outliers accepted."),
+    Column(
+        "feature_diversity", "feature div.", None, "How evenly the embedding uses its dimensions."
+    ),
+    Column("cluster_diversity", "cluster div.", None, "Variance of the distances within a label."),
+    Column(
+        "ausc_with_neighbour",
+        "AUSC, both",
+        True,
+        "AUSC by the sum of the variances of query and first result.",
+    ),
+    Column(
+        "similarity_ood_auroc", "AUROC, sim.", True, "AUROC if the similarity is the only signal."
+    ),
+    Column(
+        "similarity_error_auroc",
+        "error AUROC, sim.",
+        True,
+        "Error AUROC if the similarity is the only signal.",
+    ),
+    Column("similarity_ausc", "AUSC, sim.", True, "AUSC if the similarity is the only signal."),
+    Column(
+        "recall_of_likeliest", "R@1, by prob.", True, "R@1 if results are ranked by probability."
+    ),
+    Column("ece_of_likeliest", "ECE, by prob.", False, "ECE if results are ranked by probability."),
+    Column(
+        "error_auroc_of_likeliest",
+        "error AUROC, by prob.",
+        True,
+        "Error AUROC if results are ranked by probability.",
+    ),
+    Column(
+        "dir_at_far_0.01",
+        "DIR at 1 %",
+        True,
+        "Right and accepted known queries if 1 % of outliers are accepted.",
+    ),
 )
 
 STAGES = ("training", "fit", "evaluation")
 
 SEEN_BY_THE_DECISION_LAYER = (
-    "Data that only the decision layer has seen, not the other methods: the gallery's labels and  "
-    "features, labelled queries held out of training, some of them corrupted, and crops of a "
-    "photograph as examples of outliers."
+    "The decision layer uses data that the other methods do not use: the labels and features of "
+    "the gallery, labelled queries that were held out of training (some of them corrupted), and "
+    "crops of a photograph as examples of outliers."
 )
 
 
 def further_outliers(report: Report) -> tuple[Column, ...]:
-    """Columns of the other kinds of outliers."""
+    """Return columns for all kinds of outliers except the first."""
     protocol = report["protocol"]
     return tuple(
         Column(
             f"ood_auroc: {name}",
             f"AUROC, {name}",
             True,
-            f"Separation of outliers from ordinary queries:  {name}, {one['kind']} ones.",
+            f"Separation of {name} ({one['kind']} outliers) from ordinary queries.",
         )
         for name, one in protocol["outliers"].items()
         if name != protocol["main_outliers"]
@@ -95,13 +162,13 @@ def further_outliers(report: Report) -> tuple[Column, ...]:
 
 
 def report_of(plan: Plan, cells: Sequence[Cell], failures: Sequence[Failure] = ()) -> Report:
-    """Return all measured results, by method.
+    """Return a report of all measured results.
 
     Returns
     -------
-    A JSON object with ``protocol``, ``seeds``, ``methods``, the metrics of every cell,
-    ``failures``, ``machines`` and ``config``. Each method has mean, standard deviation and number
-    of its metrics, its costs, and curves and pictures of the first seed.
+    A JSON object with ``protocol``, ``seeds``, ``epochs``, ``methods``, ``failures``, ``machines``
+    and ``config``. A method has its metrics for each seed, their means and standard deviations, and
+    its costs. It also has the curves and pictures of the first seed.
     """
     protocol = PROTOCOLS[plan.base.dataset.protocol]
     first = cells[0]
@@ -164,7 +231,7 @@ def _method(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def summarised(values: Sequence[float | None]) -> dict[str, float | int | None]:
-    """Return mean and sample standard deviation of the defined values."""
+    """Return mean, sample standard deviation and number of the defined values."""
     known = [value for value in values if value is not None]
     return {
         "mean": float(np.mean(known)) if known else None,
@@ -174,7 +241,7 @@ def summarised(values: Sequence[float | None]) -> dict[str, float | int | None]:
 
 
 def markdown(report: Report) -> str:
-    """Return the main table, the costs, and the papers' results if there are any."""
+    """Return the main table, the costs, and the published results if there are any."""
     columns = (*COLUMNS, *further_outliers(report))
     parts = [
         _table(report["methods"], columns),
@@ -188,7 +255,7 @@ def markdown(report: Report) -> str:
 
 
 def figure(value: Mapping[str, Any] | None, digits: int = 3) -> str:
-    """Format mean ± standard deviation; a dash if undefined."""
+    """Format a value as mean ± standard deviation; an undefined value as a dash."""
     if value is None or value["mean"] is None:
         return "–"
     mean = f"{value['mean']:.{digits}f}"
@@ -220,7 +287,7 @@ def _costs(methods: Sequence[Mapping[str, Any]]) -> str:
 
 
 def gibibytes(value: Mapping[str, Any]) -> str:
-    """A printed number of bytes."""
+    """Format a number of bytes in GiB."""
     return "–" if value["mean"] is None else f"{value['mean'] / 2**30:.2f}"
 
 
@@ -235,7 +302,7 @@ def _published(
         [titles.get(name, name), *(row.get(column.metric, "–") for column in columns)]
         for name, row in published.items()
     ]
-    return _lines(["the papers' own", *(column.title for column in columns)], rows)
+    return _lines(["published results", *(column.title for column in columns)], rows)
 
 
 def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

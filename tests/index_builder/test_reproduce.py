@@ -158,7 +158,7 @@ def test_the_table_holds_what_the_report_does(out: Path, report: dict[str, Any])
         assert 0 <= known["augrc"]["mean"] <= known["aurc"]["mean"]
     assert "AUGRC" in table
     assert "OSCR" in table
-    assert "Data that only the decision layer has seen, not the other methods" in table
+    assert "The decision layer uses data that the other methods do not use" in table
 
 
 def test_the_authors_figures_of_a_table_are_of_one_state_of_theirs() -> None:

@@ -19,15 +19,17 @@ def compare_objectives(
     weights: str | None = None,
     **options: Any,  # noqa: ANN401 - of `protocol_config`
 ) -> str:
-    """Measure all missing cells (data set × objective × seed), and report all cells.
+    """Measure all cells (data set × objective × seed) without a result, and report all cells.
 
     Returns
     -------
-    The tables in Markdown; ``directory`` also has table.md, report.json and report.html.
+    The tables in Markdown. The files table.md, report.json and report.html are written to
+    ``directory``.
 
     Raises
     ------
-    BuildError : a name is unknown, data are missing, or encoders failed; the others are reported.
+    BuildError : a name is unknown, data are missing, or an encoder failed. All other encoders are
+        reported.
     """
     named = objectives_named(objectives)
     grid = Grid(named, range(n_seeds), directory, options, DATA_SETS, weights)
@@ -41,7 +43,7 @@ def compare_objectives(
     (directory / "table.md").write_text(tables, encoding="utf-8")
     if failures:
         raise BuildError(
-            f"{len(failures)} encoders could not be measured; {directory} has the tables of the "
-            f"others. {'; '.join(failures)}"
+            f"{len(failures)} encoders could not be measured. The tables in {directory} have "
+            f"all others. {'; '.join(failures)}"
         )
     return tables

@@ -1,4 +1,4 @@
-"""Data sets × seeds × objectives: each encoder is measured once, also after interruptions."""
+"""Measures data sets × seeds × objectives. A cell is one encoder; finished cells are kept."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from model_store.errors import BuildError, ConfigError
 from model_store.files import replacing
 
 DATA_SETS = ("caltech-101", "fashion-mnist-tiny", "omniglot-small")
-"""Protocols, the quickest first."""
+"""Names of protocols; the quickest protocol is first."""
 
 OF_PRIORS = ("contrastive", "multi_similarity", "cross_entropy", "proxy_anchor")
-"""Objectives, one of each kind; their encoders compare the ways to choose a prior."""
+"""One objective of each kind. The ways to choose a prior are compared on the encoders of these
+objectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,11 @@ class Grid:
     Attributes
     ----------
     objectives : names in `OBJECTIVES`.
-    seeds : seeds of the training and of the choice of held-out images.
+    seeds : a seed determines the training and which images are held out.
     directory : the output folder.
     options : arguments of `protocol_config` for all data sets.
     data_sets : names in `PROTOCOLS`.
-    weights : weights of the pretrained trunk; None for torchvision's.
+    weights : weights of the pretrained trunk; None for the weights of torchvision.
     """
 
     objectives: Sequence[str]
@@ -46,7 +47,7 @@ class Grid:
     weights: str | None = None
 
     def config(self, data_set: str, objective: str, seed: int) -> ProtocolConfig:
-        """Configuration of an encoder."""
+        """Return the configuration of an encoder."""
         config = protocol_config(data_set, seed=seed, objective=objective, **self.options)
         if config.network.frozen and self.weights is not None:
             network = config.network.model_copy(update={"weights": self.weights})
@@ -56,7 +57,8 @@ class Grid:
     def cells(self) -> Iterator[tuple[str, str, int]]:
         """Yield data set, objective and seed of every encoder, ordered by seed.
 
-        Objectives with views need a trained trunk, because a frozen trunk encodes each image once.
+        Objectives on views are left out if the trunk is frozen: a frozen trunk encodes each image
+        once, so there are no two views.
         """
         for data_set in self.data_sets:
             frozen = self.config(data_set, "contrastive", 0).network.frozen
@@ -71,11 +73,11 @@ class Grid:
 
 
 def objectives_named(wanted: str | None) -> list[str]:
-    """Return the objectives of a comma-separated list; all for None.
+    """Return the objectives of a comma-separated list; None means all objectives.
 
     Raises
     ------
-    ConfigError : an unknown one.
+    ConfigError : a name is not in `OBJECTIVES`.
     """
     if wanted is None:
         return list(OBJECTIVES)
@@ -89,15 +91,15 @@ def objectives_named(wanted: str | None) -> list[str]:
 
 
 def run_grid(grid: Grid) -> tuple[list[Cell], list[str]]:
-    """Measure all missing cells; a failed cell does not stop the others.
+    """Measure all missing cells; after a failed cell, the others are still measured.
 
     Returns
     -------
-    All measured cells, each with its ``data_set``, and the reasons of failures.
+    All measured cells, each with its ``data_set``, and a message for each failed cell.
 
     Raises
     ------
-    ConfigError : the directory has cells of other settings.
+    ConfigError : the directory has cells that were measured with other settings.
     """
     _require_same_settings(grid)
     cells, failures = [], []
@@ -138,8 +140,8 @@ def _require_same_settings(grid: Grid) -> None:
     before = json.loads(path.read_text(encoding="utf-8"))
     if any(name not in before or configs[name].changed_since(before[name]) for name in configs):
         raise ConfigError(
-            f"{grid.directory} holds measurements with other settings. Name another --out, or use "
-            "the settings of these measurements."
+            f"{grid.directory} has measurements with other settings. Set another --out directory, "
+            "or use the same settings."
         )
 
 

@@ -1,7 +1,7 @@
-"""A trained torch encoder with the interface of search and calibration, without export.
+"""Adapters that let search and calibration use a trained torch encoder without exporting it.
 
-An exported encoder gives the same answers, as tests of the export show. Here hundreds of encoders
-are measured once and deleted.
+The comparison measures hundreds of encoders once and deletes them, so exporting them would cost too
+much time. The tests of the export show that an exported encoder gives the same results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BATCH = 32
 
 
 class FeaturesOf(Trunk, Protocol):
-    """A trunk, computed by torch or by ONNX Runtime."""
+    """A trunk that torch or ONNX Runtime computes."""
 
     def features(self, images: NDArray[np.uint8]) -> Vector:
         """Features (B, F) of ``images`` (B, H, W, 3) uint8."""
@@ -55,7 +55,7 @@ class TorchTrunk:
 
 @dataclass(frozen=True, slots=True)
 class PosteriorHead:
-    """A head from features to embeddings, by a posterior."""
+    """A head that uses a posterior to compute embeddings from features."""
 
     posterior: Posterior
 
@@ -67,7 +67,7 @@ class PosteriorHead:
 
 
 class TorchEncoder:
-    """Trunk and posterior with the interface of `model_store.encoder.contract.Encoder`."""
+    """Adapter of a trunk and a posterior to `model_store.encoder.contract.Encoder`."""
 
     provider = PROVIDERS["cpu"]
     placement = None
@@ -88,13 +88,13 @@ class TorchEncoder:
         return self._head.embeddings(self._trunk.features(images))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
 
 def searchable(
     encoder: MetricEncoder, trunk: FeaturesOf, posterior: Posterior, name: str, known: VectorFile
 ) -> StoredEncoder:
-    """Return an encoder with a posterior that caches the features of images.
+    """Return an encoder with a posterior; it caches the features of images.
 
     Parameters
     ----------

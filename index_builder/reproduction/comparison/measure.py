@@ -1,4 +1,4 @@
-"""Measure one encoder of an objective, with several posteriors and the decision layer."""
+"""Measures one encoder of an objective, with several posteriors and with the decision layer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ POSTERIORS: Mapping[str, PosteriorConfig] = {
     NORM: EmbeddingNormConfig(method="embedding_norm"),
     LAPLACE: LaplaceConfig(prior_chosen_by="curvature", prior_scale="features"),
 }
-"""Posteriors of every encoder; the decision layer uses the second."""
+"""Posteriors that are fitted to every encoder. The decision layer uses the Laplace posterior."""
 
 PRIORS: Mapping[str, LaplaceConfig] = {
     "kronecker, prior by validation": LaplaceConfig(prior_chosen_by="validation"),
@@ -52,20 +52,20 @@ PRIORS: Mapping[str, LaplaceConfig] = {
         structure="diagonal", prior_chosen_by="validation"
     ),
 }
-"""Ways to choose the prior, in comparison to the default: Kronecker-factored, relative to the
-curvature, temperature by validation."""
+"""Other ways to choose the prior, which are compared with the default. The default is
+Kronecker-factored, with a prior relative to the curvature and a temperature by validation."""
 
 
 def measure_encoder(
     config: ProtocolConfig, run: Run, shared: Run, priors: Mapping[str, LaplaceConfig]
 ) -> Cell:
-    """Train an encoder, fit every posterior to it, and measure each on the protocol's test.
+    """Train an encoder, fit every posterior to it, and measure each posterior on the test.
 
     Parameters
     ----------
-    config : a configuration, whose posterior is ignored.
+    config : configuration of the encoder; its posterior is ignored.
     run : a temporary directory; it is removed before and afterwards.
-    shared : directory of the data set for a frozen trunk and its features.
+    shared : run with the frozen trunk and its features, which all encoders of a data set share.
     priors : further Laplace posteriors for the same encoder.
     """
     config = config.model_copy(update={"posterior": DeterministicConfig(method="deterministic")})
@@ -111,11 +111,12 @@ def measure_encoder(
 def _on_shared_trunk(
     config: ProtocolConfig, run: Run, shared: Run, splits: Splits
 ) -> ProtocolConfig:
-    """Link the trunk and the cached features that all runs of a seed share into the run.
+    """Link the shared trunk and its cached features into the run.
 
     Returns
     -------
-    The configuration of a run that starts from the whitening, which is equal for all objectives.
+    The configuration of a run whose last layer starts as the whitening. All objectives start from
+    the same whitening.
     """
     if not shared.checkpoint.exists():
         untrained = config.training.model_copy(update={"epochs": 0})
@@ -145,7 +146,7 @@ def _measured(encoder: StoredEncoder, data: ProtocolData, seed: int) -> Result:
 
 
 def _sizes(config: ProtocolConfig, data: ProtocolData) -> dict[str, int]:
-    """Return the numbers of training, calibration, query and gallery images, and of epochs."""
+    """Return the number of images of each part, the number of epochs, and D."""
     return {
         "training": len(data.training),
         "training labels": len(set(data.training.labels)),
@@ -160,7 +161,7 @@ def _sizes(config: ProtocolConfig, data: ProtocolData) -> dict[str, int]:
 
 
 class _Clock:
-    """A clock of CPU seconds, which other work on the machine hardly changes."""
+    """A clock of CPU seconds; other work on the machine hardly changes CPU seconds."""
 
     def __init__(self) -> None:
         self._last = time.process_time()

@@ -1,4 +1,4 @@
-"""Means over seeds as JSON, Markdown and HTML."""
+"""Tables of means over seeds, as JSON, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from index_builder.reproduction.summary import summarised
 Summary = dict[str, Any]
 
 BASELINE = "contrastive"
-"""The objective that training times are relative to."""
+"""Training times are divided by the training time of this objective."""
 
 DEFAULT_PRIOR = "Kronecker-factored, prior by curvature, temperature by validation (default)"
 
@@ -26,8 +26,8 @@ class Figure:
 
     Attributes
     ----------
-    larger_is_better : None if neither direction is better.
-    of : returns the value in a cell, or None.
+    larger_is_better : None if neither a larger nor a smaller value is better.
+    of : function that returns the value of a cell, or None.
     """
 
     title: str
@@ -44,7 +44,7 @@ def _cost(stage: str) -> Callable[[Cell], float | None]:
 
 
 def _views(metric: str, *, larger_is_better: bool) -> tuple[Figure, ...]:
-    """Return columns of one metric for plain similarity, length, posterior and decision layer."""
+    """Return the columns of a metric: by plain similarity, length, posterior and decision layer."""
     return (
         Figure("cosine", larger_is_better, _metric(LAPLACE, f"similarity_{metric}")),
         Figure("length", larger_is_better, _metric(NORM, metric)),
@@ -71,13 +71,13 @@ GROUPS: Mapping[str, tuple[Figure, ...]] = {
         Figure("decision", False, _cost("decision")),
     ),
 }
-"""Groups of columns. Times are CPU seconds."""
+"""The columns of the table by group. Times are CPU seconds."""
 
 PRIOR_FIGURES = ("error_auroc", "ood_auroc", "ece")
 
 
 def summary_of(cells: Sequence[Cell], failures: Sequence[str] = ()) -> Summary:
-    """Return mean, deviation and number of all metrics, by data set and objective."""
+    """Return mean, standard deviation and number of all metrics, by data set and objective."""
     data_sets = list(dict.fromkeys(cell["data_set"] for cell in cells))
     return {
         "data_sets": [
@@ -117,7 +117,7 @@ def _objective(kind: str, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _priors(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Compare the ways to choose the prior, over all encoders that have all of them."""
+    """Compare the ways to choose the prior, over all encoders on which all ways were measured."""
     if not cells:
         return []
     ways = {DEFAULT_PRIOR: [cell["metrics"][LAPLACE] for cell in cells]}
@@ -135,7 +135,7 @@ def _priors(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def markdown(summary: Summary) -> str:
-    """Return the tables as text: R@1 and mAP@R with deviations, the other metrics as means."""
+    """Return the tables as Markdown; only R@1 and mAP@R have standard deviations."""
     parts = []
     for data_set in summary["data_sets"]:
         parts += [f"### {data_set['title']}", sizes_in_words(data_set), _table(data_set)]
@@ -148,10 +148,11 @@ def sizes_in_words(data_set: Mapping[str, Any]) -> str:
     """Return a sentence on the training images and queries."""
     sizes = data_set["sizes"]
     return (
-        f"{sizes['training']:,} images of {sizes['training labels']} labels to learn from, "
-        f"{sizes['epochs']} epochs, D = {sizes['dimensions']}; {sizes['validation']} more choose "
-        f"temperatures, {sizes['development']} calibrate; {sizes['queries']:,} queries in "
-        f"{sizes['gallery']:,}, {sizes['outliers']} outliers of {data_set['outliers']}."
+        f"{sizes['training']:,} training images of {sizes['training labels']} labels, "
+        f"{sizes['epochs']} epochs, D = {sizes['dimensions']}; {sizes['validation']} images to "
+        f"choose temperatures, {sizes['development']} for calibration; {sizes['queries']:,} "
+        f"queries in a gallery of {sizes['gallery']:,}; {sizes['outliers']} outliers "
+        f"({data_set['outliers']})."
     )
 
 
@@ -172,7 +173,7 @@ def _table(data_set: Mapping[str, Any]) -> str:
 
 
 def _ratio(one: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
-    """Return the training time relative to that of the contrastive loss."""
+    """Return the training time divided by that of `BASELINE`."""
     if baseline is None:
         return "–"
     own, of_baseline = (each["figures"]["costs, s"][0]["mean"] for each in (one, baseline))
@@ -201,7 +202,7 @@ def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_page(summary: Summary, path: Path) -> None:
-    """Write the page of a comparison: all means with deviations, the best of a column in bold."""
+    """Write the HTML page of a comparison; the best mean of each column is bold."""
     environment = templates_of("index_builder.reproduction")
     text = environment.get_template("comparison.html.jinja").render(
         summary=summary,

@@ -1,8 +1,9 @@
-"""Published data sets in their authors' layout on disk, with their official splits.
+"""Readers of published data sets: the layout on disk is that of the authors.
 
-Each reader takes an `Origin`, the folder of the user's data sets, and returns an `Official` with
-its parts. Missing data raise a `DatasetError` with the expected number and the source.
-`Origin.allow_partial` accepts incomplete data, and the result records the missing part.
+A reader takes an `Origin` with the folder of the user's data sets. It returns an `Official` with
+the official parts of the data set. If data are missing, it raises a `DatasetError` with the
+expected number of images and the address of the data. With `Origin.allow_partial`, incomplete data
+are accepted, and the result states what is missing.
 
 ::
 

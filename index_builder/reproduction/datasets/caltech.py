@@ -27,7 +27,7 @@ _SUFFIXES = (".jpg", ".webp", ".png")
 
 
 def caltech101(origin: Origin) -> Official:
-    """Caltech-101 without its background category: part ``all``. A label is a category.
+    """Load Caltech-101 without its background category: part ``all``. A label is a category.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def caltech101(origin: Origin) -> Official:
 
 
 def _archived(path: Path) -> LabelledImages:
-    """Read the images of a .zip file, which is kept in memory: it is smaller than they are."""
+    """Read the images of a .zip file; memory holds encoded images, not pixels."""
     try:
         with zipfile.ZipFile(path) as archive:
             contents = {

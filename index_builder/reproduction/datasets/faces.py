@@ -19,7 +19,7 @@ _FOLDERS = ("lfw-deepfunneled", "lfw_funneled", "lfw")
 
 
 def lfw(origin: Origin) -> Official:
-    """LFW (Huang et al. 2007), view 1: parts ``train`` and ``test``, of different people.
+    """Load LFW (Huang et al. 2007), view 1: parts ``train`` and ``test`` with different people.
 
     Raises
     ------
@@ -30,7 +30,7 @@ def lfw(origin: Origin) -> Official:
     parts = {}
     for part, file in (("train", "peopleDevTrain.txt"), ("test", "peopleDevTest.txt")):
         path = LFW.require(origin, file)
-        people = rows_of(path, 2, skip=1)  # the first line is how many
+        people = rows_of(path, 2, skip=1)  # the first line is the number of people
         try:
             wanted = [
                 f"{person}/{person}_{number:04d}.jpg"

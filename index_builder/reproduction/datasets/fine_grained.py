@@ -1,4 +1,4 @@
-"""Birds and cars: CUB-200-2011 and Cars-196, halved by class for zero-shot retrieval."""
+"""Readers of CUB-200-2011 (birds) and Cars-196: half of the classes are for training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from index_builder.reproduction.datasets.tables import rows_of
 from model_store.errors import DatasetError
 
 N_CUB_TRAIN, N_CARS_TRAIN = 100, 98
-"""Number of training classes; classes with larger numbers are for the test."""
+"""Number of training classes; classes with larger numbers are test classes."""
 
 CUB = Publication(
     "CUB-200-2011",
@@ -30,9 +30,10 @@ CARS = Publication(
 
 
 def cub(origin: Origin) -> Official:
-    """CUB-200-2011 (Wah et al. 2011): parts ``train``, classes 1 to 100, and ``test``, 101 to 200.
+    """Load CUB-200-2011 (Wah et al. 2011): part ``train`` has classes 1 to 100, ``test`` the rest.
 
-    This is the split of metric learning (Musgrave et al. 2020), not that of train_test_split.txt.
+    The split is the one used in metric learning (Musgrave et al. 2020). The file
+    train_test_split.txt has another split.
 
     Raises
     ------
@@ -46,13 +47,14 @@ def cub(origin: Origin) -> Official:
         labels = {name: classes[str(number)] for name, number in numbers.items()}
     except (KeyError, ValueError) as error:
         raise DatasetError(
-            f"CUB-200-2011: image_class_labels.txt or classes.txt lacks {error}. Fetch them again."
+            f"CUB-200-2011: image_class_labels.txt or classes.txt has no entry {error}. Fetch both "
+            "files again."
         ) from error
     return _halved(CUB, origin, "images", numbers, labels, N_CUB_TRAIN)
 
 
 def cars(origin: Origin) -> Official:
-    """Cars-196 (Krause et al. 2013): parts ``train``, classes 1 to 98, and ``test``, 99 to 196.
+    """Load Cars-196 (Krause et al. 2013): part ``train`` has classes 1 to 98, ``test`` the rest.
 
     Raises
     ------
@@ -80,7 +82,7 @@ def _halved(
     labels: dict[str, str],
     n_train: int,
 ) -> Official:
-    """Divide images by their class number, which starts at 1."""
+    """Divide the images by class number: classes 1 to ``n_train`` are for training."""
     root = published.require(origin, folder)
     parts = {}
     for part in ("train", "test"):

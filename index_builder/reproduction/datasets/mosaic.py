@@ -1,4 +1,4 @@
-"""Many small images of one size in one lossless image file, row by row."""
+"""Reads mosaics: small images of equal size, stored row by row in one lossless image file."""
 
 from __future__ import annotations
 

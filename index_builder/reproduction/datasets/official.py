@@ -1,4 +1,4 @@
-"""Common code of the readers of published data sets: location and completeness of data."""
+"""Code that all readers of published data sets use: find the data, check that they are complete."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The place of data sets.
+    """Where the data sets are, and what to do if data are missing.
 
     Attributes
     ----------
     root : the folder with a sub-folder for each data set.
-    allow_partial : accept incomplete data.
-    download : download missing data, if torchvision can.
+    allow_partial : whether incomplete data are accepted.
+    download : whether to download missing data, if torchvision offers them.
     """
 
     root: Path
@@ -36,7 +36,8 @@ class Official:
     Attributes
     ----------
     parts : images by name of the part.
-    partial : incomplete parts, part → "found … of …"; empty if complete.
+    partial : incomplete parts, by name, with a text such as "100 of 200 images"; empty if the data
+        are complete.
     """
 
     parts: Mapping[str, LabelledImages]
@@ -51,7 +52,7 @@ class Publication:
     ----------
     name : name for display.
     folder : sub-folder of `Origin.root`.
-    layout : description of the files in the folder.
+    layout : description of the required files.
     url : address of the data set.
     counts : number of images and labels of each part.
     """
@@ -75,11 +76,11 @@ class Publication:
         return path
 
     def how_to_get(self, origin: Origin) -> str:
-        """Return the part of an error message that says which files to put where."""
-        return f"Wanted in {origin.root / self.folder}: {self.layout}. Get it from {self.url}."
+        """Return a text for error messages: the required files, their folder and their address."""
+        return f"Required in {origin.root / self.folder}: {self.layout}. Download from {self.url}."
 
     def checked(self, origin: Origin, parts: Mapping[str, LabelledImages]) -> Official:
-        """Return the data set after checking the numbers of images and labels of each part.
+        """Check the numbers of images and labels of each part, and return the data set.
 
         Raises
         ------
@@ -97,15 +98,16 @@ class Publication:
         if partial and not origin.allow_partial:
             lines = "; ".join(f"{part}: {line}" for part, line in partial.items())
             raise DatasetError(
-                f"{self.name} is not as published ({lines}). {self.how_to_get(origin)} To use "
-                "only the present images, set dataset.allow_partial (--allow-partial)."
+                f"{self.name} differs from the published data set ({lines}). "
+                f"{self.how_to_get(origin)} To use only the images that exist, set "
+                "dataset.allow_partial (--allow-partial)."
             )
         return Official(parts, {f"{self.name}, {part}": line for part, line in partial.items()})
 
     def existing(
         self, origin: Origin, folder: str, names: list[str], label_of: Callable[[str], str]
     ) -> tuple[list[str], list[str]]:
-        """Return names and labels of the existing images.
+        """Return the names and labels of the images that exist.
 
         Raises
         ------

@@ -28,7 +28,7 @@ _ARCHIVES = (".zip", ".tar.xz", ".tar.gz", ".tar")
 
 
 def omniglot(origin: Origin) -> Official:
-    """Load Omniglot: parts ``background`` (training) and ``evaluation``, of different characters.
+    """Load Omniglot: parts ``background`` (training) and ``evaluation``, with other characters.
 
     A label is "<alphabet>/character<NN>".
 
@@ -65,7 +65,7 @@ def _part(origin: Origin, name: str) -> LabelledImages:
 
 
 def _files(place: Path) -> Iterator[tuple[str, bytes]]:
-    """Return names "<alphabet>/character<NN>/<drawing>.png" and contents; 13,180 files are 3 MB."""
+    """Yield the name "<alphabet>/character<NN>/<drawing>.png" and the content of each drawing."""
     if place.is_dir():
         for path in place.rglob("*.png"):
             yield path.relative_to(place).as_posix(), path.read_bytes()

@@ -24,7 +24,7 @@ IN_SHOP = Publication(
 
 
 def stanford_online_products(origin: Origin) -> Official:
-    """SOP (Oh Song et al. 2016): parts ``train`` and ``test``, of different products.
+    """Load SOP (Oh Song et al. 2016): parts ``train`` and ``test``, with different products.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def stanford_online_products(origin: Origin) -> Official:
     parts: dict[str, LabelledImages] = {}
     root = origin.root / SOP.folder
     for part in ("train", "test"):
-        # image_id class_id super_class_id path
+        # columns: image_id class_id super_class_id path
         rows = rows_of(SOP.require(origin, f"Ebay_{part}.txt"), 4, skip=1)
         products = {row[3]: row[1] for row in rows}
         names, labels = SOP.existing(origin, ".", list(products), products.__getitem__)
@@ -42,9 +42,9 @@ def stanford_online_products(origin: Origin) -> Official:
 
 
 def in_shop(origin: Origin) -> Official:
-    """In-Shop (Liu et al. 2016): parts ``train``, ``query`` and ``gallery``.
+    """Load In-Shop (Liu et al. 2016): parts ``train``, ``query`` and ``gallery``.
 
-    The items of ``train`` differ from those of ``query`` and ``gallery``.
+    ``train`` has other items than ``query`` and ``gallery``.
 
     Raises
     ------
@@ -52,13 +52,13 @@ def in_shop(origin: Origin) -> Official:
     """
     partition = IN_SHOP.require(origin, "Eval/list_eval_partition.txt")
     folder = "Img" if (origin.root / IN_SHOP.folder / "Img" / "img").is_dir() else "."
-    rows = rows_of(partition, 3, skip=2)  # a count, and the names of the columns
+    rows = rows_of(partition, 3, skip=2)  # the skipped lines are a count and the column names
     item_of = {name: item for name, item, _ in rows}
     members: dict[str, list[str]] = {"train": [], "query": [], "gallery": []}
     for name, _, part in rows:
         if part not in members:
             raise DatasetError(
-                f"{partition} has an image of the part {part!r}; there are train, query and "
+                f"{partition} has the unknown part {part!r}; the known parts are train, query and "
                 "gallery. Fetch the file again."
             )
         members[part].append(name)

@@ -1,4 +1,4 @@
-"""Data sets of small images in few files: MNIST, Fashion-MNIST, CIFAR-10, SVHN, Chars74K."""
+"""Readers of small images in few files: MNIST, Fashion-MNIST, CIFAR-10, SVHN, Chars74K."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def cifar10(origin: Origin) -> Official:
 
 
 def svhn(origin: Origin) -> LabelledImages | None:
-    """Return the test part of SVHN; None if it is missing and not to be downloaded.
+    """Return the test part of SVHN; None if it is missing and `Origin.download` is not set.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def svhn(origin: Origin) -> LabelledImages | None:
 
 
 def chars74k(origin: Origin) -> LabelledImages:
-    """Characters in natural scenes (de Campos et al. 2009), at 32 × 32.
+    """Load Chars74K (de Campos et al. 2009): characters in natural scenes, 32 × 32 pixels.
 
     Raises
     ------

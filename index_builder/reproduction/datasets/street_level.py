@@ -1,4 +1,4 @@
-"""Mapillary Street-Level Sequences: visual place recognition."""
+"""Reader of Mapillary Street-Level Sequences (MSLS), a data set for visual place recognition."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ TRAIN_CITIES = (
     "phoenix", "goa", "amman", "nairobi", "manila",
 )  # fmt: skip
 TEST_CITIES = ("cph", "sf")
-"""The validation cities; the positions of the test cities are not published."""
+"""Cities for the test here: Copenhagen and San Francisco, the validation cities of MSLS. The
+positions in its own test cities are not published."""
 
 CELL = 25.0
-"""Side of a square in metres; training images of one square have one label."""
+"""Side of a square in metres; training images in the same square have the same label."""
 
 _APART = 1e8
 """Offset between cities in metres, because UTM coordinates of different zones may coincide."""
@@ -33,7 +34,7 @@ MSLS = Publication(
     "msls",
     "train_val/<city>/{query,database}/ with images/<key>.jpg, postprocessed.csv and raw.csv",
     "https://www.mapillary.com/dataset/places",
-    {},  # releases differ in their numbers of images, so the cities are counted
+    {},  # releases have different numbers of images, so cities are counted instead
 )
 
 
@@ -52,10 +53,10 @@ class Places:
 
 
 def msls(origin: Origin) -> Places:
-    """MSLS (Warburg et al. 2020), image to image, without panoramas.
+    """Load MSLS (Warburg et al. 2020) for searching single images, without panoramas.
 
-    A training label is a square of `CELL` metres in one city. In the test a match depends on the
-    distance between positions.
+    A training label is a square of `CELL` metres in one city. In the test, an item is a match if it
+    is near the query.
 
     Raises
     ------
@@ -127,7 +128,7 @@ def _table(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
 def coordinates(
     images: LabelledImages, positions: Mapping[str, tuple[str, float, float]]
 ) -> NDArray[np.float64]:
-    """Return positions (N, 2) of images in metres; cities are offset far from each other."""
+    """Return positions (N, 2) of images in metres; different cities are far apart."""
     cities = {city: place for place, city in enumerate((*TRAIN_CITIES, *TEST_CITIES))}
     found = [positions[name] for name in images.ids]
     return np.array([(east + _APART * cities[city], north) for city, east, north in found])

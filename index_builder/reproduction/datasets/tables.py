@@ -1,4 +1,4 @@
-"""Text files with tables that describe data sets."""
+"""Reads tables in text files of data sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from model_store.errors import DatasetError
 
 
 def rows_of(path: Path, n_columns: int, *, skip: int = 0) -> list[list[str]]:
-    """Return rows of ``n_columns`` words; the last may contain blanks.
+    """Return the rows of a table with ``n_columns`` columns; the last column may contain blanks.
 
     Parameters
     ----------
@@ -16,7 +16,7 @@ def rows_of(path: Path, n_columns: int, *, skip: int = 0) -> list[list[str]]:
 
     Raises
     ------
-    DatasetError : a row has fewer words.
+    DatasetError : a row has too few columns.
     """
     lines = path.read_text(encoding="utf-8").splitlines()[skip:]
     rows = [line.split(maxsplit=n_columns - 1) for line in lines if line.strip()]

@@ -1,4 +1,4 @@
-"""Published protocols by name: data, splits, outliers, settings, and the papers' results.
+"""Protocols by name: the data, splits, outliers, settings and results of published papers.
 
 =================  ==============================================================================
 `protocol`         the parts of a protocol: training, validation, development, test, outliers
@@ -10,8 +10,9 @@
 `registry`         all protocols by name, and their configurations
 =================  ==============================================================================
 
-The test is the complete published test. Training, calibration and choices do not use it. They use
-the development task, a similar `Task` held out of the training images.
+The test of a protocol is the complete published test. Training, calibration and the choice of
+settings do not use the test. They use the development task: a similar `Task` whose images are held
+out of training.
 """
 
 from index_builder.reproduction.protocols.configuration import ProtocolConfig

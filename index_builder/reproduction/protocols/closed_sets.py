@@ -1,4 +1,4 @@
-"""Closed-set protocols: the labels of the test occur in training."""
+"""Closed-set protocols: all labels of the test also occur in training."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ HELD_OUT = 1 / 12
 """Share of the training images for calibration: 5,000 of 60,000."""
 
 SMALL = 1 / 10
-"""Share of Fashion-MNIST for comparing objectives."""
+"""Share of Fashion-MNIST in the small protocol."""
 
 HELD_OUT_GALLERY = 12_500
-"""Number of held-out images in the authors' setting; 10,000 of them are queries, as in the test."""
+"""Number of held-out images in the authors' setting; 10,000 of these form the gallery, as in the
+test."""
 
 WITHHELD_DIGITS = frozenset({"3", "8"})
-"""Digits of scikit-learn's set that are in no gallery and so near outliers."""
+"""Digits of scikit-learn's data set that are in no gallery; they are near outliers."""
 
 
 def load_fashion_mnist(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Fashion-MNIST: test images are searched in training images; MNIST images are outliers."""
+    """Fashion-MNIST: test images search the training images; MNIST images are outliers."""
     parts = mnist_like("FashionMNIST", origin).parts
     test_outliers = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
     return _in_training(parts["train"], parts["test"], test_outliers, generator, validation_share)
@@ -45,7 +46,7 @@ def load_fashion_mnist(
 def load_fashion_mnist_small(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """A tenth of Fashion-MNIST, and of MNIST as outliers, with equal images for all seeds."""
+    """A tenth of Fashion-MNIST; a tenth of MNIST as outliers. All seeds use the same images."""
     parts = mnist_like("FashionMNIST", origin).parts
     outside = mnist_like("MNIST", origin).parts["test"]
     some = {
@@ -65,7 +66,7 @@ def load_fashion_mnist_small(
 def load_fashion_mnist_authors(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """The setting of the Laplace paper's code: Fashion-MNIST's test images search each other."""
+    """Fashion-MNIST as in the code of the Laplace paper: the test images search each other."""
     parts = mnist_like("FashionMNIST", origin).parts
     test_outliers = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
     kept, held_out = stratified(
@@ -85,7 +86,7 @@ def load_fashion_mnist_authors(
 def load_cifar10(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """CIFAR-10: test images are searched in training images; SVHN or Chars74K are outliers."""
+    """CIFAR-10: test images search the training images; SVHN or Chars74K are outliers."""
     found = cifar10(origin)
     numbers = svhn(origin)
     test_outliers = (
@@ -106,9 +107,9 @@ def load_cifar10(
 def load_digits(
     _origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Scikit-learn's digits; 3 and 8 are near outliers. The protocol takes seconds.
+    """The digits of scikit-learn; 3 and 8 are near outliers. The protocol takes seconds.
 
-    The test images are equal for all seeds, as in published splits, because members of an ensemble
+    All seeds have the same test images, as in a published split, because the members of an ensemble
     have different seeds.
     """
     everyone = digits()
@@ -134,7 +135,7 @@ def _in_training(
     partial: Mapping[str, str] | None = None,
     held_out: float = HELD_OUT,
 ) -> ProtocolData:
-    """Return a protocol whose gallery is the training images without the development queries."""
+    """Return the data: the gallery is all training images except the development queries."""
     gallery, development = stratified(learning, 1 - held_out, generator)
     training, validation = stratified(gallery, 1 - validation_share, generator)
     return ProtocolData(

@@ -1,4 +1,4 @@
-"""Small protocols for comparing objectives; each trains in seconds."""
+"""Small protocols for comparing objectives; training takes seconds."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ from index_builder.reproduction.protocols.protocol import (
 )
 
 N_OUTLIERS = 250
-"""Number of outliers of each kind, enough for two digits of an AUROC."""
+"""Number of outliers of each kind; with this number, two digits of an AUROC are significant."""
 
 N_CLOTHES, N_CLOTHES_ASKED = 1000, 500
-"""Number of images of Fashion-MNIST for training and gallery, and of queries."""
+"""Number of Fashion-MNIST images for training and gallery, and number of queries."""
 
 CHARACTERS, CHARACTERS_ASKED = 80, 40
-"""Number of Omniglot characters for training, and of others for the test, with 20 drawings each."""
+"""Number of Omniglot characters for training, and number of other characters for the test. A
+character has 20 drawings."""
 
 CATEGORIES_ASKED = 0.3
-"""Share of Caltech-101's categories in the test."""
+"""Share of the categories of Caltech-101 that are in the test."""
 
 VALIDATION_SHARE = 0.1
-"""Share of validation images; the 2 % of larger protocols would be a dozen images."""
+"""Share of validation images. Larger protocols have 2 %, which would be only a dozen images
+here."""
 
 
 def load_fashion_mnist_tiny(
@@ -44,7 +46,7 @@ def load_fashion_mnist_tiny(
 ) -> ProtocolData:
     """500 test images search 1,000 training images of Fashion-MNIST; MNIST images are outliers.
 
-    The images are equal for all seeds. The seed chooses 250 of the 1,000 for calibration.
+    All seeds use the same images. The seed chooses which 250 of the 1,000 are for calibration.
     """
     parts = mnist_like("FashionMNIST", origin).parts
     learning, asking = (
@@ -67,7 +69,7 @@ def load_fashion_mnist_tiny(
 def load_omniglot_small(
     origin: Origin, generator: np.random.Generator, _validation_share: float
 ) -> ProtocolData:
-    """Train on 80 background characters, 20 of them for calibration; test on 40 others."""
+    """Omniglot: 60 characters for training, 20 for calibration, 40 others for the test."""
     found = omniglot(origin)
     learning, asked = (
         found.parts[part].subset(
@@ -87,9 +89,9 @@ def load_omniglot_small(
 def load_caltech(
     origin: Origin, generator: np.random.Generator, _validation_share: float
 ) -> ProtocolData:
-    """Train on 70 % of Caltech-101's categories, two sevenths for calibration; test on the rest.
+    """Caltech-101: 50 % of the categories for training, 20 % for calibration, 30 % for the test.
 
-    Outliers are Chars74K's characters in natural scenes.
+    The outliers are characters in natural scenes (Chars74K).
     """
     found = caltech101(origin)
     images = found.parts["all"]
@@ -108,7 +110,7 @@ def _open_set(
     test_outliers: dict[str, Outliers],
     generator: np.random.Generator,
 ) -> ProtocolData:
-    """Train on some labels, and hold out a share of them for calibration, half as queries."""
+    """Hold out a share of the labels for calibration, half of their images as queries."""
     kept, development = without_some_labels(learning, held_out, generator)
     training, validation = stratified(kept, 1 - VALIDATION_SHARE, generator)
     return ProtocolData(

@@ -1,4 +1,4 @@
-"""The configuration of a protocol's encoder."""
+"""The configuration of an encoder for a protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from index_builder.configuration.section import Section
 
 
 class ProtocolDataset(Section):
-    """The data of a protocol, with its splits and outliers."""
+    """The table `[dataset]` of a protocol."""
 
     protocol: str = Field(description="A name of `PROTOCOLS`.")
     path: Path | None = Field(
@@ -21,12 +21,15 @@ class ProtocolDataset(Section):
     allow_partial: bool = Field(False, description="Accept incomplete data.")
     download: bool = Field(False, description="Download missing data, if torchvision can.")
     validation_share: float = Field(
-        0.02, ge=0, lt=1, description="Share of each label's training images that are validation."
+        0.02,
+        ge=0,
+        lt=1,
+        description="Share of each label's training images that is used for validation.",
     )
 
 
 class ProtocolConfig(EncoderConfig):
-    """An encoder, the data of its protocol, and the calibration of the decision layer."""
+    """Configuration of an encoder, the data of a protocol, and the calibration."""
 
     dataset: ProtocolDataset
     calibration: CalibrationConfig = CalibrationConfig()

@@ -1,4 +1,4 @@
-"""Open-set protocols: the labels of the test do not occur in training."""
+"""Open-set protocols: no label of the test occurs in training."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from index_builder.reproduction.protocols.protocol import (
 )
 
 HELD_OUT_LABELS = 0.2
-"""Share of the training labels in the development task."""
+"""Share of the training labels that are held out for the development task."""
 
 
 def load_omniglot(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Omniglot: train on the background alphabets, search within the evaluation alphabets.
+    """Omniglot: train on the background alphabets; evaluation drawings search each other.
 
-    Near outliers are MNIST's digits, inverted to dark on bright like the characters.
+    Near outliers are the digits of MNIST. They are inverted to dark on bright, as the characters
+    are.
     """
     found = omniglot(origin)
     test = all_against_all(found.parts["evaluation"])
@@ -72,14 +73,14 @@ def load_lfw(
 def load_stanford_online_products(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """The test products among themselves."""
+    """Stanford Online Products: the images of the test products search each other."""
     return _halves(stanford_online_products, {}, origin, generator, validation_share)
 
 
 def load_in_shop(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """In-Shop: search the official queries in the official gallery."""
+    """In-Shop: the official queries search the official gallery."""
     found = in_shop(origin)
     test = Task(found.parts["query"], found.parts["gallery"])
     return _open_set(
@@ -90,7 +91,7 @@ def load_in_shop(
 def load_msls(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """MSLS: search the validation cities' queries in their databases; a match is within 25 m."""
+    """MSLS: queries of the validation cities search their databases; a match is within 25 m."""
     places = msls(origin)
     parts = places.official.parts
 
@@ -111,7 +112,7 @@ def load_msls(
 
 
 def inverted(images: LabelledImages) -> LabelledImages:
-    """Dark for bright."""
+    """Return the images with dark and bright exchanged."""
     source = images
 
     def read(position: int, smallest_side: int | None) -> Pixels:
@@ -127,7 +128,7 @@ def _halves(
     generator: np.random.Generator,
     validation_share: float,
 ) -> ProtocolData:
-    """Return a protocol that trains on ``train`` and searches within ``test``."""
+    """Return the data: part ``train`` for training; images of part ``test`` search each other."""
     found = reader(origin)
     others = {name: other(origin) for name, other in unrelated.items()}
     test_outliers = {name: Outliers(one.parts["test"], "far") for name, one in others.items()}
@@ -171,7 +172,7 @@ def _open_set(
 
 
 def _photographs(generator: np.random.Generator) -> dict[str, Outliers]:
-    """Return outliers if the papers name none: crops of a photograph not used in calibration."""
+    """Return outliers if the papers have none: crops of a photograph, not used for calibration."""
     images = outliers("photographs", 1, generator)
     assert images is not None  # noqa: S101 - none only for the kind of that name
     return {"photographs": Outliers(images, "far")}

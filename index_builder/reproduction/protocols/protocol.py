@@ -1,4 +1,4 @@
-"""The parts of a published protocol: training images, queries, and the rule for true matches."""
+"""The parts of a protocol: training images, queries, gallery, and the rule for true matches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from index_builder.reproduction.datasets import Origin
 from model_store.truth import SameLabel, Truth, Within
 
 Positions = Callable[[LabelledImages], NDArray[np.float64]]
-"""A function that returns the positions of N images, (N, 2) metres."""
+"""Function that returns the positions of N images, (N, 2), in metres."""
 
 MATCH_DISTANCE = 25.0
 """Maximum distance in metres between two images of the same place."""
 
 QUERY_SHARE = 0.2
-"""Share of queries among held-out images, if the gallery is held out of training too."""
+"""Share of the held-out images that are queries; the rest is the gallery of the development
+task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,10 @@ class Task:
 
     Attributes
     ----------
-    leave_one_out : whether the queries are items of the gallery, each hidden from its own list.
-    positions : positions of images; a match is then an item within `MATCH_DISTANCE`. None if a
-        match is an item of the same label.
+    leave_one_out : whether the queries are items of the gallery. A query is then removed from its
+        own result list.
+    positions : positions of images; an item within `MATCH_DISTANCE` is then a match. None if an
+        item with the same label is a match.
     """
 
     queries: LabelledImages
@@ -41,7 +43,7 @@ class Task:
     positions: Positions | None = None
 
     def own_rows(self) -> NDArray[np.int64] | None:
-        """Return the gallery rows (B,) of queries that are items, or None."""
+        """Return the gallery rows (B,) of the queries; None if they are not items."""
         if not self.leave_one_out:
             return None
         row_of = {name: row for row, name in enumerate(self.gallery.ids)}
@@ -49,7 +51,7 @@ class Task:
 
     @property
     def truth(self) -> Truth:
-        """The true matches of the queries among items of the gallery."""
+        """The true matches of the queries in the gallery."""
         if self.positions is not None:
             places = self.positions(self.queries), self.positions(self.gallery)
             return Within(*places, MATCH_DISTANCE)
@@ -72,7 +74,7 @@ class Outliers:
 
     Attributes
     ----------
-    kind : ``near`` outliers are similar to the gallery's images, ``far`` outliers are not.
+    kind : ``near`` outliers resemble the images of the gallery, ``far`` outliers do not.
     """
 
     images: LabelledImages
@@ -81,17 +83,18 @@ class Outliers:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolData:
-    """All images of a protocol. Test images are in no other part.
+    """All images of a protocol. The queries of the test are in no other part.
 
     Attributes
     ----------
     training : images for training the encoder and fitting its posterior.
     validation : images for choosing the prior precision; the encoder is not trained on them.
-    development : a task like the test, of images held out of training, for fitting the decision
-        layer and for all choices.
-    development_outliers : outliers for calibration, different from those of the test.
+    development : a task like the test, with images that are held out of training. It is used for
+        fitting the decision layer and for all choices.
+    development_outliers : outliers for calibration; the test has other outliers.
     test : the published test.
-    test_outliers : outliers by name; the papers report the first kind.
+    test_outliers : outliers by the name of their kind; the papers report results for the first
+        kind.
     partial : incomplete parts, see `Official.partial`.
     """
 
@@ -104,7 +107,7 @@ class ProtocolData:
     partial: Mapping[str, str] = field(default_factory=dict)
 
     def splits(self) -> Splits:
-        """Return the data as the splits of a build."""
+        """Return the data in the form that the steps of a build take."""
         first = next(iter(self.test_outliers.values())).images
         nothing = self.test.queries.subset([])
         return Splits(
@@ -119,17 +122,17 @@ class ProtocolData:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A protocol by name.
+    """A protocol: how to load its data, its configuration, and the published results.
 
     Attributes
     ----------
     title : title for display.
-    load : reads the data; the generator chooses the held-out images.
+    load : function that reads the data; its generator chooses the held-out images.
     fields : configuration tables of the protocol: network, training, calibration.
     published : the papers' results, method → metric → "mean ± sd".
     notes : differences from the papers, and the origin of the results.
-    shared_samples : whether the consensus samples last layers for all images, as the authors do,
-        instead of embeddings.
+    shared_samples : whether the consensus is computed from sampled last layers, each used for all
+        images, as in the authors' code. If not, embeddings are sampled independently.
     """
 
     title: str
@@ -141,7 +144,7 @@ class Protocol:
 
 
 def all_against_all(images: LabelledImages, positions: Positions | None = None) -> Task:
-    """Return a leave-one-out task: every image with a match is a query."""
+    """Return a leave-one-out task in which every image with a match is a query."""
     everyone = Task(images, images, leave_one_out=True, positions=positions)
     asking = np.flatnonzero(everyone.n_relevant() > 0)
     return Task(images.subset(asking), images, leave_one_out=True, positions=positions)
@@ -150,7 +153,7 @@ def all_against_all(images: LabelledImages, positions: Positions | None = None) 
 def held_out_task(
     images: LabelledImages, generator: np.random.Generator, query_share: float = QUERY_SHARE
 ) -> Task:
-    """Divide held-out images into a gallery and queries of the same labels."""
+    """Divide held-out images into a gallery and queries with the same labels."""
     gallery, queries = stratified(images, 1 - query_share, generator, at_least_one_left=True)
     return Task(queries, gallery)
 
@@ -158,7 +161,7 @@ def held_out_task(
 def without_some_labels(
     images: LabelledImages, share: float, generator: np.random.Generator
 ) -> tuple[LabelledImages, LabelledImages]:
-    """Hold out all images of a random share of the labels; return kept and held-out images."""
+    """Hold out all images of some random labels; return the kept and the held-out images."""
     names = sorted(set(images.labels))
     chosen = set(generator.permutation(names)[: max(2, round(share * len(names)))].tolist())
     return (

@@ -1,9 +1,9 @@
-"""The papers' results, for comparison in reports.
+"""Results of the papers; reports show them beside the measured results.
 
-The results of the Laplace metric-learning paper (Warburg et al. 2023) are interim results in the
-history of its public repository: mean ± standard deviation over at most five seeds. Each table has
-one commit of that repository as its source, because the results changed between commits; one
-correction changed AUSC by up to 0.16. Results of several commits are not mixed.
+The results of the Laplace metric-learning paper (Warburg et al. 2023) come from the history of its
+public repository. They are interim results: mean ± standard deviation over at most five seeds. The
+results changed between commits; one correction changed AUSC by up to 0.16. Each table here
+therefore has the results of only one commit.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ METRICS = (
     "ausc",
     "ece",
 )
-"""The columns of `_rows`, by their names in a report."""
+"""The metrics in the columns of the tables below, in this order."""
 
 
 def _rows(table: str) -> Mapping[str, Mapping[str, str]]:
-    """Return method and results of each line; "-" means no result."""
+    """Return the results of each method; "-" in the table means that there is no result."""
     rows = {}
     for line in table.strip().splitlines():
         name, *figures = line.split()
@@ -49,8 +49,8 @@ lam_posthoc_fixed_arccos   0.78±0.00 0.74±0.00 0.72±0.00 0.98±0.01 0.98±0.0
 lam_posthoc_positives_arccos 0.78±0.00 0.74±0.00 0.72±0.00 0.99±0.01 0.98±0.01 0.78±0.02 0.07±0.01
 lam_posthoc_full_arccos    0.78±0.00 0.74±0.00 0.72±0.00 0.99±0.01 0.98±0.01 0.77±0.02 0.02±0.01
 """)
-"""The figures of commit 89588b3. This table has no label in the repository. Its recall equals that
-of the labelled Fashion-MNIST table before it."""
+"""Results of commit 89588b3. In the repository, this table has no label. Its recall equals the
+recall in the table before it, which is labelled Fashion-MNIST."""
 
 CIFAR10 = _rows("""
 deterministic              0.66±0.00 0.59±0.00 0.58±0.00 - - - -
@@ -82,7 +82,7 @@ lam_online_fixed_arccos    0.46±0.00 0.71±0.00 0.69±0.00 0.78±0.18 0.84±0.1
 lam_online_positives_arccos 0.45±0.00 0.70±0.00 0.68±0.00 0.23±0.03 0.46±0.01 0.46±0.00 0.75±0.06
 lam_online_full_arccos     0.46±0.01 0.71±0.00 0.69±0.00 0.70±0.12 0.77±0.10 0.51±0.01 0.74±0.03
 """)
-"""The figures of commit e57a3c8."""
+"""Results of commit e57a3c8."""
 
 CROSS_ENTROPY, PROXIES = (
     "cross-entropy, ResNet-50 (Boudiaf et al. 2020, Tab. 4)",
@@ -104,9 +104,9 @@ RECORDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
     "in-shop": {CROSS_ENTROPY: {"recall_at_1": "0.906"}},
 }
-"""Best published results by protocol and objective."""
+"""The best published results by protocol and objective."""
 
 CUB200 = _rows("""
 pfe                        0.62±0.01 0.49±0.00 0.43±0.00 0.42±0.21 0.50±0.08 0.61±0.03 0.06±0.03
 """)
-"""The figures of commit d039171."""
+"""Results of commit d039171."""

@@ -1,4 +1,4 @@
-"""All protocols by name, and their configurations."""
+"""All protocols by name, with their configurations."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from index_builder.reproduction.protocols.protocol import Protocol, ProtocolData
 from model_store.errors import ConfigError
 
 _INTERIM = (
-    "The papers' figures are interim results in the history of the authors' repository. "
-    "Their checkpoints were chosen on the test images; here nothing is."
+    "The papers' figures are interim results in the history of the authors' repository. The "
+    "authors chose checkpoints on the test images; here nothing is chosen on them."
 )
 
 _OURS = "A protocol for comparing objectives in minutes; it is not from a paper."
 
 EXPECTED_ABSENT = 0.001
-"""Assumed share of absent queries. Every test query has a match; this small share keeps the
-probability of an absent match above zero."""
+"""Assumed share of absent queries. Every test query has a match; a small share keeps the
+probability of "no match" above zero."""
 
 _LAPLACE = LaplaceConfig(structure="diagonal", prior_precision=1.0, temperature="validation")
-"""Configuration of the papers' Laplace posteriors: the papers' prior, and a temperature chosen on
-held-out images."""
+"""Configuration of Laplace posteriors: the prior is that of the papers, the temperature is chosen
+on held-out images."""
 
 _PHOTOGRAPHS: Mapping[str, Any] = {
     "network": {
@@ -77,7 +77,7 @@ _PHOTOGRAPHS: Mapping[str, Any] = {
 """ResNet-50 with GeM pooling and a learned whitening, as in the Laplace paper."""
 
 SMALLEST_CROP = 0.3
-"""Minimum share of an image in a view, for protocols without augmentation."""
+"""Minimum share of an image that a view shows, for protocols without their own augmentation."""
 
 _GREY = {"training": {"epochs": 12, "images_per_label": 12}}
 
@@ -94,8 +94,9 @@ PROTOCOLS: Mapping[str, Protocol] = {
         _GREY,
         notes=(
             (
-                "Queries are test images; the gallery is the training images, without 5,000 for "
-                "calibration. The papers' results have another protocol, fashion-mnist-authors."
+                "Queries are the test images. The gallery is the training images, except 5,000 "
+                "for calibration. For the protocol of the papers' results, see "
+                "fashion-mnist-authors."
             ),
         ),
     ),
@@ -136,7 +137,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
                 "learning_rate": 1e-4,
             },
         },
-        notes=(_OURS, "The trunk is fixed: a last layer is trained from the whitening."),
+        notes=(_OURS, "Only the last layer is trained; it starts as a whitening of the features."),
     ),
     "fashion-mnist-authors": Protocol(
         "Fashion-MNIST / MNIST, the authors' setting",
@@ -148,8 +149,9 @@ PROTOCOLS: Mapping[str, Protocol] = {
         published.FASHION_MNIST,
         (
             (
-                "Three dimensions, test images among themselves. 12,500 training images are held "
-                "out to calibrate; AdamW with a cosine schedule in place of RMSprop."
+                "Embeddings have three dimensions, and test images search each other. 12,500 "
+                "training images are held out for calibration. The optimizer is AdamW with a "
+                "cosine schedule; the authors use RMSprop."
             ),
             _INTERIM,
         ),
@@ -165,13 +167,13 @@ PROTOCOLS: Mapping[str, Protocol] = {
         published.CIFAR10,
         (
             (
-                "Queries are test images; the gallery is the training images, without a held-out "
-                "twelfth. The authors search among the test images, so their results are not "
-                "comparable."
+                "Queries are the test images. The gallery is the training images, except a "
+                "twelfth for calibration. In the authors' code, test images search each "
+                "other, so the results are not comparable."
             ),
             (
-                "Without SVHN, characters of Chars74K are the outliers. The AUROC is then not "
-                "comparable."
+                "If SVHN is missing, the outliers are characters of Chars74K. The AUROC is then "
+                "not comparable."
             ),
             _INTERIM,
         ),
@@ -193,8 +195,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
         published.LFW,
         (
             (
-                "People with one image are in the gallery, but are no queries. The authors count "
-                "them as misses in R@1 and as hits in mAP."
+                "An image of a person with only one image is in the gallery, but is not a query. "
+                "The authors count such a query as a miss in R@1 and as a hit in mAP."
             ),
             _INTERIM,
         ),
@@ -214,9 +216,9 @@ PROTOCOLS: Mapping[str, Protocol] = {
         _PHOTOGRAPHS,
         notes=(
             (
-                "Copenhagen and San Francisco are the test: positions in the test cities were "
-                "never published. A match is within 25 metres. For training and calibration, a "
-                "label is a square of 25 metres."
+                "The test uses Copenhagen and San Francisco, because the positions in the "
+                "official test cities are not published. A match is within 25 metres of the "
+                "query. For training and calibration, a label is a square of 25 metres."
             ),
         ),
     ),
@@ -234,7 +236,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
         notes=(
             (
                 "Every drawing of the 20 evaluation alphabets (659 characters, 20 drawings each) "
-                "searches the other drawings. The reproduced papers have no results for it."
+                "searches the other drawings. The reproduced papers have no results for "
+                "Omniglot."
             ),
         ),
     ),
@@ -254,16 +257,16 @@ def protocol_config(
     allow_partial: bool = False,
     download: bool = False,
 ) -> ProtocolConfig:
-    """The configuration of a protocol.
+    """Return the configuration of a protocol.
 
     Parameters
     ----------
     name : a name in `PROTOCOLS`.
     data : the folder of data sets; None for ``$VOUCH_DATA_DIR``.
-    objective : kind of the training objective; None for the contrastive loss. Objectives with views
-        add crops if the protocol has no augmentation.
-    epochs, network, device, precision : values that replace the protocol's own; ``network``
-        replaces single keys.
+    objective : kind of the training objective; None for the contrastive loss. For an objective on
+        views, crops are added if the protocol has no augmentation.
+    epochs, network, device, precision : values that replace those of the protocol. ``network``
+        replaces only the keys that it contains.
     allow_partial, download : see `Origin`.
 
     Raises
@@ -316,11 +319,11 @@ def load_protocol(config: ProtocolConfig) -> ProtocolData:
 
 @lru_cache(maxsize=1)
 def _loaded(dataset: ProtocolDataset, seed: int) -> ProtocolData:
-    """Load the data once for all methods of a seed."""
+    """Load the data; the result is cached for all methods of a seed."""
     root = dataset.path or os.environ.get(DATA_DIR_VARIABLE)
     if root is None and dataset.protocol != "digits":
         raise ConfigError(
-            f"The folder of data sets is unknown. Name it with --data, or set {DATA_DIR_VARIABLE}."
+            f"The folder of data sets is not configured. Use --data, or set {DATA_DIR_VARIABLE}."
         )
     origin = Origin(Path(root or "."), dataset.allow_partial, dataset.download)
     generator = np.random.default_rng([seed, 0])

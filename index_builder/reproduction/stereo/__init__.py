@@ -1,4 +1,4 @@
-"""Dense stereo matching with a learned embedding of patches: a disparity for each pixel.
+"""Dense stereo matching: find the disparity of each pixel with a learned embedding of patches.
 
 ::
 

@@ -34,7 +34,7 @@ TRIPLETS_PER_EPOCH = 100 * BATCH
 EPOCHS = 10
 
 MADE, MOST_MADE = "made of photographs", 32
-"""Name of the synthetic pairs, and their maximum disparity in pixels."""
+"""Name of the synthetic pairs, and maximum disparity of a synthetic pair in pixels."""
 
 N_MADE = {"training": 4, "validation": 1, "test": 4}
 
@@ -42,14 +42,14 @@ MOST = 228
 """Maximum disparity of KITTI in pixels (Žbontar & LeCun 2016)."""
 
 KITTI_SHARE = {"training": 0.7, "validation": 0.1}
-"""Shares of KITTI's pairs for training and validation; the rest is the test."""
+"""Shares of KITTI's pairs for training and validation; the remaining pairs are the test."""
 
 N_PIXELS = 20_000
-"""Maximum number of known pixels of an image for metrics."""
+"""Maximum number of pixels with a known disparity that are measured in an image."""
 
 Parts = Mapping[str, Sequence[StereoPair]]
 Figures = Mapping[str, Mapping[str, float | None]]
-"""Metrics by what embeds."""
+"""Metrics by the name of the embedding."""
 
 Embed = Callable[[NDArray[np.uint8]], Tensor]
 
@@ -65,12 +65,12 @@ def measure_stereo(
 ) -> str:
     """Train an embedding of patches, match whole images, and report accuracy and uncertainty.
 
-    The data are KITTI 2012 and 2015, if available, and synthetic pairs of two photographs; one
-    photograph is for training.
+    The data are KITTI 2012 and 2015, if available, and synthetic pairs. The synthetic pairs come
+    from two photographs: one for training, the other for the test.
 
     Returns
     -------
-    The table in Markdown; ``directory`` also has table.md and report.json.
+    The table in Markdown. The files table.md and report.json are written to ``directory``.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def measure_stereo(
     unused = [name for name, value in asked.items() if value not in {None, False, "auto"}]
     if unused:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-        raise ConfigError(f"--protocol stereo has its own network and training: drop {named}.")
+        raise ConfigError(f"--protocol stereo has its own network and training. Remove {named}.")
     root = data or (
         Path(os.environ[DATA_DIR_VARIABLE]) if DATA_DIR_VARIABLE in os.environ else None
     )
@@ -111,7 +111,7 @@ def _over_seeds(seeds: Sequence[Figures]) -> dict[str, Any]:
 
 
 def _data_sets(root: Path | None, seed: int) -> dict[str, tuple[Parts, int]]:
-    """Yield each available data set's parts and maximum disparity."""
+    """Return the parts and the maximum disparity of each available data set."""
     generator = np.random.default_rng(seed)
     learned, asked = load_sample_images().images
     made = {
@@ -143,19 +143,21 @@ def _measured(parts: Parts, most: int, epochs: int, seed: int) -> Figures:
 
 
 def evaluate_matching(embed: Embed, parts: Parts, most: int, seed: int) -> dict[str, float | None]:
-    """Measure an embedding on the pairs of ``test``; choose its temperature on ``validation``.
+    """Choose the temperature on the part ``validation``, and measure the part ``test``.
 
     Parameters
     ----------
     embed : maps an image (H, W, 3) to unit vectors (F, H, W).
-    parts : pairs by name of the part.
+    parts : image pairs by the name of the part.
     most : maximum disparity in pixels.
-    seed : seed for drawing the measured pixels.
+    seed : seed of the choice of measured pixels.
 
     Returns
     -------
-    ``within``, the share of known pixels with a disparity error of at most `TOLERANCE`; the AUROC
-    of wrong pixels by confidence and by standard deviation; the calibration error; the temperature.
+    The metrics by name. ``within`` is the share of known pixels whose disparity error is at most
+    `TOLERANCE`. ``error_auroc`` and ``error_auroc_by_std`` are the AUROCs of wrong pixels by
+    confidence and by standard deviation. ``ece`` is the calibration error. ``temperature`` is the
+    chosen temperature.
     """
     generator = np.random.default_rng(seed)
     similarities, truths = [], []
@@ -183,7 +185,7 @@ def evaluate_matching(embed: Embed, parts: Parts, most: int, seed: int) -> dict[
 
 
 def _some(known: NDArray[np.bool_], generator: np.random.Generator) -> NDArray[np.bool_]:
-    """Return a mask of at most `N_PIXELS` of the known pixels."""
+    """Return a mask of at most `N_PIXELS` random known pixels."""
     rows = np.flatnonzero(known)
     mask = np.zeros(known.size, dtype=bool)
     mask[generator.permutation(rows)[:N_PIXELS]] = True
@@ -191,7 +193,7 @@ def _some(known: NDArray[np.bool_], generator: np.random.Generator) -> NDArray[n
 
 
 def _markdown(report: Mapping[str, Any]) -> str:
-    """The table in text."""
+    """Return the table as Markdown."""
     lines = [
         f"| pairs | by | within {TOLERANCE} px | error AUROC | by std | ECE |",
         "| --- | --- | ---: | ---: | ---: | ---: |",

@@ -1,4 +1,4 @@
-"""Cost volume, winner-takes-all, and the uncertainty of the winner."""
+"""Matching: the cost volume, the most similar disparity (winner), and its uncertainty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 TOLERANCE = 3
-"""Maximum error of a correct disparity in pixels (KITTI's rule)."""
+"""A disparity is correct if its error is at most this number of pixels (KITTI's rule)."""
 
 TEMPERATURES = np.logspace(-3, 0, 31)
 """Candidate temperatures of the softmax over disparities."""
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Disparities:
-    """Disparities of an image's pixels, with their uncertainty.
+    """The disparity of each pixel of an image, with its uncertainty.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Disparities:
 def cost_volume(left: Tensor, right: Tensor, most: int) -> Tensor:
     """Return the similarity of left pixel (i, j) and right pixel (i, j − d): (most + 1, H, W).
 
-    It is minus infinity if j − d is outside the image.
+    The similarity is −∞ if column j − d is outside the image.
 
     Parameters
     ----------
@@ -52,10 +52,10 @@ def cost_volume(left: Tensor, right: Tensor, most: int) -> Tensor:
 
 
 def matched(volume: Tensor, temperature: float) -> Disparities:
-    """Choose the most similar disparity, with an uncertainty from all other similarities.
+    """Choose the most similar disparity of each pixel; all similarities give its uncertainty.
 
-    The probability of a disparity is p(d) ∝ exp(s_d / T), a softmax of the similarities over the
-    right image's pixels.
+    The probability of a disparity is p(d) ∝ exp(s_d / T): a softmax of the similarities over all
+    disparities.
 
     Parameters
     ----------
@@ -77,7 +77,8 @@ def fitted_temperature(similarities: Tensor, disparities: NDArray[np.float32]) -
 
     Parameters
     ----------
-    similarities : (most + 1, n), of pixels in images not used for training; see `cost_volume`.
+    similarities : (most + 1, n), columns of `cost_volume` for n pixels; their images were not used
+        for training.
     disparities : (n,), true disparities of these pixels.
     """
     values = similarities.double()
@@ -91,14 +92,14 @@ def fitted_temperature(similarities: Tensor, disparities: NDArray[np.float32]) -
 
 
 def patch_correlation(image: NDArray[np.uint8], patch: int) -> Tensor:
-    """Return the baseline without training: each pixel's patch as a unit vector, (F, H, W).
+    """Return a baseline without training: the patch of each pixel as a unit vector, (F, H, W).
 
-    Their products are normalised cross-correlations.
+    The inner product of two such vectors is a normalised cross-correlation.
 
     Parameters
     ----------
     image : (H, W, 3).
-    patch : height and width, pixels; odd.
+    patch : height and width of a patch in pixels; odd.
     """
     grey = torch.from_numpy(image).float().mean(2)[None, None]
     padded = torch.nn.functional.pad(grey, (patch // 2,) * 4, mode="reflect")

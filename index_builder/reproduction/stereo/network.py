@@ -1,4 +1,4 @@
-"""The embedding of patches: four 3 × 3 convolutions, trained by triplets of 9 × 9 crops."""
+"""The embedding of patches: four 3 × 3 convolutions, trained with triplets of 9 × 9 crops."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ PATCH = 9
 """Height and width of the receptive field of four 3 × 3 convolutions."""
 
 MARGIN = 0.2
-"""Margin between the cosines of positive and negative (Žbontar & LeCun 2016)."""
+"""Required gap between the cosine of the positive and of the negative (Žbontar & LeCun 2016)."""
 
 NEAR, FAR = 4, 10
-"""Minimum and maximum offset of a negative in pixels (for KITTI)."""
+"""Minimum and maximum distance of a negative from the positive in pixels (for KITTI)."""
 
 BATCH = 128
 LEARNING_RATE = 1e-3
 
 
 class PatchEmbedding(nn.Module):
-    """A network from images to a unit vector for each pixel.
+    """A network that computes a unit vector for each pixel of an image.
 
     Parameters
     ----------
@@ -48,11 +48,11 @@ class PatchEmbedding(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed all complete patches of standardised images (B, 3, H, W): (B, 64, H − 8, W − 8)."""
+        """Embed all patches in standardised images (B, 3, H, W): (B, 64, H − 8, W − 8)."""
         return nn.functional.normalize(self.layers(images), dim=1)
 
     def embed(self, image: NDArray[np.uint8]) -> Tensor:
-        """Embed every pixel of ``image`` (H, W, 3), with mirrored borders: (64, H, W)."""
+        """Embed every pixel of ``image`` (H, W, 3): (64, H, W). Borders are mirrored."""
         border = PATCH // 2
         with torch.no_grad():
             padded = nn.functional.pad(standardised(image)[None], (border,) * 4, mode="reflect")
@@ -61,7 +61,7 @@ class PatchEmbedding(nn.Module):
 
 
 def standardised(image: NDArray[np.uint8]) -> Tensor:
-    """Standardise an image (H, W, 3) to mean 0 and deviation 1, (3, H, W): cameras differ."""
+    """Scale an image (H, W, 3) to mean 0 and deviation 1, (3, H, W), because cameras differ."""
     values = torch.from_numpy(image).permute(2, 0, 1).float()
     return (values - values.mean()) / values.std().clamp_min(1)
 
@@ -69,10 +69,10 @@ def standardised(image: NDArray[np.uint8]) -> Tensor:
 def train_patches(
     pairs: Sequence[StereoPair], n_triplets: int, seed: int
 ) -> tuple[PatchEmbedding, list[float]]:
-    """Train an embedding by triplets: [m + cos(a, n) − cos(a, p)]₊.
+    """Train an embedding with the triplet loss [m + cos(a, n) − cos(a, p)]₊.
 
     The anchor is a patch of the left image. The positive is the corresponding patch of the right
-    image. The negative is a patch in its row, at an offset from `NEAR` to `FAR` pixels.
+    image. The negative is a patch in the same row as the positive, `NEAR` to `FAR` pixels away.
 
     Returns
     -------
@@ -98,11 +98,11 @@ def train_patches(
 
 
 class Triplets:
-    """Yield triplets of crops, drawn uniformly over all pixels with a known disparity.
+    """Draws triplets of crops; all pixels with a known disparity are equally likely anchors.
 
     Parameters
     ----------
-    pairs : of any sizes.
+    pairs : image pairs; their sizes may differ.
     """
 
     def __init__(self, pairs: Sequence[StereoPair], seed: int) -> None:
@@ -140,7 +140,7 @@ def _crop(image: Tensor, row: int, column: int) -> Tensor:
 
 
 def _anchors(pair: StereoPair) -> NDArray[np.int64]:
-    """Return rows and columns (n, 2) of known pixels with patches inside both images."""
+    """Return rows and columns (n, 2) of known pixels whose patches are inside both images."""
     border = PATCH // 2
     known = pair.known.copy()
     known[:border] = known[-border:] = False

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from model_store.errors import DatasetError
 
 KITTI = {"KITTI 2012": "Kitti2012Stereo", "KITTI 2015": "Kitti2015Stereo"}
-"""torchvision's readers, for ``Kitti2012/training/…`` and ``Kitti2015/training/…``."""
+"""Names of torchvision's readers; they read ``Kitti2012/training/…`` and
+``Kitti2015/training/…``."""
 
 _NOISE = 4.0
 """Standard deviation of the noise in synthetic pairs, in grey levels from 0 to 255."""
@@ -21,19 +22,19 @@ _GAINS = (0.85, 1.15)
 """Brightness of the right image relative to the left image, in synthetic pairs."""
 
 _N_PLANES = 6
-"""Number of planes before the background of a synthetic pair."""
+"""Number of planes in front of the background of a synthetic pair."""
 
 
 @dataclass(frozen=True, slots=True)
 class StereoPair:
-    """Two rectified views of one scene; equal rows show the same points.
+    """Two rectified views of a scene: a point is in the same row of both images.
 
     Attributes
     ----------
     left, right : (H, W, 3) uint8.
     disparity : (H, W) float32, in pixels ≥ 0: the point at (i, j) in the left image is at (i, j −
         d) in the right image.
-    known : (H, W) bool, whether the disparity is known and the point visible in both images.
+    known : (H, W) bool, whether the disparity is known and the point is visible in both images.
     """
 
     left: NDArray[np.uint8]
@@ -43,15 +44,15 @@ class StereoPair:
 
 
 def kitti(name: str, root: Path) -> list[StereoPair] | None:
-    """Return KITTI's training pairs, which have public disparities; None if ``root`` lacks them.
+    """Return KITTI's training pairs; None if ``root`` does not have them.
 
     Parameters
     ----------
-    name : of `KITTI`.
+    name : a key of `KITTI`.
 
     Raises
     ------
-    DatasetError : they are damaged.
+    DatasetError : the files are damaged.
     """
     if not (root / name.title().replace(" ", "") / "training").is_dir():
         return None
@@ -75,22 +76,22 @@ def _of_kitti(example: tuple[object, ...]) -> StereoPair:
 def made_pair(
     photograph: NDArray[np.uint8], most: int, generator: np.random.Generator
 ) -> StereoPair:
-    """Make a synthetic pair from a photograph: planes at different depths, seen by two cameras.
+    """Make a synthetic pair from a photograph: planes at different depths, viewed by two cameras.
 
-    Pixels of the left image move by their disparity; nearer pixels cover farther ones. Uncovered
-    pixels show another part of the photograph. The right image has another brightness, and both
-    have noise.
+    In the right image, each pixel of the left image is shifted by its disparity. Nearer pixels
+    cover farther pixels. A pixel of the right image that nothing covers shows another part of the
+    photograph. The right image has another brightness, and both images have noise.
 
     Parameters
     ----------
     photograph : (H, W, 3) uint8, wider than twice ``most``.
-    most : largest disparity, pixels.
+    most : maximum disparity in pixels.
     """
     height, width = photograph.shape[:2]
     disparity = _planes(height, width, most, generator)
     rows, columns = np.indices((height, width))
     target = columns - disparity
-    order = np.argsort(disparity, axis=None, kind="stable")  # the nearest are written last
+    order = np.argsort(disparity, axis=None, kind="stable")  # the nearest pixels are written last
     inside = target.flat[order] >= 0
     order = order[inside]
     winner = np.full((height, width), -1)
@@ -112,7 +113,7 @@ def made_pair(
 def _planes(
     height: int, width: int, most: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return disparities (H, W) in whole pixels: slanted rectangles before a slanted background."""
+    """Return disparities (H, W) of slanted rectangles in front of a slanted background."""
     rows, columns = np.indices((height, width))
     disparity = np.zeros((height, width))
     for number in range(_N_PLANES + 1):
@@ -140,6 +141,6 @@ def _noisy(
 def made_pairs(
     photograph: NDArray[np.uint8], n: int, most: int, generator: np.random.Generator
 ) -> Iterator[StereoPair]:
-    """Make ``n`` pairs from one photograph, with different planes."""
+    """Make ``n`` pairs with different planes from one photograph."""
     for _ in range(n):
         yield made_pair(photograph, most, generator)

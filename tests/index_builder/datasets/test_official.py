@@ -73,7 +73,7 @@ def test_what_is_partial_is_said(birds: Path, origin: Origin) -> None:
 
 def test_a_missing_file_is_named_with_where_to_get_it(birds: Path, origin: Origin) -> None:
     (birds / "classes.txt").unlink()
-    with pytest.raises(DatasetError, match=r"classes\.txt is missing.*Get it from https://"):
+    with pytest.raises(DatasetError, match=r"classes\.txt is missing.*Download from https://"):
         cub(origin)
 
 
