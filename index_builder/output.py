@@ -24,7 +24,7 @@ def writing(what: str, kept: str = "") -> Iterator[None]:
     Parameters
     ----------
     what : name of the file or directory.
-    kept : sentence in the message on which work is not lost.
+    kept : sentence for the message that states which work is kept.
 
     Raises
     ------

@@ -21,8 +21,8 @@ Features = NDArray[np.floating[Any]]
 Codes = NDArray[np.integer[Any]]
 
 _ROUNDING = 1e-10
-"""A direction is treated as rounding error if its eigenvalue, divided by the largest, is
-smaller."""
+"""A direction is treated as rounding error if its eigenvalue is below this share of the largest
+eigenvalue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
     multiplied by (C + λ I)^-½, and the D directions with the largest variance over all images are
     kept. λ is the mean eigenvalue of C. If there are fewer images than features, most eigenvalues
     are estimated as zero, and dividing by them would amplify noise. Features are not centred,
-    because their mean is informative. It improves cosines for labels that are not in the training
-    data.
+    because their mean is informative. Keeping the mean improves cosines for labels that are not in
+    the training data.
 
     At most N / 2 directions are kept, because each further direction would depend on a few images
     only. The other rows of W are zero.
@@ -187,7 +187,7 @@ def _nearest_rotation(products: Floats) -> Floats:
 
 
 def _span(features: Features) -> Floats:
-    """Return an orthonormal basis (F, r) of N ≤ F rows; in it, matrices are smaller."""
+    """Return an orthonormal basis (F, r) of the span of N ≤ F rows."""
     rows = np.asarray(features, dtype=np.float64)
     values, vectors = np.linalg.eigh(rows @ rows.T)
     kept = values > _ROUNDING * values[-1]

@@ -22,8 +22,7 @@ from index_builder.posteriors import (
 )
 
 N_ALIGNING = 10_000
-"""Maximum number of training images for aligning the members. The alignment needs at least D
-images, which is far fewer."""
+"""Maximum number of training images for aligning the members. The alignment needs only D images."""
 
 
 @dataclass(frozen=True)

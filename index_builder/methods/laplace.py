@@ -57,7 +57,8 @@ NOTHING_BUT_NORM = 0.95
 norm."""
 
 MIN_PAIRED = 20
-"""Minimum number of validation images for estimating the correlation of a query and an item."""
+"""Minimum number of validation images for estimating how the errors of a query and an item
+correlate."""
 
 MIN_CORRELATED = 30
 """Minimum number of validation images for estimating the correlation with the norm of the
@@ -350,7 +351,7 @@ def _pair_correlation(
     """Return a and b of r ≈ a + b s, see `model_store.pairs`; None if they cannot be estimated.
 
     The fit is by least squares over pairs: a validation image and one of its nearest training
-    images. The layer was not trained on validation images, as it was not trained on queries.
+    images. Validation images are used because the layer was not trained on them.
     """
     n_queries = min(len(splits.validation), N_VALIDATION)
     if not isinstance(posterior, KroneckerPosterior) or n_queries < MIN_PAIRED:

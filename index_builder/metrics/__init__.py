@@ -11,8 +11,8 @@
 =================  ==============================================================================
 
 An undefined metric, for example a rate over an empty set, is None. NaN raises a ``ValueError``.
-Metrics do not depend on the order of the images: equal values share one threshold, or get the mean
-over all orders.
+Metrics do not depend on the order of the images. Images with equal values are on the same side of a
+threshold, or each of them gets the mean of their results.
 """
 
 from index_builder.metrics.calibration import (

@@ -86,8 +86,8 @@ def calibration_spread(
     """Return the calibration error that perfectly calibrated probabilities would have by chance.
 
     The errors of two predictions are correlated if the queries have the same label. The bootstrap
-    therefore draws labels (cluster bootstrap). The gap of each bin is compared with its gap over
-    all labels.
+    therefore draws labels (cluster bootstrap). The gap of a bin is the mean of outcome minus
+    probability. The result is how much the gaps of drawn labels differ from the gaps of all labels.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ def detection_and_identification_rate(
     Detection and identification rate at a false alarm rate (Phillips et al. 2011). A query is
     accepted if its confidence is above a threshold. The threshold is as low as possible while at
     most ``false_alarm_rate`` of the absent queries are accepted. A confidence equal to the
-    threshold is rejected; the rate is therefore also kept if confidences are equal.
+    threshold is rejected. The rate is therefore not exceeded if several confidences are equal.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def detection_and_identification_rate(
 
     Returns
     -------
-    In [0, recall at 1]; None without queries of either kind.
+    A value in [0, recall at 1]; None if there are no queries with a match or no absent queries.
     """
     if np.isnan(confidences).any() or np.isnan(absent_confidences).any():
         raise ValueError("confidences must not be NaN")
@@ -54,7 +54,7 @@ def open_set_classification_rate(
 
     Returns
     -------
-    In [0, recall at 1]; None without queries of either kind.
+    A value in [0, recall at 1]; None if there are no queries with a match or no absent queries.
     """
     if np.isnan(confidences).any() or np.isnan(absent_confidences).any():
         raise ValueError("confidences must not be NaN")

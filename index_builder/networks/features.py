@@ -66,7 +66,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
         part = images.subset(range(start, min(start + size, len(images))))
         places = [(part.read, int(row)) for row in part.rows]
         if not all(place in known for place in places):
-            with torch.no_grad():  # ends before the yield: the caller may need gradients
+            with torch.no_grad():  # not around the yield: the caller needs gradients
                 features = _computed(encoder, torch.from_numpy(part.prepared(preprocessing)))
             if len(known) + len(places) <= n_kept:
                 known.update(zip(places, features, strict=True))
@@ -76,7 +76,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
 
 
 def trunk_fingerprint(encoder: MetricEncoder) -> str:
-    """Return a hash of everything except images that changes the features."""
+    """Return a hash of the trunk and its settings, on which the features of an image depend."""
     state = encoder.state_dict()
     digest = hashlib.sha256(
         repr((encoder.preprocessing, encoder.pixel_mean.device, encoder.trunk)).encode()

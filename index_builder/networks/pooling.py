@@ -10,7 +10,7 @@ _FLOOR = 1e-6
 
 
 class AveragePooling(nn.Module):
-    """Mean over space: (B, C, H, W) to (B, C)."""
+    """Average a feature map over height and width: (B, C, H, W) to (B, C)."""
 
     def forward(self, feature_map: Tensor) -> Tensor:
         """Pool ``feature_map``."""
@@ -18,7 +18,7 @@ class AveragePooling(nn.Module):
 
 
 class GeneralisedMeanPooling(nn.Module):
-    """Generalised mean over space, (mean xᵖ)^(1/p): (B, C, H, W), x ≥ 0, to (B, C).
+    """Generalised mean over height and width, (mean xᵖ)^(1/p): (B, C, H, W), x ≥ 0, to (B, C).
 
     This is GeM of Radenović et al. 2019, Eq. 3, with one learned exponent p. As in Warburg et al.
     2023, G.2, the exponent starts at 3. For p = 1 the result is the average; for p → ∞ it

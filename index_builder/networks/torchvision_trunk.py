@@ -23,8 +23,8 @@ PoolingName = Literal["average", "gem"]
 _OPTIONS: Mapping[TorchvisionName, Mapping[str, bool]] = {
     "googlenet": {"aux_logits": False, "init_weights": False}
 }
-"""Options of torchvision's constructors. Torchvision calls the Inception network with batch
-normalisation GoogLeNet."""
+"""Options of torchvision's constructors. Torchvision's GoogLeNet is the Inception network with
+batch normalisation."""
 
 _POOLINGS: Mapping[PoolingName, Callable[[], nn.Module]] = {
     "average": AveragePooling,
@@ -95,7 +95,7 @@ class TorchvisionTrunk(Trunk):
 
 
 def shortened(error: RuntimeError, most: int = 400) -> str:
-    """Return torch's error about a state dict, shortened: it names every tensor of the network."""
+    """Shorten torch's error about a state dict, which names every tensor of the network."""
     text = " ".join(str(error).split())
     return text if len(text) <= most else f"{text[:most]} …"
 

@@ -1,7 +1,8 @@
 """The contrastive loss for training, in three forms.
 
-The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). Its positive term
-is equal to the one here; the equations of the papers give the curvature of its negative term.
+The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). The positive term
+of that loss equals the one here. The equations of the papers give the curvature of its negative
+term.
 """
 
 from __future__ import annotations

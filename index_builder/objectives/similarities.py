@@ -58,7 +58,7 @@ def snca(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
 
 
 def soft_nearest_neighbours(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """`snca` with the mean over positives instead of the sum; this adds the log of their number."""
+    """`snca` with the mean over the positives of an image instead of their sum."""
     numbers = positive.sum(1)
     return snca(logits, positive, negative) + mean_of(numbers[numbers > 0].to(logits).log())
 

@@ -63,8 +63,8 @@ def export_encoder(
 
     Parameters
     ----------
-    encoder : images (B, H, W, 3) uint8 to embedding mean, embedding variance and features; see
-        `index_builder.posteriors.encoders`.
+    encoder : module that maps images (B, H, W, 3) uint8 to embedding mean, embedding variance and
+        features; see `index_builder.posteriors.encoders`.
     images : at least 5 real images, (n, H, W, 3) uint8, or vectors, to measure parity.
 
     Raises
@@ -118,8 +118,8 @@ def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inpu
 def export_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
     """Write the head of ``encoder``, which maps features to embeddings; return True if written.
 
-    The head is not written if the embedding does not depend on the features only. It is also not
-    written if trunk and head do not reproduce the embedding bit for bit.
+    The head is written under two conditions. The embedding depends only on the features, and trunk
+    and head reproduce the embedding bit for bit.
     """
     path.unlink(missing_ok=True)
     file = onnx.utils.Extractor(onnx.load(encoder)).extract_model(

@@ -52,7 +52,7 @@ _OF_POSTERIOR = ("method", "prior_share", "norm_correlation", "temperature")
 
 
 def index_step(config: BuildConfig, run: Run) -> None:
-    """encoder.onnx and gallery images → the gallery's files."""
+    """Embed the gallery images and build the index; write the files of the gallery."""
     splits = splits_of(config)
     encoder = _exported(run)
     settings = config.index.settings(config.seed)
@@ -70,7 +70,7 @@ def index_step(config: BuildConfig, run: Run) -> None:
 
 
 def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) -> Calibration:
-    """Gallery and calibration queries → calibration.json and calibration.npz.
+    """Calibrate the gallery; write calibration.json and calibration.npz.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def _item_queries(
 
 
 def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
-    """Staged bundle and evaluation queries → evaluation.json, in the run and in the bundle."""
+    """Evaluate the staged bundle; write evaluation.json to the run and to the bundle."""
     run.require(run.staging / CALIBRATION_FILE, "calibrate")
     with one_blas_thread():  # as the service searches
         report = evaluate(_opened(run), splits_of(config).evaluation, config.seed)
@@ -158,7 +158,7 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
 
 
 def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
-    """Staged bundle → a published bundle in ``bundles``, which becomes the current bundle."""
+    """Publish the staged bundle in ``bundles``, where it becomes the current bundle."""
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
     retriever = open_parts(run.staging, "cpu", milvus=_access(run))
     of_images = retriever.encoder.metadata.takes_images

@@ -18,8 +18,8 @@ def joined(trunk: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto:
 
     Parameters
     ----------
-    head : graph from features to embedding mean and variance. Its operator version must not be
-        newer than the trunk's.
+    head : graph from features to embedding mean and variance. The operator version of the head must
+        not be newer than that of the trunk.
     """
     # If the trunk was extracted from an encoder, its features may depend on an embedding mean.
     trunk = _prefixed(trunk, "trunk/", {trunk.graph.input[0].name, _FEATURES})

@@ -77,7 +77,7 @@ MIN_POSITIVES = 2
 
 
 def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
-    """Images → checkpoint.safetensors, objective.safetensors and training.json.
+    """Train the encoder; write checkpoint.safetensors, objective.safetensors and training.json.
 
     Each member of an ensemble has these files. If the training of an ensemble was interrupted, it
     resumes with the first unfinished member. Under ``torchrun``, all processes train together, and
@@ -101,7 +101,7 @@ def _train_members(config: EncoderConfig, splits: Splits, run: Run, group: Group
         forget(report, run.directory / POSTERIOR_REPORT, run.posterior)
         shutil.rmtree(run.members, ignore_errors=True)
     for number, (member, place) in enumerate(members_of(config, run), start=1):
-        group.wait()  # all processes must find the same members finished
+        group.wait()  # all processes must skip the same finished members
         finished = place.directory / TRAINING_REPORT
         if finished.exists() and not member.changed_since(
             place.read_json(TRAINING_REPORT)["config"]
@@ -170,7 +170,7 @@ def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: Group) 
 
 
 def fit_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
-    """Checkpoint, objective and training images → posterior.safetensors and posterior.json."""
+    """Fit the posterior; write posterior.safetensors and posterior.json."""
     started = time.perf_counter()
     members = trained_members(config, run)
     for (member, place), trained in zip(members_of(config, run), members, strict=True):
@@ -193,7 +193,7 @@ def fit_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
 
 
 def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
-    """Checkpoint and posterior → encoder.onnx."""
+    """Export the encoder with its posterior; write encoder.onnx."""
     fitted = load_fitted(config, run)
     run.staging.mkdir(parents=True, exist_ok=True)
     some = splits.training.subset(range(N_PARITY_IMAGES))

@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: moments of the embedding when dropout stays on after training."""
+"""Monte Carlo dropout: mean and variance of embeddings if dropout is used after training."""
 
 from __future__ import annotations
 

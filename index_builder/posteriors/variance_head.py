@@ -15,7 +15,8 @@ UNIT_MEAN = "unit_mean"
 """Name of the tensor that stores `unit_mean`."""
 
 _FLOOR = 1e-8
-"""Minimum variance, the precision of a direction in float32."""
+"""Minimum variance. A smaller variance would be less than the rounding error of a direction in
+float32."""
 
 
 _SERIES_BELOW = -3.0

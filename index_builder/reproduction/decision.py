@@ -145,7 +145,7 @@ def decided(calibration: Calibration, observed: RetrievedQueries) -> Decided:
 
 
 def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:
-    """Search with gallery items as queries. A query is removed from its list, label mean, detector.
+    """Search with gallery items as queries; lists, label means and detectors exclude the query.
 
     Items are processed in random blocks, because the features of all items do not fit into memory.
     """

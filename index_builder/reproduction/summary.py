@@ -47,13 +47,24 @@ COLUMNS = (
         "ood_auprc", "AUPRC", True, "Detection of outliers: area under the precision-recall curve."
     ),
     Column(
-        "ood_fpr95", "FPR@95", False, "Rejected ordinary queries if 95 % of outliers are rejected."
+        "ood_fpr95",
+        "FPR@95",
+        False,
+        "Share of ordinary queries that are rejected if 95 % of outliers are rejected.",
     ),
     Column("error_auroc", "error AUROC", True, "Separation of wrong from right first results."),
     Column("ausc", "AUSC", True, "Mean accuracy while uncertain queries are removed step by step."),
-    Column("aurc", "AURC", False, "Mean error rate of the answered queries, over all coverages."),
     Column(
-        "augrc", "AUGRC", False, "Mean share of wrong answers in all queries, over all coverages."
+        "aurc",
+        "AURC",
+        False,
+        "Error rate of the answered queries, averaged over all shares of answered queries.",
+    ),
+    Column(
+        "augrc",
+        "AUGRC",
+        False,
+        "Wrong answers as a share of all queries, averaged over all shares of answered queries.",
     ),
     Column("ece", "ECE", False, "Mean difference between confidence and accuracy."),
     Column("brier", "Brier", False, "Mean squared error of the confidence."),
@@ -61,7 +72,7 @@ COLUMNS = (
         "dir_at_far_0.1",
         "DIR",
         True,
-        "Right and accepted known queries if 10 % of outliers are accepted.",
+        "Share of known queries that are right and accepted if 10 % of outliers are accepted.",
     ),
     Column(
         "oscr",
@@ -133,7 +144,7 @@ STRUCTURE = (
         "dir_at_far_0.01",
         "DIR at 1 %",
         True,
-        "Right and accepted known queries if 1 % of outliers are accepted.",
+        "Share of known queries that are right and accepted if 1 % of outliers are accepted.",
     ),
 )
 

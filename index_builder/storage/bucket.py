@@ -83,7 +83,7 @@ class Bucket:
             )
         except (exceptions.BaseError, ValueError) as error:
             raise DatasetError(
-                f"{url} cannot be opened ({redacted(error)}). Set its credentials in the "
+                f"{url} cannot be opened ({redacted(error)}). Set the credentials in the "
                 "environment: AWS_…, GOOGLE_… or AZURE_STORAGE_ACCOUNT_NAME and its key."
             ) from error
 

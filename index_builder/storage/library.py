@@ -25,7 +25,9 @@ _SHORTEST = 4
 
 
 def client_config(connect_s: float, longest: timedelta) -> ClientConfig:
-    """Return connection settings; plain HTTP needs an endpoint in the environment.
+    """Return connection settings.
+
+    Plain HTTP is allowed only if an endpoint in the environment has an ``http://`` address.
 
     Parameters
     ----------

@@ -213,7 +213,7 @@ class Storage:
     async def _tried(
         self, once: Callable[[], Awaitable[None]], reached: Callable[[], int] = lambda: 0
     ) -> None:
-        """Call ``once`` with retries; if ``reached`` grew, all retries are available again."""
+        """Call ``once`` with retries; progress of ``reached`` resets the number of tries."""
         n_left, before = self.patience.n_tries, 0
         while True:
             try:

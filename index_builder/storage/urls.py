@@ -70,7 +70,7 @@ def without_secrets(text: str) -> str:
 
 
 def unsigned(url: str) -> str:
-    """Return a URL without user, password and signature; it is equal after signing again."""
+    """Return a URL without user, password and signature: the same URL for every signature."""
     query = "" if in_a_bucket(url) else urlsplit(url).query
     kept = [
         (name, value)

@@ -70,7 +70,7 @@ def balanced_batches(
 
 
 def _dealt(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield ``size`` rows again and again, or all rows if there are fewer.
+    """Yield draws of ``size`` rows without end; if there are fewer rows, each draw has all rows.
 
     The order is random; no row is repeated before all rows have occurred. A row cannot occur twice
     in a batch, because it would be its own positive.

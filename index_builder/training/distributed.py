@@ -1,10 +1,11 @@
 """Training in several processes, started by ``torchrun``.
 
-Every process draws the same batches and computes the features of its part of a batch. It gathers
-the features of the other processes, with their gradients, and computes the loss of the whole batch:
-a loss over pairs cannot be computed from the parts. `DistributedDataParallel` averages the
-gradients over the processes. This average is the gradient of the whole batch. The reason is that
-the gradient of the gathering sums over all processes, and each process has the same loss.
+Every process draws the same batches and computes the features of its part of a batch. The process
+gathers the features of the other processes, with their gradients. It then computes the loss of the
+whole batch, because a loss over pairs cannot be computed from the parts. `DistributedDataParallel`
+averages the gradients over the processes. This average is the gradient of the whole batch. The
+reason is that the gradient of the gathering sums over all processes, and each process has the same
+loss.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ WARM_UP_STEPS = 100
 be as large as later ones, although the first gradients are uninformative."""
 
 PREPARED_BYTES = 2**31
-"""Maximum size in bytes of training images that are decoded once. If all images need more, each
-batch is decoded when it is used."""
+"""Maximum size in bytes of training images that are decoded once. If the images together need more
+memory, each batch is decoded when it is used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class StoredEncoder(ForwardingEncoder):
             yield positions, self._embeddings(vectors)
 
     def close(self) -> None:
-        """Release the encoder, and close the file."""
+        """Close the encoder and the cache file."""
         self.real.close()
         if self._vectors.known is not None:
             self._vectors.known.close()

@@ -27,11 +27,12 @@ from model_store.encoder.contract import (
 from model_store.encoder.onnx import open_graph
 
 TRUNK_KEY = "vouch.trunk"
-"""Metadata key of a trunk file. The value has the fingerprint of the trunk's source, and its
-input."""
+"""Metadata key of a trunk file. The value contains the fingerprint of the trunk's source and the
+input of the trunk."""
 
 HEAD_KEY = "vouch.head"
-"""Metadata key of a head file. The value has the fingerprints of the encoder and the trunk."""
+"""Metadata key of a head file. The value contains the fingerprints of the encoder and of the
+trunk."""
 
 FEATURES = OUTPUT_NAMES[2]
 

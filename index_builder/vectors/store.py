@@ -31,10 +31,10 @@ MOST_BYTES = 2**30
 
 
 class VectorFile:
-    """A cache of float32 vectors by maker and image content, stored bit for bit.
+    """A cache of float32 vectors by maker (see `ImageVectors`) and image content.
 
-    Each write is one SQLite transaction. A damaged file is replaced by an empty file, because all
-    vectors can be computed again. Several threads may use the cache.
+    Vectors are stored bit for bit. Each write is one SQLite transaction. A damaged file is replaced
+    by an empty file, because all vectors can be computed again. Several threads may use the cache.
 
     Parameters
     ----------

@@ -85,7 +85,7 @@ class VectorTable:
             )
 
     def rows(self) -> Iterator[tuple[Vector, list[Fields] | None]]:
-        """Yield rows (n, sum of sizes), laid out as `VectorInput` states, and their metadata.
+        """Yield rows (n, sum of sizes) as `VectorInput` defines them, and the metadata of each row.
 
         Raises
         ------

@@ -182,8 +182,8 @@ def _inside_margin_sums(
     """For each row, count the rows of other labels inside the margin, or sum their z_j.
 
     ‖z_i - z_j‖ ≤ m is equivalent to z_iᵀ z_j ≥ 1 - m²/2. The rows are sorted by label, so that
-    pairs of one label form rectangles. A block of rows and columns is also used, transposed, for
-    the block of columns and rows.
+    pairs of one label form rectangles. The comparison is symmetric, so each block is also used
+    transposed.
 
     Returns
     -------

@@ -49,8 +49,8 @@ MIN_LABELS = 6
 """With fewer labels, no fold of labels is left out."""
 
 MIN_IMAGES = 3
-"""Minimum number of images of a label for queries: one query and a positive pair. A fold's gallery
-has at least this number of images too."""
+"""The images of a label can be queries if there are at least this number of them: one query and a
+positive pair. A fold's gallery has at least this number of images too."""
 
 MIN_QUERIES = 30
 
@@ -207,7 +207,7 @@ class _Asked:
         return ~np.asarray(right.numpy(), dtype=bool)
 
     def variances(self, fractions: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
-        """Return, by prior, v / ‖m‖² (Q, D) of queries and Σ_d v_d / ‖m‖² (Q,) of nearest items."""
+        """Return, for each prior, v / ‖m‖² (Q, D) of queries, Σ_d v_d / ‖m‖² (Q,) of items."""
         curvature = self.fit.curvature * self.fit.data_scale
         priors = [fraction * curvature.mean for fraction in fractions]
         layer = self.fit.posterior.weight_mean, self.fit.posterior.bias_mean

@@ -111,7 +111,7 @@ def measure_encoder(
 def _on_shared_trunk(
     config: ProtocolConfig, run: Run, shared: Run, splits: Splits
 ) -> ProtocolConfig:
-    """Link the shared trunk and its cached features into the run.
+    """Create links in the run to the shared trunk and to its cached features.
 
     Returns
     -------

@@ -15,7 +15,7 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the data sets are, and what to do if data are missing.
+    """The folder of the data sets, and the handling of missing data.
 
     Attributes
     ----------

@@ -195,8 +195,9 @@ PROTOCOLS: Mapping[str, Protocol] = {
         published.LFW,
         (
             (
-                "An image of a person with only one image is in the gallery, but is not a query. "
-                "The authors count such a query as a miss in R@1 and as a hit in mAP."
+                "If a person has only one image, this image is in the gallery but is not a query. "
+                "The authors use it as a query, and count it as a miss in R@1 and as a hit in "
+                "mAP."
             ),
             _INTERIM,
         ),
