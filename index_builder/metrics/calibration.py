@@ -87,7 +87,8 @@ def calibration_spread(
 
     The errors of two predictions are correlated if the queries have the same label. The bootstrap
     therefore draws labels (cluster bootstrap). The gap of a bin is the mean of outcome minus
-    probability. The result is how much the gaps of drawn labels differ from the gaps of all labels.
+    probability. The result is the mean absolute difference between the gaps of the drawn labels and
+    those of all labels.
 
     Parameters
     ----------

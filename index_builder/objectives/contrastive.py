@@ -1,8 +1,7 @@
 """The contrastive loss for training, in three forms.
 
-The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). The positive term
-of that loss equals the one here. The equations of the papers give the curvature of its negative
-term.
+The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). The equations
+of the papers give the curvature of the negative term of the squared form. The positive term is equal in both losses.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def online_step(
     Parameters
     ----------
     state : the state before the step.
-    features : (B, F), from the network, with its graph.
+    features : (B, F), with gradients to the network.
     labels : (B,) int64.
     weight, bias : (D, F), (D,); the parameters of the layer.
     margin, approximation, split, drawn : as in `minibatch_curvature`.

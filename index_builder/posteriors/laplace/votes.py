@@ -35,7 +35,8 @@ def vote_log_likelihood(
     it (Laplace's rule). The criterion is a proper scoring rule: it is largest if the spread of the
     samples fits the frequency of errors. If the posterior is too wide, the votes are random. If the
     posterior is too narrow, all samples vote for one label, also when the label is wrong. An area
-    under a ROC curve cannot choose the temperature, because the area does not depend on the scale.
+    under a ROC curve cannot choose the temperature, because the area does not depend on the scale
+    of the uncertainties.
 
     Parameters
     ----------
