@@ -1,7 +1,8 @@
 """The contrastive loss for training, in three forms.
 
-The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). The equations
-of the papers give the curvature of the negative term of the squared form. The positive term is equal in both losses.
+The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). The equations of
+the papers give the curvature of the negative term of the squared form. The first and the second
+form have the same positive term.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def test_what_cannot_be_measured_harms_nothing_else(
 def test_cells_of_other_settings_are_not_mixed(out: Path) -> None:
     result = CliRunner().invoke(app, [*ARGUMENTS, "--epochs", "3", "--out", str(out)])
     assert isinstance(result.exception, ConfigError)
-    assert "another `training`" in str(result.exception)
+    assert "other values of `training`" in str(result.exception)
 
 
 def test_an_unknown_method_is_named() -> None:

@@ -138,7 +138,7 @@ def test_what_stereo_has_no_use_for_is_refused() -> None:
     arguments = ["reproduce", "--protocol", "stereo", "--objective", "supcon"]
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, ConfigError)
-    assert "drop --objective" in str(result.exception)
+    assert "Remove --objective" in str(result.exception)
 
 
 def test_kitti_is_read_in_its_official_layout(tmp_path: Path, pair: StereoPair) -> None:
