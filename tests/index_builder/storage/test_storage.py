@@ -494,6 +494,6 @@ def test_credentials_of_a_cloud_that_are_wrong_are_not_quoted(
     value: str, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", value)
-    with pytest.raises(DatasetError, match="Set its credentials in the") as caught:
+    with pytest.raises(DatasetError, match="Set the credentials in the") as caught:
         storage.read("gs://bucket/a.png", MOST)
     assert "swordfish" not in str(caught.value)
