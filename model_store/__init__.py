@@ -22,6 +22,7 @@ all error classes.
     share_states    the share of absent queries, counted over all processes
     stores          adapters for vector databases
     gallery_map     the items of a gallery in two dimensions
+    curation        near duplicates, and labels that neighbours contradict
     identities      queries without a match, grouped into new identities
     vector_queries  vectors as queries, and result lists of other stores
     text_queries    texts as queries

@@ -310,6 +310,47 @@ class VouchClient:
         path = path_of(gallery, "items", item_id, "similar")
         return self._get(path, schemas.SimilarAnswer, fields_of(**options))
 
+    def label_errors(
+        self, gallery: str, *, confidence: float = 0.8
+    ) -> Iterator[schemas.PossibleLabelError]:
+        """Iterate over items whose nearest neighbours have another label, by id.
+
+        Pages are fetched on demand; each takes the service about half a second.
+
+        Examples
+        --------
+        >>> for error in vouch.label_errors("demo", confidence=0.9):
+        ...     print(error.item.id, error.item.label, error.suggested_label)
+        """
+        path, options = path_of(gallery, "label-errors"), {"confidence": confidence}
+        yield from self._examined(path, schemas.LabelErrorList, options)
+
+    def near_duplicates(
+        self, gallery: str, *, threshold: float = 0.99
+    ) -> Iterator[schemas.ItemWithDuplicates]:
+        """Iterate over items that have near duplicates, by id; a pair is listed at both items.
+
+        Pages are fetched on demand; each takes the service about half a second.
+
+        Examples
+        --------
+        >>> for one in vouch.near_duplicates("demo"):
+        ...     print(one.item.id, [(near.id, near.similarity) for near in one.duplicates])
+        """
+        path, options = path_of(gallery, "near-duplicates"), {"threshold": threshold}
+        yield from self._examined(path, schemas.NearDuplicateList, options)
+
+    def _examined(
+        self, path: str, answer: type[Any], options: Mapping[str, float]
+    ) -> Iterator[Any]:
+        cursor: dict[str, str] = {}
+        while True:
+            page = self._get(path, answer, {**options, **cursor})
+            yield from page.items
+            if page.next_cursor is None:
+                return
+            cursor = {"cursor": page.next_cursor}
+
     def put_item(
         self,
         gallery: str,

@@ -10,6 +10,7 @@
     vectors      vectors in place of images, neighbours of other stores
     items        the items of a gallery
     maps         the items of a gallery in two dimensions
+    curation     near duplicates and possible label errors
     changes      changes of a gallery
     galleries    galleries and their calibration reports
     created      galleries created, described, renamed and dropped; usage
@@ -41,6 +42,13 @@ from service.schemas.created import (
     NewGallery,
     SearchUsage,
     Usage,
+)
+from service.schemas.curation import (
+    ItemWithDuplicates,
+    LabelErrorList,
+    NearDuplicateList,
+    NearItem,
+    PossibleLabelError,
 )
 from service.schemas.feedback import (
     Decision,
@@ -226,7 +234,9 @@ __all__ = [
     "ItemDetail",
     "ItemList",
     "ItemOfQuery",
+    "ItemWithDuplicates",
     "ItemWritten",
+    "LabelErrorList",
     "LabelList",
     "LabelStudioTasks",
     "LeaseEnded",
@@ -240,6 +250,8 @@ __all__ = [
     "MapItem",
     "MapItems",
     "MatchPromise",
+    "NearDuplicateList",
+    "NearItem",
     "Neighbour",
     "NewGallery",
     "OnUncertain",
@@ -250,6 +262,7 @@ __all__ = [
     "OutcomeLine",
     "OutlierChange",
     "PictureState",
+    "PossibleLabelError",
     "ProbabilityChange",
     "Problem",
     "ProviderShare",

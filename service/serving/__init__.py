@@ -22,6 +22,7 @@
     enrolment         items that were queries
     unknown           kept queries without a match, in groups
     maps              the planes of the maps of galleries
+    curation          near duplicates and possible label errors, one part of a gallery at a time
     watch             statistics of drift, errors and shares, kept across restarts
     drift             the drift tests of served queries
     audit             the random draw of answers for review

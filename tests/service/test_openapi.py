@@ -90,7 +90,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 59
+    assert len(names) == len(set(names)) == 61
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -202,6 +202,10 @@ def edit_item(
 ) -> httpx2.Response:
     item_id = item_id or an_item(client)
     return client.patch(f"/v1/galleries/{gallery}/items/{item_id}", json=change)
+
+
+def client_get(client: TestClient, path: str) -> httpx2.Response:
+    return client.get(f"/v1/galleries/{path}")
 
 
 def ask_with_vector(
@@ -363,6 +367,19 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("list_map_items", "404"): lambda client: map_items(client, "none", rows="0"),
     ("list_map_items", "409"): lambda client: map_items(client, bundle_id="another", rows="0"),
     ("list_map_items", "422"): lambda client: map_items(client, rows="-1"),
+    **{
+        (f"list_{name}", status): ask(client_get, f"{gallery}/{path}{options}")
+        for name, path in (
+            ("label_errors", "label-errors"),
+            ("near_duplicates", "near-duplicates"),
+        )
+        for status, gallery, options in (
+            ("200", "digits", ""),
+            ("404", "none", ""),
+            ("409", "digits", f"?cursor={FOREIGN_ITEMS}"),
+            ("422", "digits", "?limit=0"),
+        )
+    },
     ("list_items", "200"): lambda client: client.get("/v1/galleries/digits/items"),
     ("list_items", "404"): lambda client: client.get("/v1/galleries/none/items"),
     ("list_items", "409"): lambda client: client.get(

@@ -6,6 +6,7 @@
     vectors       decisions on neighbours of other stores
     items         items and their pages
     maps          items in two dimensions
+    curation      near duplicates and possible label errors
     changes       receipts of written items
     galleries     galleries and their calibration
     bundles       the served bundle, and the other bundles of a gallery
@@ -19,6 +20,7 @@
 
 from service.http.answers.bundles import activation, bundle_list, bundle_state
 from service.http.answers.changes import batch_written, item_written
+from service.http.answers.curation import label_error_list, near_duplicate_list
 from service.http.answers.feedback import decision, decision_list, feedback_answer
 from service.http.answers.galleries import (
     calibration_report,
@@ -65,9 +67,11 @@ __all__ = [
     "item_detail",
     "item_list",
     "item_written",
+    "label_error_list",
     "label_list",
     "leases",
     "map_items",
+    "near_duplicate_list",
     "operating_point",
     "operator_decision",
     "ready",

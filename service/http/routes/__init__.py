@@ -7,6 +7,7 @@
     vectors       search with a vector, decide on neighbours from another store
     items         the items of a gallery, and its sample queries
     maps          the items of a gallery in two dimensions
+    curation      near duplicates and possible label errors
     changes       change the items of a gallery
     galleries     galleries and their calibration reports
     created       create, describe, rename and drop galleries
@@ -24,6 +25,7 @@ from service.http.routes import (
     bundles,
     changes,
     created,
+    curation,
     feedback,
     galleries,
     items,
@@ -45,6 +47,7 @@ ROUTERS = tuple(
         galleries,
         items,
         maps,
+        curation,
         texts,
         vectors,
         changes,

@@ -1,0 +1,71 @@
+"""Near duplicates and possible label errors of a gallery."""
+
+from __future__ import annotations
+
+from model_store.curation import LabelError, NearDuplicates, Rows
+from model_store.gallery import Item
+from service import schemas
+from service.http.answers.items import item_detail
+from service.http.cursors import ItemsCursor, write
+from service.serving.curation import ExaminedPage
+from service.serving.lease import Lease
+
+
+def label_error_list(
+    lease: Lease, page: ExaminedPage[LabelError], passing: str
+) -> schemas.LabelErrorList:
+    """Describe possible label errors; see `ItemsCursor` for ``passing``."""
+    return schemas.LabelErrorList(
+        gallery=lease.bundle.name,
+        bundle_id=lease.bundle.manifest.id,
+        n_items=page.gallery.n_items,
+        n_examined=page.part.n_examined,
+        items=[
+            schemas.PossibleLabelError(
+                item=item_detail(lease.bundle, page.items[one.row]),
+                suggested_label=page.gallery.labels[one.suggested],
+                confidence=one.confidence,
+                neighbours=_near(lease, page.items, one.neighbours, one.similarities.tolist()),
+            )
+            for one in page.part.found
+        ],
+        next_cursor=_next(lease, page.part.last, passing),
+    )
+
+
+def near_duplicate_list(
+    lease: Lease, page: ExaminedPage[NearDuplicates], passing: str
+) -> schemas.NearDuplicateList:
+    """Describe near duplicates; see `ItemsCursor` for ``passing``."""
+    return schemas.NearDuplicateList(
+        gallery=lease.bundle.name,
+        bundle_id=lease.bundle.manifest.id,
+        n_items=page.gallery.n_items,
+        n_examined=page.part.n_examined,
+        items=[
+            schemas.ItemWithDuplicates(
+                item=item_detail(lease.bundle, page.items[one.row]),
+                duplicates=_near(lease, page.items, one.duplicates, one.similarities.tolist()),
+            )
+            for one in page.part.found
+        ],
+        next_cursor=_next(lease, page.part.last, passing),
+    )
+
+
+def _near(
+    lease: Lease, items: dict[int, Item], rows: Rows, similarities: list[float]
+) -> list[schemas.NearItem]:
+    return [
+        schemas.NearItem(
+            **item_detail(lease.bundle, items[row]).model_dump(), similarity=similarity
+        )
+        for row, similarity in zip(rows.tolist(), similarities, strict=True)
+    ]
+
+
+def _next(lease: Lease, last: int | None, passing: str) -> str | None:
+    if last is None:
+        return None
+    cursor = ItemsCursor(bundle=lease.bundle.manifest.id, after=last, passing=passing)
+    return write(cursor, lease.engine.secret)

@@ -1,0 +1,59 @@
+"""Checks of a gallery: near duplicates, and labels that neighbours contradict."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from service.schemas.items import ItemDetail
+
+
+class NearItem(ItemDetail):
+    """An item near another item."""
+
+    similarity: float = Field(description="Similarity of the two items, at most 1.")
+
+
+class PossibleLabelError(BaseModel):
+    """An item whose neighbours have another label."""
+
+    item: ItemDetail
+    suggested_label: str = Field(description="The label that most neighbours have.")
+    confidence: float = Field(
+        description="Share of the neighbours with this label; near neighbours count more. It is "
+        "not a calibrated probability.",
+    )
+    neighbours: list[NearItem] = Field(description="The neighbours, nearest first.")
+
+
+class ItemWithDuplicates(BaseModel):
+    """An item, and other items with nearly the same embedding."""
+
+    item: ItemDetail
+    duplicates: list[NearItem] = Field(description="The nearest such items, nearest first.")
+
+
+class _Examined(BaseModel):
+    gallery: str
+    bundle_id: str
+    n_items: int = Field(description="Number of items in the whole gallery.")
+    n_examined: int = Field(description="Number of items that this page examined.")
+
+
+class LabelErrorList(_Examined):
+    """Possible label errors among a part of a gallery's items."""
+
+    items: list[PossibleLabelError] = Field(description="Possible label errors, ordered by id.")
+    next_cursor: str | None = Field(
+        description="Cursor of the next page; null once all items are examined."
+    )
+
+
+class NearDuplicateList(_Examined):
+    """Near duplicates of a part of a gallery's items."""
+
+    items: list[ItemWithDuplicates] = Field(
+        description="Items with near duplicates, ordered by id. A pair is listed at both items."
+    )
+    next_cursor: str | None = Field(
+        description="Cursor of the next page; null once all items are examined."
+    )

@@ -1,0 +1,55 @@
+"""Checks a gallery for its curator, one bounded part for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy as np
+
+from model_store.bundles.bundle import Bundle
+from model_store.curation import Examined, FoundT, Rows, examine
+from model_store.gallery import Gallery, Item
+
+BUDGET_S = 0.5
+"""Seconds of computation of one request; then a page ends, even without results."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminedPage(Generic[FoundT]):
+    """The result for a part of a gallery, with the items that it names.
+
+    Attributes
+    ----------
+    items : by row.
+    """
+
+    gallery: Gallery
+    part: Examined[FoundT]
+    items: dict[int, Item]
+
+
+def examined_page(
+    bundle: Bundle,
+    after: int | None,
+    limit: int,
+    check: Callable[[Gallery, Rows], list[FoundT]],
+    rows_of: Callable[[FoundT], Rows],
+) -> ExaminedPage[FoundT]:
+    """Check the items that follow the row ``after`` by id; see `examine`.
+
+    Parameters
+    ----------
+    rows_of : returns the rows that a result names.
+    """
+    gallery = bundle.retriever.gallery
+    if after is not None and after >= gallery.n_rows and bundle.live is not None:
+        gallery = bundle.live.refresh()  # the cursor came from a replica with newer changes
+    if after is not None and after >= gallery.n_rows:
+        return ExaminedPage(gallery, Examined([], 0, None), {})
+    part = examine(gallery, after, check, limit, BUDGET_S)
+    named = [rows_of(one) for one in part.found]
+    rows = np.unique(np.concatenate(named)) if named else np.empty(0, dtype=np.int64)
+    items = gallery.items(rows) if rows.size else []
+    return ExaminedPage(gallery, part, dict(zip(rows.tolist(), items, strict=True)))

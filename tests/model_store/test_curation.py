@@ -1,0 +1,177 @@
+"""Near duplicates and contradicted labels, against a direct computation over all pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.curation import (
+    COPY,
+    MIN_VOTERS,
+    N_DUPLICATES,
+    N_NEIGHBOURS,
+    TEMPERATURE,
+    LabelError,
+    NearDuplicates,
+    elected,
+    examine,
+    label_errors,
+    near_duplicates,
+)
+from model_store.encoder.contract import Embeddings
+from model_store.gallery import (
+    ChangesFile,
+    Delete,
+    Edit,
+    FaissGallery,
+    Gallery,
+    LiveGallery,
+    NewItem,
+    Thumbnail,
+    write_faiss_gallery,
+)
+
+N_LABELS, N_EACH, DIM = 6, 25, 8
+PICTURE = Thumbnail(b"-", "image/png")
+
+
+def directions_and_labels() -> tuple[np.ndarray, list[str | None]]:
+    """Clusters, with a few wrong and missing labels, copies and near copies."""
+    generator = np.random.default_rng(4)
+    codes = np.repeat(np.arange(N_LABELS), N_EACH)
+    means = generator.standard_normal((N_LABELS, DIM))[codes]
+    means += 0.25 * generator.standard_normal(means.shape)
+    labels: list[str | None] = [f"label {code}" for code in codes.tolist()]
+    for place in (3, 30, 77, 120):
+        labels[place] = f"label {(int(codes[place]) + 1) % N_LABELS}"
+    means[31], labels[31] = means[30], labels[30]  # a copy with the same wrong label
+    means[50] = means[51] + 0.01 * generator.standard_normal(DIM)
+    means[52] = means[51]
+    labels[90] = labels[91] = None
+    return means.astype(np.float32), labels
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gallery")
+    means, labels = directions_and_labels()
+    items = [NewItem(f"item-{n:03}", label, {}, PICTURE) for n, label in enumerate(labels)]
+    nothing = np.empty((len(items), 0), dtype=np.float32)
+    write_faiss_gallery(path, Embeddings(means, np.full_like(means, 0.01), nothing), items, "e")
+    return path
+
+
+@pytest.fixture
+def gallery(folder: Path) -> Gallery:
+    return FaissGallery(folder)
+
+
+def oracle_errors(gallery: Gallery, confidence: float) -> list[tuple[int, str, float]]:
+    """Contradicted items by a loop over all pairs: row, suggested label, share."""
+    rows = gallery.rows()
+    directions = gallery.directions(rows).astype(np.float64)
+    labels = [item.label for item in gallery.items(rows)]
+    found = []
+    for one in range(len(rows)):
+        if labels[one] is None:
+            continue
+        similarities = 1 - 0.5 * ((directions - directions[one]) ** 2).sum(axis=1)
+        others = [place for place in np.argsort(-similarities, kind="stable") if place != one]
+        weights: dict[str, list[float]] = {}
+        for place in others[:N_NEIGHBOURS]:
+            label = labels[place]
+            if label is not None and similarities[place] < COPY:
+                weights.setdefault(label, []).append(np.exp(similarities[place] / TEMPERATURE))
+        best = max(weights, key=lambda label: sum(weights[label]))
+        share = sum(weights[best]) / sum(map(sum, weights.values()))
+        if best != labels[one] and len(weights[best]) >= MIN_VOTERS and share >= confidence:
+            found.append((int(rows[one]), best, float(share)))
+    return found
+
+
+def errors_of(gallery: Gallery, confidence: float) -> list[LabelError]:
+    whole = examine(gallery, None, lambda g, rows: label_errors(g, rows, confidence), 10**6, 60)
+    assert (whole.n_examined, whole.last) == (gallery.n_items, None)
+    return whole.found
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95])
+def test_label_errors_are_those_of_a_loop_over_all_pairs(
+    gallery: Gallery, confidence: float
+) -> None:
+    wanted = oracle_errors(gallery, confidence)
+    found = errors_of(gallery, confidence)
+    assert [(one.row, gallery.labels[one.suggested]) for one in found] == [
+        (row, label) for row, label, _ in wanted
+    ]
+    np.testing.assert_allclose([one.confidence for one in found], [one[2] for one in wanted])
+    assert {3, 30, 31, 77, 120} <= {one.row for one in found}
+    for one in found:
+        assert one.row not in one.neighbours
+        assert (np.diff(one.similarities) <= 0).all()
+        assert (gallery.label_codes(one.neighbours) >= 0).all()
+
+
+def test_corrected_label_is_no_longer_an_error(folder: Path, tmp_path: Path) -> None:
+    base = FaissGallery(folder)
+    live = LiveGallery(base, ChangesFile(tmp_path / "changes" / "b.sqlite", "b", "e"))
+    before = {one.row for one in errors_of(live.snapshot(), 0.8)}
+    live.commit([Edit("item-003", {"label": "label 0"}), Delete("item-077")])
+    now = live.snapshot()
+    found = {item.id for item in now.items(np.array([one.row for one in errors_of(now, 0.8)]))}
+    assert found == {f"item-{row:03}" for row in before - {3, 77}}
+    assert [one[:2] for one in oracle_errors(now, 0.8)] == [
+        (one.row, now.labels[one.suggested]) for one in errors_of(now, 0.8)
+    ]
+    live.close()
+
+
+def test_a_label_needs_several_voters() -> None:
+    similarities = np.array([[0.99, 0.3, 0.2, 0.1, 0.1], [0.99, 0.98, 0.97, 0.1, 0.1]])
+    votes = np.array([[4, 1, 1, 2, 3], [4, 4, 4, -1, 1]], dtype=np.int32)
+    labels, shares = elected(votes, similarities)
+    assert labels.tolist() == [-1, 4]
+    weights = np.exp(similarities[1] / TEMPERATURE)
+    assert shares[1] == pytest.approx(weights[:3].sum() / (weights[:3].sum() + weights[4]))
+    labels, shares = elected(np.full((1, 3), -1, dtype=np.int32), np.zeros((1, 3)))
+    assert (labels.tolist(), shares.tolist()) == ([-1], [0])
+
+
+@pytest.mark.parametrize("threshold", [0.97, 0.98, 0.999])
+def test_near_duplicates_are_those_of_a_loop_over_all_pairs(
+    gallery: Gallery, threshold: float
+) -> None:
+    rows = gallery.rows()
+    directions = gallery.directions(rows).astype(np.float64)
+    wanted = {}
+    for one in range(len(rows)):
+        similarities = 1 - 0.5 * ((directions - directions[one]) ** 2).sum(axis=1)
+        others = [int(row) for row in np.flatnonzero(similarities >= threshold) if row != one]
+        if others:
+            wanted[one] = sorted(others, key=lambda row: (-round(similarities[row], 8), row))
+    assert max(map(len, wanted.values())) <= N_DUPLICATES
+    found = near_duplicates(gallery, rows, threshold)
+    assert {one.row: one.duplicates.tolist() for one in found} == wanted
+    assert set(wanted) >= {30, 31, 50, 51, 52}
+
+
+def test_parts_of_a_gallery_are_the_whole(gallery: Gallery) -> None:
+    """A part ends with the limit or the time, and the next begins after it."""
+
+    def check(g: Gallery, rows: np.ndarray) -> list[NearDuplicates]:
+        return near_duplicates(g, rows, 0.97)
+
+    whole = examine(gallery, None, check, 10**6, 60).found
+    for limit, budget_s in ((1, 60.0), (10**6, 0.0)):
+        found, n_examined, after = [], 0, None
+        while True:
+            part = examine(gallery, after, check, limit, budget_s)
+            found += part.found
+            n_examined += part.n_examined
+            after = part.last
+            if after is None:
+                break
+        assert n_examined == gallery.n_items
+        assert [one.row for one in found] == [one.row for one in whole]

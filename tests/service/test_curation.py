@@ -1,0 +1,114 @@
+"""Near duplicates and possible label errors over HTTP, in bounded pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.bundles.directory import activate
+from model_store.curation import label_errors, near_duplicates
+from service.serving import curation
+from tests.end_to_end.questions import picture
+from tests.support.bundle_copies import copied
+
+StartClient = Callable[..., TestClient]
+
+GALLERY = "/v1/galleries/digits"
+
+
+@pytest.fixture
+def live(tmp_path: Path, digits_bundle: Path, start: StartClient) -> TestClient:
+    copied(digits_bundle, tmp_path / "bundles" / digits_bundle.name)
+    activate(tmp_path / "bundles", digits_bundle.name)
+    return start(open_bundle(tmp_path / "bundles", "cpu", threads=1))
+
+
+def found(client: TestClient, check: str, **options: Any) -> list[dict[str, Any]]:
+    """What all pages of a check list; together they examine each item once."""
+    listed: list[dict[str, Any]] = []
+    n_examined, cursor = 0, dict[str, str]()
+    while True:
+        answer = client.get(f"{GALLERY}/{check}", params={**options, **cursor})
+        answer.raise_for_status()
+        page = answer.json()
+        listed += page["items"]
+        n_examined += page["n_examined"]
+        if page["next_cursor"] is None:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+    assert n_examined == page["n_items"]
+    return listed
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_label_errors_are_those_of_the_library(
+    client: TestClient, bundle: Bundle, limit: int
+) -> None:
+    gallery = bundle.retriever.gallery
+    wanted = label_errors(gallery, gallery.rows(), 0.6)
+    listed = found(client, "label-errors", confidence=0.6, limit=limit)
+    assert len(listed) == len(wanted) > 0
+    for one, error in zip(listed, wanted, strict=True):
+        assert one["item"] == client.get(f"{GALLERY}/items/{one['item']['id']}").json()
+        assert gallery.row(one["item"]["id"]) == error.row
+        assert one["suggested_label"] == gallery.labels[error.suggested]
+        assert one["confidence"] == pytest.approx(error.confidence)
+        assert [gallery.row(near["id"]) for near in one["neighbours"]] == error.neighbours.tolist()
+
+
+def test_near_duplicates_are_those_of_the_library(client: TestClient, bundle: Bundle) -> None:
+    gallery = bundle.retriever.gallery
+    wanted = near_duplicates(gallery, gallery.rows(), 0.9)
+    listed = found(client, "near-duplicates", threshold=0.9, limit=7)
+    assert len(listed) == len(wanted) > 0
+    for one, near in zip(listed, wanted, strict=True):
+        assert gallery.row(one["item"]["id"]) == near.row
+        similarities = [duplicate["similarity"] for duplicate in one["duplicates"]]
+        np.testing.assert_allclose(similarities, near.similarities)
+
+
+def test_written_items_are_checked_and_corrected_ones_are_not_listed(live: TestClient) -> None:
+    sample = live.get(f"{GALLERY}/items").json()["items"][0]
+    for item_id in ("copy 1", "copy 2"):
+        live.put(
+            f"{GALLERY}/items/{item_id}",
+            files={"image": ("i", picture("PNG"))},
+            data={"label": sample["label"]},
+        ).raise_for_status()
+    pairs = {
+        one["item"]["id"]: [near["id"] for near in one["duplicates"]]
+        for one in found(live, "near-duplicates", threshold=0.9999)
+    }
+    assert "copy 2" in pairs["copy 1"]
+    assert "copy 1" in pairs["copy 2"]
+    item_id, label = sample["id"], sample["label"]
+    for said, suggestions in (("another", [label]), (label, [])):
+        live.patch(f"{GALLERY}/items/{item_id}", json={"label": said}).raise_for_status()
+        listed = found(live, "label-errors", confidence=0.8)
+        wanted = [one["suggested_label"] for one in listed if one["item"]["id"] == item_id]
+        assert wanted == suggestions
+
+
+def test_page_ends_when_its_time_is_used_up(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = found(client, "near-duplicates", threshold=0.99)
+    monkeypatch.setattr(curation, "BUDGET_S", 0.0)
+    page = client.get(f"{GALLERY}/near-duplicates", params={"threshold": 0.99}).json()
+    assert page["n_examined"] == 64
+    assert page["next_cursor"] is not None
+    assert found(client, "near-duplicates", threshold=0.99) == whole
+
+
+def test_cursor_of_another_list_is_refused(client: TestClient) -> None:
+    page = client.get(f"{GALLERY}/near-duplicates", params={"threshold": 0.5, "limit": 1}).json()
+    cursor = page["next_cursor"]
+    for check, options in (("near-duplicates", {"threshold": 0.9}), ("label-errors", {})):
+        answer = client.get(f"{GALLERY}/{check}", params={**options, "cursor": cursor})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_cursor")
