@@ -18,6 +18,7 @@ from tests.end_to_end.processes import TIMEOUT_S
 from tests.end_to_end.shown_page import ANSWER, FILES, GALLERY, PICTURE, Shown, result
 from tests.end_to_end.test_page_accuracy import REPORT
 from tests.end_to_end.test_page_browsing import FACETS
+from tests.end_to_end.test_page_checking import label_error, pages, pair
 from tests.end_to_end.test_page_collecting import GROUP
 from tests.end_to_end.test_page_map import opened as opened_map
 from tests.end_to_end.test_page_reviewing import Queue
@@ -201,6 +202,23 @@ def key(shown: Shown) -> None:
     shown.ask(title="A key is wanted", detail="Send one.", code="key", request_id="r-1")
 
 
+def checking(name: str) -> Callable[[Shown], object]:
+    """Show a check of the gallery, with a decided and an open finding."""
+
+    def show(shown: Shown) -> None:
+        shown.replies[f"/v1/galleries/shoes/{name}"] = pages(
+            [label_error("a"), label_error("b")]
+            if name == "label-errors"
+            else [pair("a", "b", "clog"), pair("c", "d")]
+        )
+        shown.page.goto(f"http://vouch.test/#/shoes/{name}")
+        kept = "keep-label" if name == "label-errors" else "keep-all"
+        shown.found(kept).first.click()
+        expect(shown.found("undo-decision").first).to_be_visible()
+
+    return show
+
+
 SAMPLE = {"id": "1", "image_url": "/v1/sample", "caption": "A boot", "belongs": True}
 
 
@@ -224,6 +242,8 @@ VIEWS: dict[str, Callable[[Shown], object]] = {
     "browsing": browsing,
     "selecting": selecting,
     "mapped": mapped,
+    "label errors": checking("label-errors"),
+    "near duplicates": checking("near-duplicates"),
     "decided": decided,
     "adding": adding,
     "guarantees": guarantees,

@@ -130,6 +130,8 @@ export class Search {
       report: () => this.show(() => this.openReport(gallery), room),
       items: () => this.show(() => this.openItems(gallery, room), room),
       map: () => this.show(() => this.openItems(gallery, room), room),
+      "label-errors": () => this.show(() => this.openCheck(gallery, "label_errors"), room),
+      "near-duplicates": () => this.show(() => this.openCheck(gallery, "duplicates"), room),
       decisions: () => this.show(() => this.openDecisions(gallery), room),
       guarantees: () => this.show(() => this.openGuarantees(gallery), room),
       add: () => this.show(() => this.openAdding(gallery), room),
@@ -480,7 +482,15 @@ export class Search {
 
   async openItems(gallery, room) {
     const { browse } = await arrived(import("./browse/browsing.js"));
-    browse(gallery, this.part, { room, went: (shown) => this.went(shown) });
+    browse(gallery, this.part, {
+      room, went: (shown) => this.went(shown), go: (other) => this.enter([other], gallery),
+    });
+  }
+
+  async openCheck(gallery, name) {
+    const { open } = await arrived(name === "duplicates"
+      ? import("./browse/duplicates.js") : import("./browse/label_errors.js"));
+    await open(gallery, this.part);
   }
 
   async openGuarantees(gallery) {

@@ -16,8 +16,8 @@ const AHEAD = 200; // items that are fetched before they are scrolled to
 const AGAIN = 2; // s before a request to a busy service is repeated, unless it says when
 
 /** Open the gallery's items, by id or on a map, in a dialog `within` the page. `went(room)` is called
- * when the other of these is shown. */
-export function browse(gallery, within, { room = "items", went = () => {} } = {}) {
+ * when the other of these is shown, `go(room)` to open a check of the gallery. */
+export function browse(gallery, within, { room = "items", went = () => {}, go = null } = {}) {
   const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items`;
   const addressOf = (item) => `${base}/${item.id.split("/").map(encodeURIComponent).join("/")}`;
   const status = el("span", { "data-testid": "browse-status" });
@@ -55,8 +55,12 @@ export function browse(gallery, within, { room = "items", went = () => {} } = {}
   const toMap = el("button", {
     type: "button", "aria-pressed": "false", "data-testid": "to-map", onclick: () => (map ? openAll() : openMap()),
   }, t`Map`);
+  const toCheck = (name, words) => go && el("button", {
+    type: "button", "data-testid": `to-${name}`, onclick: () => go(name),
+  }, words);
   const dialog = el("dialog.browse.whole", { "aria-labelledby": "browse-title", "data-testid": "browse" },
-    dialogHeader(el("h2", { id: "browse-title", dir: "auto" }, gallery.name), all, toMap, selected.toggle),
+    dialogHeader(el("h2", { id: "browse-title", dir: "auto" }, gallery.name), all, toMap,
+      toCheck("label-errors", t`Possible label errors`), toCheck("near-duplicates", t`Near duplicates`), selected.toggle),
     filters, el("p.status", { role: "status" }, status, " ", done), grid.element, about);
 
   const reasonOf = (error) => error.problem?.detail ?? String(error);

@@ -1,0 +1,89 @@
+// A check of a whole gallery: the service examines it part by part, and what it finds is listed.
+
+import { askJson, patiently } from "../api.js";
+import { dialogHeader, el, openDialog } from "../elements.js";
+import { t } from "../language.js";
+import { remember, remembered } from "../memory.js";
+import { count } from "../words.js";
+
+const SHOWN = 50; // cards without a decision at which the check pauses
+const KEPT = 5000; // decisions that a browser remembers for a check of a gallery
+
+/** Open a check in a dialog `within` the page.
+ *
+ * `name` is its path and its room; `option` has the name of its strictness, `choices` of it, each a
+ * value and its words, and the value that is `chosen` first. `found(one)` is called with each finding
+ * of a page, and adds cards to `list`. `n()` is the number of cards without a decision. `begin(signal)`
+ * is called before the check begins, and again with another strictness. */
+export function openCheck(gallery, within, { name, title, note, option, list, found, n, begin }) {
+  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/${name}`;
+  const status = el("p.status", { role: "status", "data-testid": "check-status" });
+  const more = el("button", { type: "button", hidden: true, "data-testid": "check-more" }, t`Show more`);
+  const strictness = el("select", { id: "strictness", onchange: () => start() }, option.choices.map(([value, words]) =>
+    el("option", { value, selected: value === option.chosen }, words)));
+  const dialog = el("dialog.check.whole", { "aria-labelledby": "check-title", "data-testid": name },
+    dialogHeader(el("h2", { id: "check-title", dir: "auto" }, title)),
+    el("p.note", {}, note),
+    el("p.strictness", {}, el("label", { htmlFor: "strictness" }, option.words), strictness), status,
+    el("div.found", { tabIndex: 0, role: "group", "aria-label": title }, list, more));
+  let running = new AbortController();
+
+  function start() {
+    running.abort();
+    running = new AbortController();
+    list.replaceChildren();
+    begin(running.signal);
+    examine({ examined: 0, cursor: null, signal: running.signal });
+  }
+
+  /** Examine from a place on, until enough is found. */
+  async function examine({ examined, cursor, signal }) {
+    more.hidden = true;
+    try {
+      do {
+        const query = new URLSearchParams({ [option.name]: strictness.value, ...(cursor !== null && { cursor }) });
+        const page = await patiently(() => askJson(`${url}?${query}`, { signal }), signal);
+        if (signal.aborted) return;
+        examined += page.n_examined;
+        cursor = page.next_cursor;
+        for (const one of page.items) found(one);
+        status.textContent = cursor === null
+          ? (list.children.length ? t`All ${count(page.n_items)} items examined.` : t`All ${count(page.n_items)} items examined: nothing found.`)
+          : t`${count(examined)} of ${count(page.n_items)} items examined`;
+      } while (cursor !== null && n() < SHOWN);
+    } catch (error) {
+      if (signal.aborted) return;
+      status.textContent = error.problem?.detail ?? String(error);
+    }
+    more.hidden = cursor === null;
+    more.onclick = () => examine({ examined, cursor, signal });
+  }
+
+  openDialog(dialog, within, () => running.abort());
+  start();
+}
+
+/** What a visitor has decided to keep as it is, by keys; this browser remembers it. */
+export function keptAsIs(gallery, name) {
+  const place = `vouch-kept/${gallery.name}/${name}`;
+  let keys = [];
+  try {
+    keys = JSON.parse(remembered(place) ?? "[]");
+  } catch {
+    // it was written by another release
+  }
+  const kept = new Set(keys);
+  const write = () => remember(place, JSON.stringify([...kept].slice(-KEPT)));
+  return {
+    has: (key) => kept.has(key),
+    add: (key) => { kept.add(key); write(); },
+    remove: (key) => { kept.delete(key); write(); },
+  };
+}
+
+/** Move the focus to what is to be decided next after `card`. */
+export const focusAfter = (card) => {
+  let next = card.nextElementSibling;
+  while (next && next.dataset.decided) next = next.nextElementSibling;
+  (next?.querySelector("button:not([hidden])") ?? card.closest(".found")).focus();
+};

@@ -1,0 +1,137 @@
+"""Checks of a gallery on the page: possible label errors and near duplicates, in Chromium."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.end_to_end.shown_page import NBSP, Shown
+from tests.end_to_end.stage import Asked
+from tests.end_to_end.test_page_browsing import items, labels_sent
+
+pytestmark = pytest.mark.browser
+
+
+def named(item_id: str, label: str, **more: Any) -> dict[str, Any]:
+    url = f"/v1/galleries/shoes/items/{item_id}/thumbnail"
+    return {
+        "id": item_id,
+        "label": label,
+        "metadata": {},
+        "thumbnail_url": url,
+        "preview_url": None,
+        **more,
+    }
+
+
+def label_error(item_id: str) -> dict[str, Any]:
+    neighbours = [named(f"near-{n}", "boot", similarity=0.9) for n in range(7)]
+    return {
+        "item": named(item_id, "clog"),
+        "suggested_label": "boot",
+        "confidence": 0.92,
+        "neighbours": neighbours,
+    }
+
+
+def pair(one: str, other: str, label: str = "boot") -> dict[str, Any]:
+    near = named(other, label, similarity=0.995)
+    return {"item": named(one, "boot"), "duplicates": [near]}
+
+
+def pages(*found: list[dict[str, Any]]) -> Any:
+    """A check in as many pages, each of 500 items."""
+
+    def reply(asked: Asked) -> dict[str, Any]:
+        place = int(parse_qs(urlsplit(asked.url).query).get("cursor", ["0"])[0])
+        after = str(place + 1) if place + 1 < len(found) else None
+        return {"items": found[place], "n_items": 1000, "n_examined": 500, "next_cursor": after}
+
+    return reply
+
+
+def test_label_errors_are_corrected_or_kept(shown: Shown) -> None:
+    first, second = [label_error("a"), label_error("b")], [label_error("c/d")]
+    shown.replies["/v1/galleries/shoes/label-errors"] = pages(first, [], second)
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.open()
+    shown.found("open-browse").click()
+    shown.found("to-label-errors").click()
+    expect(shown.page).to_have_url("http://vouch.test/#/shoes/label-errors")
+    expect(shown.found("check-status")).to_have_text("All 1,000 items examined.")
+    cards = shown.found("label-error")
+    expect(cards).to_have_count(3)
+    expect(cards.first).to_contain_text(f"Neighbours with “boot”: 92{NBSP}%")
+    expect(cards.first.locator("img")).to_have_count(6)
+    cards.first.get_by_test_id("take-suggestion").click()
+    expect(cards.first.get_by_test_id("label-error-done")).to_have_text("Changed.")
+    expect(cards.first.locator("b")).to_have_text("boot")
+    expect(cards.nth(1).get_by_test_id("take-suggestion")).to_be_focused()
+    cards.first.get_by_test_id("undo-decision").click()
+    expect(cards.first.locator("b")).to_have_text("clog")
+    cards.nth(1).get_by_test_id("keep-label").click()
+    expect(cards.nth(1)).to_contain_text("This browser does not list it again.")
+    detail = "The gallery is served from one bundle, which never changes."
+    refusal = {"title": "No", "detail": detail}
+    shown.page.route("**/items/c/d", lambda route: route.fulfill(status=409, json=refusal))
+    cards.nth(2).get_by_test_id("take-suggestion").click()
+    expect(cards.nth(2).get_by_test_id("label-error-done")).to_have_text(detail)
+    assert labels_sent(shown) == [("a", "boot"), ("a", "clog")]
+    shown.page.reload()  # the address leads to the check, and what was kept is not listed
+    expect(cards).to_have_count(2)
+    expect(cards.locator(".id")).to_have_text(["a", "c/d"])
+    shown.page.get_by_label("List an item if its neighbours").select_option("0.6")
+    expect(cards).to_have_count(2)
+    asked = [path for _, path, _ in shown.asked if path.endswith("/label-errors")]
+    assert len(asked) == 9
+    assert shown.complaints == []
+
+
+def test_near_duplicates_are_grouped_and_deleted_or_kept(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/near-duplicates"] = pages(
+        [pair("a", "b"), pair("c", "d", "clog")], [pair("b", "a"), pair("b", "e"), pair("d", "c")]
+    )
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.open()
+    shown.found("open-browse").click()
+    shown.found("to-near-duplicates").click()
+    expect(shown.found("check-status")).to_have_text("All 1,000 items examined.")
+    groups = shown.found("duplicates")
+    expect(groups).to_have_count(2)
+    expect(groups.first.locator(".id")).to_have_text(["a", "b", "e"])
+    expect(groups.first).to_contain_text("3 items, similarity 0.995 or more")
+    expect(groups.first.get_by_test_id("labels-differ")).to_have_count(0)
+    expect(groups.nth(1).get_by_test_id("labels-differ")).to_be_visible()
+    for place, item_id in ((0, "a"), (2, "e")):
+        button = groups.first.get_by_test_id("delete-duplicate").nth(place)
+        button.click()
+        expect(button).to_have_text("Press again: it cannot be taken back")
+        button.click()
+        expect(groups.first.locator("figure").nth(place)).to_have_class("gone")
+        expect(groups.first).to_contain_text(f"“{item_id}” is no longer in the gallery.")
+    deleted = [path.rpartition("/")[2] for method, path, _ in shown.asked if method == "DELETE"]
+    assert deleted == ["a", "e"]
+    expect(groups.first.get_by_test_id("keep-all")).to_be_hidden()  # one is left
+    groups.nth(1).get_by_test_id("keep-all").click()
+    expect(groups.nth(1)).to_contain_text("This browser does not list it again.")
+    shown.page.reload()
+    expect(groups).to_have_count(1)
+    expect(groups.locator(".id")).to_have_text(["a", "b", "e"])
+    assert shown.complaints == []
+
+
+def test_check_pauses_after_many_findings_and_goes_on(shown: Shown) -> None:
+    many = [label_error(f"item-{n}") for n in range(60)]
+    shown.replies["/v1/galleries/shoes/label-errors"] = pages(many, [label_error("last")])
+    shown.replies["/v1/usage"] = {"scope": "read"}
+    shown.page.goto("http://vouch.test/#/shoes/label-errors")
+    expect(shown.found("label-error")).to_have_count(60)
+    expect(shown.found("check-status")).to_have_text("500 of 1,000 items examined")
+    expect(shown.found("take-suggestion").first).to_be_hidden()
+    expect(shown.found("label-errors")).to_contain_text("A key that may write is needed")
+    shown.found("check-more").click()
+    expect(shown.found("label-error")).to_have_count(61)
+    expect(shown.found("check-more")).to_be_hidden()
