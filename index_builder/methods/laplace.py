@@ -263,7 +263,7 @@ class OnlineLaplace(Laplace):
     def curvature_fit(
         self, config: EncoderConfig, trained: Trained, images: LabelledImages
     ) -> tuple[LaplaceFit, Approximation]:
-        """Return the fit with the curvature that the training has averaged."""
+        """Return the fit; its curvature is the running average that the training has computed."""
         settings = self.settings
         fitted = laplace_of_curvature(
             *_layer(trained.encoder),

@@ -16,9 +16,9 @@ embeddings have the distance √2."""
 class MarginLoss(Objective):
     """[α + d(a, p) − β]₊ + [α + β − d(a, n)]₊ with a learned boundary β (Wu et al. 2017).
 
-    For each positive pair, one negative of the anchor is drawn. The probability of a negative is
-    inversely proportional to the density of distances on the sphere. The loss is averaged over the
-    terms that are larger than zero.
+    For each positive pair, one negative of the anchor is drawn. The probability of a negative at
+    distance d is inversely proportional to q(d), the density of distances on the sphere. The loss
+    is averaged over the terms that are larger than zero.
 
     Parameters
     ----------

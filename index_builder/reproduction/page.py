@@ -196,7 +196,7 @@ def _card(method: Method) -> dict[str, Any]:
 
 
 def _longest(methods: Sequence[Method]) -> dict[str, float]:
-    """Return the longest mean time of each stage, which scales the bars."""
+    """Return the longest mean time of each stage; bars are scaled to this time."""
     return {
         stage: max([method["costs"][stage]["seconds"]["mean"] for method in methods] + [1e-9])
         for stage in STAGES

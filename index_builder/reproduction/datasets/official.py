@@ -84,7 +84,8 @@ class Publication:
 
         Raises
         ------
-        DatasetError : a number differs and `Origin.allow_partial` is not set, or a part is empty.
+        DatasetError : a number differs from the published number and `Origin.allow_partial` is not
+            set, or a part is empty.
         """
         partial = {}
         for part, (n_images, n_labels) in self.counts.items():
