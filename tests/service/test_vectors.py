@@ -127,7 +127,7 @@ class TestDecide:
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
-            (lambda asked: asked["neighbours"].reverse(), "nearest first"),
+            (lambda asked: asked["neighbours"].reverse(), "nearest neighbour first"),
             (lambda asked: asked.update(neighbours=asked["neighbours"][:20]), "has 20 neighbours"),
             (lambda asked: asked.update(mean=asked["mean"][:-1]), "`mean` has the shape"),
             (lambda asked: asked.update(mean=[0.0] * len(asked["mean"])), "no direction"),
