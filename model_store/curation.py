@@ -1,7 +1,7 @@
-"""Checks of a gallery for its curator: near duplicates, and labels that neighbours contradict.
+"""Checks of a gallery for its curator: near duplicates, and labels that may be wrong.
 
-Both read stored embeddings only. A gallery is examined in the order of the ids, part by part, so
-that a request needs a bounded time however large the gallery is.
+Both checks read only stored embeddings. A gallery is examined in parts, in the order of the ids. So
+the time of a request is limited, and does not depend on the size of the gallery.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from numpy.typing import NDArray
 from model_store.gallery import Gallery
 
 N_NEIGHBOURS = 12
-"""Number of nearest items that vote on the label of an item."""
+"""Number of nearest items whose labels vote on the label of an item."""
 
 N_DUPLICATES = 20
-"""Maximum number of near duplicates listed for one item."""
+"""Maximum number of near duplicates in the list of one item."""
 
 TEMPERATURE = 0.1
-"""A vote has the weight exp(similarity / temperature)."""
+"""Temperature of the votes: a vote has the weight exp(similarity / temperature)."""
 
 MIN_VOTERS = 3
 """Minimum number of neighbours with the suggested label."""
 
 COPY = 0.9999
-"""Minimum similarity of a copy of the same picture. It has no vote, because it usually has the same
-wrong label."""
+"""Minimum similarity of a copy of the same picture. A copy has no vote, because it usually has the
+same wrong label."""
 
 AT_ONCE = 64
-"""Number of items that are searched together; the time is checked after each part."""
+"""Number of items in a part; the time limit is checked after each part."""
 
 Rows = NDArray[np.int64]
 FoundT = TypeVar("FoundT")
@@ -41,13 +41,13 @@ FoundT = TypeVar("FoundT")
 
 @dataclass(frozen=True, slots=True)
 class LabelError:
-    """An item whose neighbours confidently have another label.
+    """An item that probably has a wrong label, because its neighbours have another label.
 
     Attributes
     ----------
     row : row of the item.
     suggested : code of the label that the neighbours have.
-    confidence : weighted share of the neighbours with this label.
+    confidence : weighted share of the neighbours that have the suggested label.
     neighbours, similarities : (n,) the neighbours that voted, nearest first.
     """
 
@@ -65,7 +65,8 @@ class NearDuplicates:
     Attributes
     ----------
     row : row of the item.
-    duplicates, similarities : (n,) the nearest such items, at most `N_DUPLICATES`, nearest first.
+    duplicates, similarities : (n,) the other items and their similarities, at most `N_DUPLICATES`,
+        nearest first.
     """
 
     row: int
@@ -80,7 +81,7 @@ class Examined(Generic[FoundT]):
     Attributes
     ----------
     n_examined : number of items in this part.
-    last : row of the last item in it; None if no more items follow.
+    last : row of the last item in this part; None if no items follow.
     """
 
     found: list[FoundT]
@@ -95,15 +96,15 @@ def examine(
     limit: int,
     budget_s: float,
 ) -> Examined[FoundT]:
-    """Check items by id, until ``limit`` are found or the time is used up.
+    """Check items in the order of ids, until ``limit`` results are found or the time is over.
 
-    At least `AT_ONCE` items are examined, and a few more than ``limit`` can be found.
+    At least `AT_ONCE` items are examined. The number of results can exceed ``limit`` a little.
 
     Parameters
     ----------
     after : row after which to begin; None for the first item.
-    check : returns what it finds among some rows.
-    budget_s : seconds after which no further part is begun.
+    check : function that returns its results for some rows.
+    budget_s : time in seconds after which no further part is examined.
     """
     until = time.monotonic() + budget_s
     found: list[FoundT] = []
@@ -119,7 +120,7 @@ def examine(
 
 
 def label_errors(gallery: Gallery, rows: Rows, confidence: float) -> list[LabelError]:
-    """Return the items among ``rows`` (B,) whose neighbours confidently have another label.
+    """Return the items in ``rows`` (B,) that probably have a wrong label.
 
     The `N_NEIGHBOURS` nearest items vote, except copies and items without a label. Items without a
     label are not checked.
@@ -155,9 +156,9 @@ def label_errors(gallery: Gallery, rows: Rows, confidence: float) -> list[LabelE
 def elected(
     votes: NDArray[np.int32], similarities: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Return the label with the largest weight of votes, (B,), and its share of the weight, (B,).
+    """Return the label (B,) with the largest weight of votes, and its share (B,) of the weight.
 
-    The label is −1 where fewer than `MIN_VOTERS` neighbours have it.
+    The label is −1 if fewer than `MIN_VOTERS` neighbours have the label.
 
     Parameters
     ----------
@@ -177,9 +178,9 @@ def elected(
 
 
 def near_duplicates(gallery: Gallery, rows: Rows, threshold: float) -> list[NearDuplicates]:
-    """Return the items among ``rows`` (B,) that have near duplicates anywhere in the gallery.
+    """Return the items in ``rows`` (B,) that have near duplicates in the gallery.
 
-    A pair is found from both of its items.
+    A pair of near duplicates is found from each of its two items.
 
     Parameters
     ----------
@@ -198,9 +199,9 @@ def near_duplicates(gallery: Gallery, rows: Rows, threshold: float) -> list[Near
 
 
 def _others(gallery: Gallery, rows: Rows, n: int) -> tuple[Rows, NDArray[np.float64]]:
-    """Return the ``n`` nearest other items of each row, (B, n), and their similarities.
+    """Return the ``n`` nearest other items (B, n) of each row, and their similarities.
 
-    Missing ones have the row −1.
+    If there are fewer items, the row −1 fills the rest.
     """
     found = gallery.candidates(gallery.directions(rows), n + 1)
     others = np.full((len(rows), n), -1, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""A map of a gallery: its items in two dimensions, for a view of the whole gallery at once.
+"""A map of a gallery: all its items as points in two dimensions.
 
 The axes are the first two principal components of the items' directions. They are computed from a
-seeded sample, so the map of a gallery is the same on every replica. Two dimensions show only a part
-of the distances: `Plane.shares` is the share of the variance along each axis.
+seeded sample, so the map of a gallery is the same on every replica. Two dimensions do not show all
+distances: `Plane.shares` is the share of the variance that each axis shows.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from model_store.gallery.filters.facets import Facet
 from model_store.gallery.filters.grammar import And, Condition, Filter, Scalar, parse_field
 
 MAX_POINTS = 100_000
-"""Maximum number of items on a map; of a larger gallery a seeded sample is shown."""
+"""Maximum number of items on a map. The map of a larger gallery shows a seeded sample."""
 
 MAX_POINTS_ELSEWHERE = 5_000
-"""The same for a gallery on another machine, whose vectors come over the network."""
+"""Maximum number of items on the map of a gallery on another machine, because its vectors are sent
+over the network."""
 
 N_SAMPLED = 10_000
-"""Maximum number of items that the axes are computed from."""
+"""Maximum number of items in the sample that determines the axes."""
 
 MAX_SQUARE = 1_024
-"""Maximum side of the matrix whose eigenvectors are computed; the time grows with its cube."""
+"""Maximum side of the matrix whose eigenvectors are computed. The time grows with the cube of the
+side."""
 
 LAST_STEP = 65_535
 """Largest coordinate; coordinates are uint16."""
 
 MAX_COLOURS = 8
-"""Maximum number of colours; people do not distinguish more."""
+"""Maximum number of colours. People do not distinguish more colours."""
 
 NO_COLOUR = 255
 """Colour code of an item that has none of the listed values."""
@@ -52,8 +54,8 @@ class Plane:
 
     Attributes
     ----------
-    axes : (2, D) orthonormal, see `principal_axes`; a row is 0 if the sample has no variance along
-        it.
+    axes : (2, D) orthonormal, see `principal_axes`. A row is 0 if the sample has no variance along
+        its axis.
     shares : (2,) share of the sample's variance along each axis.
     origin : (2,) smallest coordinates of the gallery's items.
     extent : the larger of the two ranges of coordinates; 1 if all items are at one point.
@@ -66,7 +68,7 @@ class Plane:
 
     @classmethod
     def of(cls, gallery: Gallery, seed: int = 0) -> Plane:
-        """Compute the plane of a gallery, and the range of its items."""
+        """Compute the plane of a gallery, and the range of the items' coordinates."""
         generator = np.random.default_rng(seed)
         rows = gallery.rows()
         n_sampled = N_SAMPLED if gallery.dim <= MAX_SQUARE else MAX_SQUARE
@@ -81,7 +83,7 @@ class Plane:
         return cls(axes, shares, least, float((greatest - least).max()) or 1.0)
 
     def positions(self, gallery: Gallery, rows: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """Coordinates (n, 2) of ``rows`` (n,), from 0 to `LAST_STEP`; both axes have one scale."""
+        """Coordinates (n, 2) of ``rows`` (n,), 0 to `LAST_STEP`; both axes have the same scale."""
         scaled = [(part - self.origin) / self.extent for part in _along(gallery, rows, self.axes)]
         steps = np.rint(np.clip(np.concatenate([np.empty((0, 2)), *scaled]), 0, 1) * LAST_STEP)
         positions: NDArray[np.uint16] = steps.astype(np.uint16)
@@ -94,9 +96,9 @@ class ItemPoints:
 
     Attributes
     ----------
-    rows : (n,) ascending; a row stands for the same item as long as the bundle is served.
+    rows : (n,) ascending rows. While the bundle is served, a row always belongs to the same item.
     positions : (n, 2), see `Plane.positions`.
-    n_passing : number of items that pass the filter; more than n if a sample is shown.
+    n_passing : number of items that pass the filter. It is larger than n if the map shows a sample.
     """
 
     rows: NDArray[np.int64]
@@ -106,12 +108,12 @@ class ItemPoints:
 
 @dataclass(frozen=True, slots=True)
 class Colour:
-    """A colour of the map: a value, or a range of numbers without its end.
+    """A colour of the map. It is for a value, or for a range of numbers without its upper end.
 
     Attributes
     ----------
     value : the value of the field; None for a range.
-    least, greatest : the range; None for a value. The last range includes its end.
+    least, greatest : ends of the range; None for a value. The last range includes its upper end.
     n_items : number of items on the map with this colour.
     """
 
@@ -126,12 +128,12 @@ def principal_axes(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the first two principal axes (2, D), and their shares (2,) of the variance.
 
-    The sign of an axis is arbitrary: the point farthest from the mean along it is on the positive
-    side, so that the same points give the same axes on every machine.
+    The sign of a principal axis is arbitrary. It is chosen so that the point farthest from the mean
+    along the axis is on the positive side. So the same points give the same axes on every machine.
 
     Parameters
     ----------
-    points : (n, D). The smaller of n and D is the side of the matrix that is decomposed.
+    points : (n, D). The decomposed matrix has the smaller of n and D as its side.
     """
     n, dim = points.shape
     axes, shares = np.zeros((2, dim)), np.zeros(2)
@@ -159,7 +161,7 @@ def principal_axes(
 def points_of(
     gallery: Gallery, plane: Plane, where: Filter | None = None, seed: int = 0
 ) -> ItemPoints:
-    """Return the items that pass a filter, or a seeded sample of `MAX_POINTS` of them."""
+    """Return the items that pass a filter, or a seeded sample of `MAX_POINTS` items."""
     rows = gallery.rows()
     if where is not None:
         rows = rows[gallery.matching(where).at(rows)]
@@ -170,10 +172,10 @@ def points_of(
 def colours_of(
     gallery: Gallery, rows: NDArray[np.int64], field: str
 ) -> tuple[list[Colour], NDArray[np.uint8]]:
-    """Return at most `MAX_COLOURS` colours, and the code (n,) of each of ``rows`` (n,).
+    """Return at most `MAX_COLOURS` colours, and the colour code (n,) of each row in ``rows`` (n,).
 
-    The most frequent values have colours. Numbers with more values than colours have ranges of
-    equal width.
+    The most frequent values get colours. If a numeric field has more values than colours, the
+    colours are for ranges of equal width.
 
     Parameters
     ----------
@@ -214,7 +216,7 @@ def _by_label(gallery: Gallery, rows: NDArray[np.int64]) -> tuple[list[Colour], 
 
 
 def _conditions(facet: Facet) -> Iterator[tuple[Scalar, float | None, float | None, Filter]]:
-    """Yield value, range and condition of each colour of a field."""
+    """Yield the value, the range and the condition of each colour for a field."""
     field = parse_field(facet.field)
     least, greatest = facet.least, facet.greatest
     if least is None or greatest is None or least == greatest or facet.n_values <= MAX_COLOURS:
@@ -241,7 +243,7 @@ def _sampled(rows: NDArray[np.int64], n: int, generator: np.random.Generator) ->
 def _along(
     gallery: Gallery, rows: NDArray[np.int64], axes: NDArray[np.float64]
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield the coordinates of ``rows`` along ``axes``, part by part, to bound the memory."""
+    """Yield the coordinates of ``rows`` along ``axes`` in parts, to limit the memory."""
     for start in range(0, len(rows), _AT_ONCE):
         directions = gallery.directions(rows[start : start + _AT_ONCE])
         yield (directions @ axes.T.astype(np.float32)).astype(np.float64)

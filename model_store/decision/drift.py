@@ -28,9 +28,9 @@ PERIOD = 10_000
 """Number of queries after which the test restarts, to detect later changes quickly again."""
 
 CALM = 300
-"""Minimum number of queries in an alarm. If twice the number of queries before the alarm is larger,
-the alarm lasts for that number. The test restarts at each alarm, so a lasting drift raises the
-alarm again."""
+"""Minimum length of an alarm, in queries. An alarm lasts for twice the number of queries that the
+test needed to fire, but not less than this minimum. The test restarts at each alarm, so a lasting
+drift raises the alarm again."""
 
 NOT_TESTED = message("drift_not_tested")
 

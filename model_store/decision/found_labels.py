@@ -158,7 +158,7 @@ class MatchProbabilities:
         allowed: NDArray[np.bool_] | None,
         terms: Terms,
     ) -> MatchProbabilities:
-        """Compute the probabilities; ``allowed`` (g, n) masks items of each label in the filter."""
+        """Compute the probabilities; ``allowed`` (g, n) masks each label's items in the filter."""
         fitted = found.probabilities(calibration, 0.0)
         moved = promises.shift != 0
         expected = found.probabilities(calibration, promises.shift) if moved else fitted

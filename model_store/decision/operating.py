@@ -371,7 +371,7 @@ class Stream:
         return widest
 
     def sequence(self, max_error: float) -> Thresholds:
-        """Return decreasing thresholds, from the best threshold for the test of the error.
+        """Return decreasing thresholds; the first is the best threshold for the error's test.
 
         A stricter threshold may accept too few queries for the test. The best threshold has the
         smallest predicted p-value. If no predicted test succeeds, it is the threshold that would
