@@ -488,7 +488,7 @@ def label_bound(rate: float, n_labels: float, delta: float) -> float:
     """
     if n_labels <= 0 or rate >= 1:
         return 1.0
-    most = -math.log(delta) / n_labels  # maximum divergence; scalars are fast
+    most = -math.log(delta) / n_labels  # the maximum divergence
     low, high = rate, 1.0
     while high - low > 1e-9:
         middle = (low + high) / 2

@@ -63,7 +63,7 @@ def fit_recalibration(
     volunteered: Bools | None = None,
     weights: Floats | None = None,
 ) -> Recalibration:
-    """Fit slope and intercept on log-odds (Platt 1999), penalised towards no correction.
+    """Fit slope and intercept on log-odds (Platt 1999), with a penalty for large corrections.
 
     The fit minimises the summed log loss plus ½ (log slope / 0.5)² + ½ (intercept / 1)². Fitting
     the logarithm of the slope keeps the slope positive.

@@ -142,7 +142,7 @@ class ResultSetRule:
         return known
 
     def _compute(self, coverage: float) -> _Thresholds:
-        """Compute the threshold of each class; a class without a guarantee gets the lowest one."""
+        """Compute the threshold of each class; without a guarantee, it is the lowest threshold."""
         found = [rule.threshold(coverage, self._delta) for rule in self._rules]
         promised = [value for value in found if value is not None]
         missing = [

@@ -192,7 +192,7 @@ def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> Dec
             image = _loaded(image, data, smallest_side, warnings)
             deep = _deeper(image, data, layout, warnings)
             if is_turned and deep is image:
-                warnings.append(TURNED)  # Pillow applies it while loading a TIFF
+                warnings.append(TURNED)  # Pillow turns a TIFF upright in load()
             image = deep
         pixels, changes = upright_rgb(image, statement_of(image, data))
         if image.size != size:

@@ -48,7 +48,8 @@ class _Reason:
     advice: str
 
     def applies(self, value: float, ordinary: float | None) -> bool:
-        """Return whether ``value`` is beyond the limit and any ``ordinary`` limit."""
+        """Return whether ``value`` is beyond the limit, and beyond the ``ordinary`` limit if
+        given."""
         limits = [self.limit] if ordinary is None else [self.limit, ordinary]
         return value < min(limits) if self.below else value > max(limits)
 
