@@ -48,8 +48,7 @@ class _Reason:
     advice: str
 
     def applies(self, value: float, ordinary: float | None) -> bool:
-        """Return whether ``value`` is beyond the limit, and beyond the ``ordinary`` limit if
-        given."""
+        """Return whether ``value`` is beyond the limit and, if given, the ``ordinary`` limit."""
         limits = [self.limit] if ordinary is None else [self.limit, ordinary]
         return value < min(limits) if self.below else value > max(limits)
 
