@@ -15,7 +15,7 @@ from index_builder.commands.command_line import CommandLine
 from index_builder.progress import error_console, track_parts, working
 from model_store.bundles.directory import locate
 from model_store.errors import ImageError, UsageError
-from model_store.item_ids import check_item_id
+from model_store.item_ids import check_item_id, check_text
 
 if TYPE_CHECKING:
     from model_store.bundles.backup import BackupSummary
@@ -27,7 +27,7 @@ PUT_TOGETHER = 32
 
 Root = Annotated[Path, typer.Argument(help="The directory of bundles.")]
 
-app = CommandLine(help="Put items into a live gallery, and delete items.")
+app = CommandLine(help="Put items into a live gallery, label and delete items.")
 
 
 @app.command("put")
@@ -85,6 +85,27 @@ def delete_command(
     live = open_writable(directory, current, open_gallery(current, milvus_access()))
     live.commit([Delete(item_id) for item_id in ids])
     print(f"{len(ids)} items deleted, the gallery has {live.snapshot().n_items}")
+
+
+@app.command("label")
+def label_command(
+    directory: Root,
+    ids: Annotated[list[str], typer.Argument(help="Ids of the items.")],
+    label: Annotated[str, typer.Option(help="The new label; an empty text removes the label.")],
+) -> None:
+    """Change the label of items; their pictures stay. If an item is missing, none is changed."""
+    from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
+    from model_store.bundles.changes import open_writable  # noqa: PLC0415
+    from model_store.gallery import Edit, open_gallery  # noqa: PLC0415
+
+    try:
+        check_text(label)
+    except ValueError as error:
+        raise UsageError(f"The label {error}. Name another with --label.") from error
+    current = locate(directory)
+    live = open_writable(directory, current, open_gallery(current, milvus_access()))
+    live.commit([Edit(item_id, {"label": label or None}) for item_id in ids])
+    print(f"{len(ids)} items labelled")
 
 
 def compact_command(directory: Root) -> None:

@@ -37,6 +37,11 @@ def test_from_put_to_restored(root: Path, digits_bundle: Path, tmp_path: Path) -
     assert nearest.item.id == images[0].as_posix()
     assert (nearest.item.label, nearest.item.metadata) == ("new", {"shelf": 3})
     assert nearest.similarity == pytest.approx(1, abs=1e-6)
+    for label, known_label in (("newer", "newer"), ("", None), ("new", "new")):
+        labelled = run("items", "label", root, images[0].as_posix(), "--label", label)
+        assert labelled.stdout.strip() == "1 items labelled"
+        item = open_bundle(root, "cpu").retriever.gallery.item(images[0].as_posix())
+        assert (item.label, item.metadata) == (known_label, {"shelf": 3})
     deleted = run("items", "delete", root, images[0].as_posix())
     assert deleted.stdout.strip() == f"1 items deleted, the gallery has {n_items + 1}"
     assert run("backup", root, tmp_path / "a.tar").exit_code == 0
@@ -50,7 +55,7 @@ def test_from_put_to_restored(root: Path, digits_bundle: Path, tmp_path: Path) -
     for place in (root, tmp_path / "again"):
         if place != root:
             restored = run("restore", tmp_path / "a.tar", place)
-            assert restored.stdout.strip() == f"bundle {before}, {n_items + 1} items, 3 changes"
+            assert restored.stdout.strip() == f"bundle {before}, {n_items + 1} items, 6 changes"
         gallery = open_bundle(place, "cpu").retriever.gallery
         assert gallery.n_items == n_items + 1
         assert gallery.item(images[1].as_posix()).label == "new"
@@ -91,6 +96,11 @@ def test_what_cannot_be_is_said(root: Path, digits_bundle: Path) -> None:
         assert isinstance(result.exception, UsageError)
         assert said in str(result.exception)
     assert isinstance(run("items", "delete", root, "nobody").exception, ItemNotFound)
+    missing = run("items", "label", root, "nobody", "--label", "new")
+    assert isinstance(missing.exception, ItemNotFound)
+    assert isinstance(
+        run("items", "label", root, "nobody", "--label", "a\nb").exception, UsageError
+    )
 
 
 def test_an_error_is_one_line_however_long(tmp_path: Path) -> None:
