@@ -144,6 +144,16 @@ def joined(*parts: LabelledImages) -> LabelledImages:
         _all_or_none([part.sources for part in parts]),
         content if all(part.content is not None for part in parts) else None,
         _all_or_none([part.metadata for part in parts]),
+        _joined_places(parts),
+    )
+
+
+def _joined_places(parts: Sequence[LabelledImages]) -> NDArray[np.float64] | None:
+    """Return the places of all images, NaN in a part without places; None if no part has places."""
+    if all(part.places is None for part in parts):
+        return None
+    return np.concatenate(
+        [np.full((len(part), 3), np.nan) if part.places is None else part.places for part in parts]
     )
 
 

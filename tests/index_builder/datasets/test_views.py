@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,16 @@ def test_collections_are_joined_in_order(images: LabelledImages) -> None:
     for place, original in enumerate((1, 3, 0)):
         np.testing.assert_array_equal(both.pixels(place), images.pixels(original))
     np.testing.assert_array_equal(both.subset([2]).pixels(0), images.pixels(0))
+
+
+def test_joined_collections_keep_the_places_of_their_images(images: LabelledImages) -> None:
+    places = np.arange(12.0).reshape(4, 3)
+    known, unknown = replace(images, places=places), images.subset([2])
+    found = joined(known.subset([1]), unknown, known.subset([3, 0])).places
+    assert found is not None
+    np.testing.assert_array_equal(found[[0, 2, 3]], places[[1, 3, 0]])
+    assert np.isnan(found[1]).all()
+    assert joined(unknown, unknown).places is None
 
 
 def test_without_labels_queries_are_views_and_every_image_stands_for_itself(
