@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,23 +112,29 @@ def measure_encoder(
 def _on_shared_trunk(
     config: ProtocolConfig, run: Run, shared: Run, splits: Splits
 ) -> ProtocolConfig:
-    """Create links in the run to the shared trunk and to its cached features.
+    """Create links in the run to the trunk, and to its features that all seeds share.
 
     Returns
     -------
-    The configuration of a run whose last layer starts as the whitening. All objectives start from
-    the same whitening.
+    The configuration of a run whose last layer starts as the whitening. All objectives of a seed
+    start from the same whitening; another seed learns from other images.
     """
-    if not shared.checkpoint.exists():
+    start = Run(shared.directory / f"seed-{config.seed}")
+    if not start.checkpoint.exists():
+        _link(start.vectors, shared.vectors)
         untrained = config.training.model_copy(update={"epochs": 0})
-        train_step(config.model_copy(update={"training": untrained}), shared, splits)
-    run.directory.mkdir(parents=True, exist_ok=True)
-    for own, theirs in ((run.trunk, shared.trunk), (run.vectors, shared.vectors)):
-        own.unlink(missing_ok=True)
-        own.symlink_to(theirs.resolve())
-    whitened = {"weights": str(shared.checkpoint), "last_layer": "loaded"}
+        train_step(config.model_copy(update={"training": untrained}), start, splits)
+    _link(run.trunk, start.trunk)
+    _link(run.vectors, shared.vectors)
+    whitened = {"weights": str(start.checkpoint), "last_layer": "loaded"}
     network = config.network.model_copy(update=whitened)
     return config.model_copy(update={"network": network})
+
+
+def _link(own: Path, shared: Path) -> None:
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.unlink(missing_ok=True)
+    own.symlink_to(shared.resolve())
 
 
 def _fitted(

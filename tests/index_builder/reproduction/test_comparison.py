@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from index_builder.commands.app import app
 from index_builder.objectives.registry import OBJECTIVES
-from index_builder.reproduction.comparison import command, grid
+from index_builder.pipeline.run import Run
+from index_builder.reproduction.comparison import command, grid, measure
 from index_builder.reproduction.comparison.grid import Grid, objectives_named
 from index_builder.reproduction.comparison.measure import (
     DECISION,
@@ -38,6 +39,7 @@ from index_builder.reproduction.datasets.caltech import caltech101
 from index_builder.reproduction.protocols import (
     PROTOCOLS,
     Outliers,
+    ProtocolConfig,
     ProtocolData,
     Task,
     load_protocol,
@@ -139,6 +141,33 @@ def test_views_are_not_wanted_of_a_frozen_trunk(tmp_path: Path) -> None:
         ("omniglot-small", "contrastive", 0),
         ("omniglot-small", "simclr", 0),
     ]
+
+
+def test_each_seed_has_its_own_whitening_and_all_share_the_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+
+    def train(config: ProtocolConfig, run: Run, _: object) -> None:
+        trained.append(config.seed)
+        run.checkpoint.write_text(f"whitening of seed {config.seed}")
+        run.trunk.write_text("trunk")
+        with run.vectors.open("a") as vectors:
+            vectors.write(f"features of seed {config.seed}, ")
+
+    monkeypatch.setattr(measure, "train_step", train)
+    splits = load_protocol(protocol_config("digits")).splits()
+    run, started = Run(tmp_path / "run"), []
+    for objective in ("contrastive", "triplet"):
+        for seed in (0, 1):
+            config = protocol_config("caltech-101", seed=seed, objective=objective)
+            shared = Run(tmp_path / "trunks")
+            started.append(measure._on_shared_trunk(config, run, shared, splits))
+    assert trained == [0, 1]
+    weights = [Path(str(config.network.weights)).read_text() for config in started]
+    assert weights == ["whitening of seed 0", "whitening of seed 1"] * 2
+    assert run.trunk.read_text() == "trunk"
+    assert run.vectors.read_text() == "features of seed 0, features of seed 1, "
 
 
 def test_objectives_are_named_as_they_are_registered() -> None:
