@@ -78,7 +78,7 @@ def create_api(
     shared: Path | None = None,
     drain: Drain | None = None,
 ) -> FastAPI:
-    """Create the FastAPI application. While it runs, ``app.state.vouch`` has its resources.
+    """Create the FastAPI application. When it runs, its resources are in ``app.state.vouch``.
 
     The application can run only once. After the start, it holds no reference to the bundles, so
     that replaced bundles can be freed.
@@ -239,7 +239,7 @@ def _galleries(
 def _shadows(settings: Settings, resources: EngineResources, open_more: OpenBundle) -> Shadows:
     """Return the manager of shadow bundles.
 
-    A shadow's engine stores no queries. It shares all other resources with the served engines.
+    A shadow's engine stores no queries. Shadows share all other resources with the served engines.
     """
     keeping_nothing = replace(
         resources,

@@ -22,8 +22,8 @@ class _Turn:
 class FairShare:
     """A limited number of places for concurrent work; waiting callers take turns.
 
-    With two or more places, one caller holds at most ``n_places - 1``. So one place stays free for
-    other callers. While a caller waits for several places, callers behind it wait too.
+    With two or more places, one caller holds at most ``n_places - 1``, so that one place stays free
+    for other callers. While a caller waits for several places, later callers wait too.
 
     Parameters
     ----------

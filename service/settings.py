@@ -229,8 +229,8 @@ class Settings(BaseSettings):
         1_000,
         ge=1,
         description="Maximum number of created galleries that are open at the same time. Opening "
-        "another gallery closes the gallery that was idle longest. A low limit on open files "
-        "lowers this number.",
+        "another gallery closes the gallery that was idle longest. If the limit on open files is "
+        "low, fewer galleries are open.",
     )
     compact_after: int = Field(
         10_000,
@@ -359,13 +359,14 @@ class Settings(BaseSettings):
         64,
         ge=1,
         description="Maximum number of concurrent requests; further requests get 503. One caller "
-        "can have three quarters of this number.",
+        "can have at most three quarters of all concurrent requests.",
     )
     max_connections: int = Field(
         1_000,
         ge=1,
         description="Maximum number of open connections, at most three quarters of the limit on "
-        "open files. A further connection replaces an idle one, or is closed if none is idle.",
+        "open files. A further connection replaces an idle connection; if none is idle, it is "
+        "closed.",
     )
     deadline_s: float = Field(
         10.0,
@@ -382,8 +383,8 @@ class Settings(BaseSettings):
     keep_alive_s: int = Field(
         75,
         ge=1,
-        description="Timeout of idle connections in seconds. It must be longer than the proxy's "
-        "timeout: nginx and AWS 60, Azure 240, Google 600.",
+        description="Timeout of idle connections in seconds. Set a longer timeout than that of "
+        "your proxy: nginx and AWS 60, Azure 240, Google 600.",
     )
     drain_s: float = Field(
         0,
@@ -434,8 +435,8 @@ class Settings(BaseSettings):
         1,
         ge=1,
         le=64,
-        description="Number of worker processes on one port. Each has its own encoder, decoders, "
-        "search threads and limits. More than one needs `redis_url`.",
+        description="Number of worker processes on one port. Each process has its own encoder, "
+        "decoders, search threads and limits. Several processes need `redis_url`.",
     )
     workers: int = Field(
         3, ge=1, description="Number of search threads; one client can use all threads except one."
@@ -528,7 +529,7 @@ class Settings(BaseSettings):
         le=1,
         description="Share of the answers with `match` that are drawn at random for review; of "
         "all answers if `review_reasons` has random. Needs `feedback`. Doubtful answers are drawn "
-        "more often. Each answer's probability is known, and at least half of this share.",
+        "more often. The probability of each draw is at least half of this share.",
     )
     on_drift: OnDrift = Field(
         "warn",

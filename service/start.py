@@ -50,8 +50,8 @@ IN_USE_S = 10.0
 hold the address for a moment, and service managers give up after a few failed starts."""
 
 SWITCH_INTERVAL_S = 0.0005
-"""Switch interval of Python threads in seconds: a computing thread delays the event loop at most
-this long. With Python's default of 0.005, it would delay each step of a request up to 5 ms."""
+"""Switch interval of Python threads in seconds: the maximum delay of the event loop by a computing
+thread. With Python's default of 0.005, each step of a request could be delayed by 5 ms."""
 
 
 def start(settings: Settings) -> None:
@@ -186,7 +186,7 @@ def _listeners(settings: Settings) -> list[socket.socket]:
 
 
 def open_served(settings: Settings, encoders: SharedEncoders, path: Path) -> Bundle:
-    """Open a bundle. Its encoder runs in a separate process, which bundles share."""
+    """Open a bundle. The encoder runs in a separate process, which several bundles can share."""
     return open_bundle(
         path,
         settings.provider,

@@ -48,7 +48,7 @@ def _insert(_: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _pages_of_code(_: Sphinx, env: BuildEnvironment, *__: object) -> list[str]:
-    """Return all pages with markers. Sphinx reads them again, because the code may have changed."""
+    """Return all pages with markers, so that Sphinx reads these pages again after code changes."""
     return [
         page
         for page in env.found_docs
@@ -136,7 +136,7 @@ def _meaning(value: dict[str, Any]) -> str:
 
 
 def http() -> Iterator[str]:
-    """Yield a section for each path of the service, grouped by tag, and one for each record."""
+    """Yield a section for each path of the service, grouped by tag, and for each record."""
     document = json.loads((ROOT / "tests" / "service" / "openapi.json").read_text("utf-8"))
     tags: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
@@ -353,7 +353,7 @@ def _served_errors() -> list[type[VouchError]]:
 
 
 def _family(root: type[VouchError]) -> list[type[VouchError]]:
-    """Return the subclasses of an error class, as far as they are in ``model_store.errors``."""
+    """Return the subclasses of an error class that are defined in ``model_store.errors``."""
     return [
         error
         for child in root.__subclasses__()

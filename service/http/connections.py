@@ -19,7 +19,7 @@ from service.http.understood import is_cut_off
 class BoundedConnection(HttpToolsProtocol):
     """A connection with the limits of `service.http.limits`.
 
-    If there are more than ``max_connections``, a new connection closes an idle one.
+    If there are more than ``max_connections``, a new connection closes an idle connection.
     """
 
     def __init__(self, *given: Any, max_connections: int, **options: Any) -> None:  # noqa: ANN401
@@ -35,7 +35,10 @@ class BoundedConnection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin the connection. If there are too many, close an idle one, or else this one."""
+        """Begin the connection. If there are too many connections, close an idle connection.
+
+        If no connection is idle, close this connection.
+        """
         self.bounded = BoundedTransport(transport, self.close_when_read)
         super().connection_made(self.bounded)  # type: ignore[arg-type]
         self.bounded.limit(limits.HEAD_TIMEOUT_S)
@@ -133,7 +136,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.bounded.limit(limits.LINGER_S if rest_is_due or self.transport.is_closing() else None)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text
-        """Refuse a malformed request, or one with a too large head, if no answer has begun."""
+        """Refuse a request whose head is malformed or too large, if no answer has begun."""
         self._is_broken, self._is_whole = True, False
         if self.transport.is_closing():
             return

@@ -28,7 +28,7 @@ LIFE_S = 3600
 
 MAX_LENGTH = 5_000
 """Maximum length of a cursor in characters. Every cursor of the service is shorter, even with the
-longest filter. Even if it is percent-encoded, a cursor fits into an address of 64 KiB."""
+longest filter. A percent-encoded cursor of this length fits into an address of 64 KiB."""
 
 MAX_ITEMS_LENGTH = 1024
 """Maximum length in characters of a cursor into a list of items; it contains no filter."""

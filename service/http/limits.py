@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 MAX_HEAD_BYTES = 32 * 2**10
 MAX_HEADERS = 128
-"""Maximum bytes and headers of a request head. The first limit also holds for the trailers of a
+"""Maximum bytes and headers of a request head. `MAX_HEAD_BYTES` also limits the trailers of a
 chunked body."""
 
 MAX_PIPELINED = 4
@@ -25,8 +25,8 @@ READ_TIMEOUT_S = 30.0
 
 LINGER_S = 30.0
 LINGER_AT_SHUTDOWN_S = 1.0
-"""Seconds for which the service reads and discards the rest of a body after an early answer. The
-second value holds while the service stops."""
+"""Seconds for which the service reads and discards the rest of a body after an early answer; fewer
+seconds (`LINGER_AT_SHUTDOWN_S`) while the service stops."""
 
 UPLOAD_GRACE_S = 10.0
 """Seconds before the minimum upload rate applies to a body."""
@@ -50,14 +50,14 @@ MAX_JSON_PARTS = 4_096
 
 TEXT_PATH = "/search/text"
 MAX_TEXT_BYTES = 64 * 2**10
-"""Maximum bytes of a JSON document with a text query. This is enough for the longest text with
-every character escaped (12 bytes), and a filter."""
+"""Maximum bytes of a JSON document with a text query: enough for a filter and the longest text with
+every character escaped (12 bytes)."""
 
 VECTOR_PATHS = ("/search/vector", "/decide")
 MAX_JSON_NUMBERS = 2**18
 MAX_VECTOR_BYTES = 4 * 2**20
-"""Maximum commas and bytes of a JSON document with vectors. This is enough for 1,000 neighbours
-with 256 numbers each as text, or for larger vectors in base64."""
+"""Maximum commas and bytes of a JSON document with vectors: enough for 1,000 neighbours with 256
+numbers each as text, or for larger vectors in base64."""
 
 AT_ONCE_BYTES = 2**18
 """Maximum bytes of a JSON document to parse on the event loop, which takes about a millisecond.

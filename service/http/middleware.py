@@ -66,10 +66,10 @@ _PROBES = {"/livez", "/readyz", "/metrics"}
 class RequestContext:
     """The outermost layer of the application.
 
-    It gives each request an id (``request.state.request_id``, header ``X-Request-Id``), and refuses
-    a body above its limit while the body arrives. It answers HEAD like GET, without a body. It adds
-    security headers, and counts, logs and traces each request. An unexpected exception becomes a
-    problem document without internal details.
+    Each request gets an id (``request.state.request_id``, header ``X-Request-Id``). A body above
+    its limit is refused while it arrives. HEAD is answered like GET, without a body. Each request
+    is counted, logged and traced, and each answer gets security headers. An unexpected exception
+    becomes a problem document without internal details.
     """
 
     def __init__(

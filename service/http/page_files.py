@@ -78,7 +78,7 @@ def _within(document: Path, changed_ns: int, root_path: str) -> tuple[bytes, str
 def _shortened(path: Path, changed_ns: int) -> tuple[bytes, str]:  # noqa: ARG001 - of the cache
     """Return a script without comments and indentation, and the script's ETag.
 
-    This is safe because no string in the page's scripts has several lines.
+    Comments can be removed by lines, because no string in the page's scripts has several lines.
     """
     text = path.read_text(encoding="utf-8")
     script = _UNSEEN.sub(lambda found: "\n" * found[0].count("\n"), text).encode()

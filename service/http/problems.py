@@ -221,7 +221,7 @@ def head_refusal(*, too_large: bool) -> bytes:
         "type": "urn:vouch:problem:invalid-head",
         "title": "The HTTP request is malformed",
         "status": status,
-        "detail": why if too_large else "This is not a complete HTTP/1.1 request head.",
+        "detail": why if too_large else "The request does not begin with a valid HTTP/1.1 head.",
         "instance": "/",  # it was not read
         "code": "invalid_head",
         "request_id": uuid.uuid4().hex,

@@ -39,8 +39,8 @@ def serve(
 
     Parameters
     ----------
-    open_app : function that returns the application. Each worker calls it on its event loop, after
-        uvicorn has set its signal handlers.
+    open_app : function that returns the application. Each worker calls ``open_app`` on its event
+        loop, after uvicorn has set its signal handlers.
     grace_s : seconds that requests in progress get after a signal.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

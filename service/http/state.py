@@ -29,7 +29,7 @@ class State:
     n_workers : function that returns the number of worker processes.
     drain : state of the drain, which begins when the service stops.
     unknown : cache of the groups of stored queries without a match.
-    planes : cached planes of the maps of galleries.
+    planes : cache of the axes of the galleries' maps.
     """
 
     galleries: Galleries

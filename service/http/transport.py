@@ -1,7 +1,7 @@
 """An asyncio transport that joins writes, closes with a linger, and has a time limit.
 
 A socket that is closed with unread bytes sends RST, and the client may then lose the answer. So
-after an early answer, the service reads and discards the rest of the request before it closes.
+after an early answer, the service discards the rest of the request before it closes the socket.
 
 uvicorn writes head and body separately. If a replica is killed between the two, a proxy that has
 already forwarded the head cannot retry on another replica. So all writes of one turn of the event

@@ -93,8 +93,8 @@ class UnderstoodRoute(APIRoute):
 def _check_address(route: APIRoute, request: Request) -> None:
     """Refuse an address that decodes to the same text as another address.
 
-    Servers replace invalid UTF-8, keep a bare `%`, and decode `%2F` to a slash. So several
-    addresses would name the same item, or its picture.
+    Servers replace invalid UTF-8, keep a bare `%`, and decode `%2F` to a slash. Without this check,
+    several addresses would name the same item, or its picture.
 
     Raises
     ------

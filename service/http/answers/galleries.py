@@ -131,7 +131,7 @@ def label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList
 def calibration_report(
     lease: Lease, feedback: FeedbackSummary | None, order: Order | None
 ) -> schemas.CalibrationReport:
-    """Describe the calibration for result lists in ``order``, compared with feedback if stored."""
+    """Describe the calibration for result lists in ``order``, and compare it with feedback."""
     calibration = lease.bundle.retriever.calibration
     state = bundle_state(lease).calibration
     share = lease.absent_share

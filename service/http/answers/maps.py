@@ -1,4 +1,4 @@
-"""The map of a gallery."""
+"""Answers about the map, which shows the items of a gallery in two dimensions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gallery_map(
 
 
 def map_items(bundle: Bundle, rows: Sequence[int]) -> schemas.MapItems:
-    """Describe the items at ``rows``, without rows that have no item."""
+    """Describe the items with these row numbers; numbers of deleted items are ignored."""
     gallery = bundle.retriever.gallery
     current = np.intersect1d(np.array(rows, dtype=np.int64), gallery.rows())
     return schemas.MapItems(

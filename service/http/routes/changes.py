@@ -114,10 +114,10 @@ async def edit_item(
     state: StateOf,
     body: schemas.ItemChange,
 ) -> schemas.ItemWritten:
-    """Change the label or metadata of an item; its picture and embedding stay.
+    """Change the label or metadata of an item. The item keeps its picture and embedding.
 
-    When the call returns, the change is on the disk and every search finds it. An omitted field
-    does not change. For the calibration, an item with a new label is a changed item.
+    When the call returns, the change is on the disk and visible to every search. An omitted field
+    does not change. For the calibration, an item with a new label counts as a changed item.
     """
     fields: ItemFields = body.model_dump(include=body.model_fields_set)  # type: ignore[assignment]
     receipt = noted(context, response, await state.writer.edit(lease, context, item_id, fields))
@@ -154,8 +154,8 @@ async def put_items(
 ) -> schemas.BatchWritten:
     """Put several items into the gallery. An invalid image does not affect the other items.
 
-    The valid items are written in one transaction: after a crash, either all of them are in the
-    gallery, or none.
+    The valid items are written in one transaction: after a crash, either all valid items are in the
+    gallery, or no item.
     """
     if len(form.items) != len(form.images):
         raise RequestValidationError(

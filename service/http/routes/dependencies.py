@@ -25,7 +25,7 @@ from service.serving.queries import SearchParameters
 
 
 class ItemPath(StringConvertor):
-    """An item id in a path. It may contain slashes, but not end like a path below an item."""
+    """An item id in a path. The id may contain slashes, but not end with a path below an item."""
 
     regex = "(?!.*/(?:similar|thumbnail)$).*"
 

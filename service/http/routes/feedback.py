@@ -149,7 +149,7 @@ async def list_feedback(
 async def undo_feedback(
     lease: LeaseOf, state: StateOf, number: Annotated[int, Path(ge=0, le=LAST)]
 ) -> schemas.Decision:
-    """Undo a decision. The decision before it counts again; the list shows both decisions."""
+    """Undo a decision. The previous decision counts again; the list shows both decisions."""
     kept, key = require_feedback(state), lease.bundle.key
     undone = await lease.engine.compute(lambda: kept.undo(key, number))
     await hear(lease)

@@ -1,4 +1,4 @@
-"""The paths of the map of a gallery."""
+"""The paths of the map, which shows the items of a gallery in two dimensions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 
 MAX_ROWS = 200
-"""Maximum number of items that a request looks up."""
+"""Maximum number of items in one request."""
 
 router = gallery_router("items")
 
@@ -29,9 +29,9 @@ router = gallery_router("items")
     dependencies=[Depends(counts_as_search)],
     description="Return the gallery's items in two dimensions: the first two principal components "
     "of their embeddings.\n\n"
-    f"Of more than {MAX_POINTS:,} items, a sample is returned; it is the same at each call. Two "
-    "dimensions show only a part of the distances: see `variance_shares`. The axes are computed "
-    "again after each change of the gallery.",
+    f"For a gallery with more than {MAX_POINTS:,} items, the map has a sample of the items, the "
+    "same at each call. Two dimensions show only a part of the distances: see `variance_shares`. "
+    "The axes are computed again after each change of the gallery.",
 )
 async def get_map(
     lease: LeaseOf,
@@ -41,7 +41,7 @@ async def get_map(
         Query(
             min_length=1,
             max_length=MAX_BYTES,
-            description="`label`, or a field that `GET …/facets` lists.",
+            description="Field for the colours of items: `label`, or a field of `GET …/facets`.",
         ),
     ] = LABEL,
     where: Annotated[
@@ -50,8 +50,8 @@ async def get_map(
             alias="filter",
             max_length=MAX_BYTES,
             json_schema_extra={"minLength": 2},
-            description="Condition on the items to show, as in a search. It does not change the "
-            "axes.",
+            description="Filter for the items to show, as in a search. A filter does not change "
+            "the axes of the map.",
         ),
     ] = None,
 ) -> schemas.GalleryMap:
@@ -86,12 +86,12 @@ async def list_map_items(
         ),
     ],
 ) -> schemas.MapItems:
-    """List items of the map by their numbers; deleted and replaced items are left out."""
+    """List items of the map by their row numbers. Deleted and replaced items are omitted."""
     bundle = lease.bundle
     if bundle_id != bundle.manifest.id:
         raise OutdatedCursor(
-            f"The map is of bundle {bundle_id[:12]}, served is {bundle.manifest.id[:12]}: the "
-            "numbers of its items are no longer valid. Request the map again."
+            f"The map belongs to bundle {bundle_id[:12]}, but {bundle.manifest.id[:12]} is served "
+            "now: the numbers of its items are no longer valid. Request the map again."
         )
     return await lease.engine.compute(
         lambda: answers.map_items(bundle, [int(row) for row in rows.split(",")])

@@ -120,10 +120,10 @@ async def lease_review_cases(
 ) -> schemas.Leases:
     """Lease the next queries to a reviewer. Other reviewers cannot get a leased query.
 
-    Older queries are leased first. Every second query is one that was drawn at random, as long as
-    the queue has such queries. A decision by `POST …/feedback` with the same `reviewer` ends the
-    lease. If several reviewers must agree, the query is leased to further reviewers until they
-    agree. No reviewer gets a query twice.
+    Older queries are leased first. Every second leased query comes from the random sample, until
+    this sample is used up. A decision by `POST …/feedback` with the same `reviewer` ends the lease.
+    If several reviewers must agree, the query is leased to further reviewers until they agree. No
+    reviewer gets a query twice.
     """
     given = await asyncio.to_thread(
         queue.lease,
@@ -274,7 +274,7 @@ async def forget_review_case(
 ) -> schemas.CaseForgotten:
     """Delete a query: its image, its embedding and its cache entries.
 
-    Decisions on the query stay. They contain a hash of the image, but no image data.
+    Decisions on the query stay. A decision contains a hash of the image, but no image data.
     """
     known = await asyncio.to_thread(queue.forget, lease.bundle.key, query_id)
     await lease.engine.forget(query_id)

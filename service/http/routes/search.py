@@ -171,7 +171,7 @@ async def search_batch(
     state: StateOf,
     form: Annotated[SearchBatchForm, Form(media_type=MULTIPART)],
 ) -> schemas.BatchAnswer:
-    """Search with several image files in one request. An invalid file does not affect the others.
+    """Search with several image files in one request. An invalid file does not affect other files.
 
     The HTTP status is 200, even if files are invalid. Each file has its own status, with an answer
     or a problem.

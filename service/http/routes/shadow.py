@@ -46,11 +46,11 @@ router = gallery_router("bundles")
 async def start_shadow(
     lease: LeaseOf, state: StateOf, body: schemas.ShadowRequest
 ) -> schemas.ShadowReport:
-    """Start a shadow bundle. It also answers a share of the queries, but only for comparison.
+    """Start a shadow bundle, which also answers a share of the queries, but only for comparison.
 
-    The shadow bundle must first answer a canary query. It receives queries only while the service
-    is idle, so that live queries do not wait. The comparison continues after a restart. It ends
-    when the shadow bundle is activated.
+    The shadow bundle must first answer a test query (canary). A shadow bundle receives queries only
+    while the service is idle, so that live queries do not wait. The comparison continues after a
+    restart, and ends when the shadow bundle is activated.
     """
     share = state.settings.shadow_share if body.share is None else body.share
     shadow = await state.shadows.start(lease.engine, ShadowTerms(body.bundle_id, share))

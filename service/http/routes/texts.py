@@ -40,8 +40,8 @@ async def search_text(
 ) -> schemas.SearchAnswer:
     """Search with a text, if the gallery's encoder has a text tower.
 
-    Text queries need their own calibration, with captions. Without this calibration, the verdict is
-    `not_calibrated`.
+    Text queries need their own calibration, with captions. Without a calibration for texts, the
+    verdict is `not_calibrated`.
     """
     found = await lease.search_text(body.text, parameters_of(body, request))
     answer = answers.search_answer(lease, found, request.state.request_id, body)

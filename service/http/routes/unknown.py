@@ -64,8 +64,8 @@ async def list_unknown(
 ) -> schemas.UnknownGroups:
     """List groups of stored queries without a match. Each group is probably one new identity.
 
-    `p_same` of a group is the expected share of its pairs that show the same identity. It is
-    learned from the gallery's labels, and cross-fitted over labels. If the encoder was trained on
+    `p_same` of a group is the expected share of its pairs that show the same identity. Vouch learns
+    `p_same` from the gallery's labels, cross-fitted over labels. If the encoder was trained on
     these labels, `p_same` is too high. The first call after a change takes seconds; the result is
     cached until the next change. `POST …/enrol` names a group.
     """

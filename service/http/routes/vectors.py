@@ -59,7 +59,7 @@ async def decide(
     """Decide on neighbours that another store has found, such as a vector database.
 
     The service searches nothing, and uses only the gallery's calibration. Send as many neighbours
-    as the calibration used. Their labels must be labels of the gallery.
+    as the calibration used. The labels of the neighbours must be labels of the gallery.
     """
     parameters = SearchParameters(
         len(body.neighbours),
@@ -80,7 +80,7 @@ def _query(body: schemas.VectorFields) -> VectorQuery:
 
 
 def _neighbours(sent: list[schemas.Neighbour]) -> NeighbourList:
-    """Return the neighbours. Either all have a similarity, or all have a vector.
+    """Return the neighbours. Either all neighbours have a similarity, or all have a vector.
 
     Raises
     ------
