@@ -93,7 +93,7 @@ def read_command_line(arguments: Sequence[str]) -> Settings:
 def misspelt_variables(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield misspelt ``VOUCH_*`` variables, each with the most similar setting.
 
-    If the service ignored them, ``VOUCH_KEY`` would start it without API keys.
+    If the service ignored misspelt variables, ``VOUCH_KEY`` would start it without API keys.
     """
     for name in sorted(names):
         plain = name.removeprefix(PREFIX).lower()

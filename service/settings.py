@@ -242,7 +242,7 @@ class Settings(BaseSettings):
         KEPT_BUNDLES,
         ge=1,
         description="Number of bundles to keep for each gallery, including the current bundle. "
-        "Older bundles are removed with their changes, if they were compacted or changed.",
+        "Older bundles that were compacted or changed are removed, together with their changes.",
     )
     recalibrate: bool = Field(
         True,

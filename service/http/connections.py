@@ -55,7 +55,7 @@ class BoundedConnection(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close the connection when its current request is answered, or now if it is idle.
 
-        If part of the request has not arrived, the wait for this part is limited.
+        If part of the request has not arrived, the connection waits for a limited time.
         """
         super().shutdown()
         if self.is_idle:

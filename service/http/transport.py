@@ -51,7 +51,7 @@ class BoundedTransport:
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """Return whether the transport closes; True also while it discards a request's rest."""
+        """Return whether the transport closes, or discards a request before it closes."""
         return self.lingers or self._transport.is_closing()
 
     def linger(self) -> None:

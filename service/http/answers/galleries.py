@@ -202,7 +202,7 @@ def _matches(
 
 
 def _drift(lease: Lease) -> schemas.DriftReport:
-    """Describe the drift tests without naming callers."""
+    """Describe the drift tests of a gallery, without the names of callers."""
     report = lease.watch.drift.report
     return schemas.DriftReport(
         reason=report.reason,

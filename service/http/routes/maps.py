@@ -41,7 +41,8 @@ async def get_map(
         Query(
             min_length=1,
             max_length=MAX_BYTES,
-            description="Field for the colours of items: `label`, or a field of `GET …/facets`.",
+            description="Field whose values set the colours of items: `label`, or a field that "
+            "`GET …/facets` lists.",
         ),
     ] = LABEL,
     where: Annotated[
