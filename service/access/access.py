@@ -38,8 +38,8 @@ from service.access.rate_limits import Rates, Standing
 from service.settings import Settings, parse_rate
 
 _KEYLESS = (
-    "programs on this machine need no key and have the scope admin; a proxy on this machine that "
-    "adds no forwarded headers gives its clients the same scope: set VOUCH_KEYS behind a proxy"
+    "programs on this machine have the scope admin without a key; so have the clients of a proxy "
+    "on this machine that adds no forwarded headers: set VOUCH_KEYS behind a proxy"
 )
 
 SECURITY_SCHEMES = {
@@ -271,7 +271,7 @@ async def counts_as_search(request: Request) -> None:
 
 
 def _require_seen(request: Request) -> None:
-    """Refuse a gallery that the caller's key does not allow; the error hides that it exists.
+    """Refuse a gallery that the caller's key does not allow, with the error of a missing gallery.
 
     Raises
     ------
@@ -291,7 +291,7 @@ class GuardedRoute(APIRoute):
     """A route that checks the caller before it reads the request's body.
 
     FastAPI reads the body before it checks dependencies: a caller without a key could then upload
-    any amount of data. This route therefore runs the check of `requires` itself.
+    any amount of data. This route therefore runs the check of `requires` before it reads the body.
 
     Attributes
     ----------

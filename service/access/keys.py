@@ -135,7 +135,7 @@ def rotated(key: ApiKey, grace: timedelta) -> tuple[ApiKey, ApiKey, str]:
 
 
 def revoked(key: ApiKey) -> ApiKey:
-    """Return the key as revoked now; the time of an earlier revocation does not change."""
+    """Return a revoked copy of the key; the time of an earlier revocation does not change."""
     return key if key.revoked_at else key.model_copy(update={"revoked_at": _now()})
 
 

@@ -419,7 +419,7 @@ class VouchClient:
 
         Raises
         ------
-        VouchProblem : such as ``item_not_found``, or ``write_refused``; nothing was changed.
+        VouchProblem : nothing was changed; for example ``item_not_found`` or ``write_refused``.
 
         Examples
         --------

@@ -182,7 +182,7 @@ class DecoderPool:
             self._spawn(self._replace(decoder))
 
     async def _replace(self, decoder: DecoderProcess, who: str | None = None) -> int:
-        """End a decoder and start a new decoder in the background; return the ended one's status.
+        """End a decoder and return its exit status; start a new decoder in the background.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class DecoderPool:
         self._free.put_nowait(decoder)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run in the background; keep a reference, because the event loop keeps only a weak one."""
+        """Run in the background; keep a reference: the event loop keeps only a weak reference."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -245,12 +245,12 @@ class Telemetry:
         )
         self.shadow_verdicts = self._counter(
             "vouch_shadow_verdicts_total",
-            "Queries by verdict of the answer and of the shadow bundle.",
+            "Queries by the verdicts of the served bundle and of the shadow bundle.",
             *("gallery", "old", "new"),
         )
         self.shadow_outliers = self._counter(
             "vouch_shadow_outliers_total",
-            "Queries by outlier flag of the answer and of the shadow bundle: yes, no, unknown.",
+            "Queries by the outlier flags of the served and the shadow bundle: yes, no, unknown.",
             *("gallery", "old", "new"),
         )
         self.shadow_same_first = self._counter(

@@ -9,16 +9,18 @@ from pydantic import BaseModel, Field, WithJsonSchema
 from service.schemas.items import ItemDetail
 
 Base64 = Annotated[str, WithJsonSchema({"type": "string", "contentEncoding": "base64"})]
-"""Numbers of the little-endian type that the description names."""
+"""Little-endian numbers in base64; the field's description states their type."""
 
 
 class MapColour(BaseModel):
     """A colour of the map: a value of the field, or a range of numbers."""
 
     value: str | int | float | bool | None = Field(description="Null for a range.")
-    least: float | None = Field(description="Start of the range; null for a value.")
+    least: float | None = Field(
+        description="Start of the range; null if the colour stands for a value."
+    )
     greatest: float | None = Field(
-        description="End of the range, which only the last range includes; null for a value."
+        description="End of the range; only the last range includes its end. Null for a value."
     )
     n_items: int = Field(description="Number of items on the map with this colour.")
 
@@ -26,7 +28,7 @@ class MapColour(BaseModel):
 class GalleryMap(BaseModel):
     """The items of a gallery in two dimensions.
 
-    The four arrays have one element for each item, in the same order.
+    The arrays `rows`, `x`, `y` and `codes` have one element for each item, in the same order.
     """
 
     gallery: str
@@ -36,7 +38,7 @@ class GalleryMap(BaseModel):
         description="Number of items that pass the filter; all items without a filter."
     )
     n_shown: int = Field(
-        description="Number of items on the map; fewer than `n_passing` if it is a sample."
+        description="Number of items on the map; fewer than `n_passing` if the map shows a sample."
     )
     variance_shares: list[float] = Field(
         description="Share of the variance of the embeddings along each axis."
@@ -46,11 +48,11 @@ class GalleryMap(BaseModel):
         description="The most frequent values first, or ranges in ascending order."
     )
     rows: Base64 = Field(
-        description="uint32; the number of the item for `GET …/map/items`, valid for this bundle."
+        description="uint32: number of the item for `GET …/map/items`, valid for this bundle."
     )
-    x: Base64 = Field(description="uint16, along the first axis.")
-    y: Base64 = Field(description="uint16, along the second axis, in the same scale.")
-    codes: Base64 = Field(description="uint8; place in `colours`, or 255 for other values.")
+    x: Base64 = Field(description="uint16: coordinate along the first axis.")
+    y: Base64 = Field(description="uint16: coordinate along the second axis, in the same scale.")
+    codes: Base64 = Field(description="uint8: index in `colours`, or 255 for other values.")
 
 
 class MapItem(ItemDetail):

@@ -1,4 +1,4 @@
-"""The planes of maps, one for each gallery, computed again after a change."""
+"""The planes of gallery maps: the two axes of a map, computed again when its gallery changes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from model_store.gallery_map import Plane
 from service.serving.lease import Lease
 
 _MAX_KEPT = 64
-"""Maximum number of galleries whose plane is cached."""
+"""Maximum number of cached planes, one for each gallery."""
 
 
 class GalleryPlanes:
-    """Computes the planes of galleries; a plane is cached until its gallery changes."""
+    """Computes the planes of gallery maps; a plane is cached until its gallery changes."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[tuple[str, int], Plane]] = OrderedDict()
         self._turn = asyncio.Lock()
 
     async def of(self, lease: Lease) -> Plane:
-        """Return the plane of a gallery; requests for the same plane share one computation."""
+        """Return the plane of a gallery's map; concurrent requests share one computation."""
         bundle = lease.bundle
         state = bundle.manifest.id, bundle.version
         async with self._turn:

@@ -28,7 +28,7 @@ RETRY_S = 3600.0
 """Seconds before a failed refit of the same bundle is retried."""
 
 LABELS_S = 600.0
-"""Minimum seconds between two refits for changed labels; each writes a new bundle."""
+"""Minimum seconds between two refits for changed labels; each refit writes a new bundle."""
 
 _SAID_BYTES = 2000
 """Maximum bytes of a failed process's output in the log; the log has the end of the output."""
@@ -82,7 +82,7 @@ class Recalibrator:
                 await self.look(engine)
 
     async def look(self, engine: SearchEngine) -> bool | None:
-        """Refit a calibration if needed; return whether that succeeded, None if not needed."""
+        """Refit a calibration if needed; return whether the refit succeeded, None if not needed."""
         bundle = engine.bundle
         root, name = bundle.root, bundle.name
         if not self._command or root is None:
