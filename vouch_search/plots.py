@@ -533,7 +533,7 @@ def _calibration(source: object) -> object:
 
 
 def _record(source: object) -> object:
-    """Return the record of a source that has its reliability bins and risk–coverage curve."""
+    """Return the part of a source that has the reliability bins and the risk–coverage curve."""
     source = _calibration(source)
     if callable(getattr(source, "promises", None)):
         calibration: Any = source

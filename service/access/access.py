@@ -245,8 +245,8 @@ class Access:
             return
         if urlsplit(origin).netloc != request.url.netloc:
             raise Forbidden(
-                f"A page of {origin} may not do this without a key. Send a key, or name the "
-                "origin in VOUCH_CORS_ORIGINS."
+                f"A page of {origin} may not do this without a key. Send a key, or add the "
+                "origin to VOUCH_CORS_ORIGINS."
             )
 
 
@@ -358,7 +358,7 @@ def open_access(settings: Settings) -> Access:
     if keyring is None and keyless is None:
         raise KeysRequired(
             f"Other machines could reach this service at {host} without an API key. "
-            "Make keys (vouch-keys create) and name their file in VOUCH_KEYS, or listen on "
+            "Make keys (vouch-keys create) and set VOUCH_KEYS to their file, or listen on "
             "127.0.0.1, or set VOUCH_ANONYMOUS=true to allow requests without a key."
         )
     url = None if settings.redis_url is None else settings.redis_url.get_secret_value()

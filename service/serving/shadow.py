@@ -210,7 +210,7 @@ class Shadow:
                     self._count("dropped")
 
     async def _spared(self) -> bool:
-        """Wait for spare capacity, at most `PATIENCE_S`; return whether there is any."""
+        """Wait for spare capacity, at most `PATIENCE_S`; return whether there is spare capacity."""
         for _ in range(round(PATIENCE_S / LOOK_EVERY_S)):
             await asyncio.sleep(LOOK_EVERY_S)  # wait first, so that the live answer is sent
             if self._room.is_spare():
