@@ -75,6 +75,7 @@ WRITES = {
     ("POST", "/v1/galleries/{gallery}/unknown/{group}/enrol"),
     ("POST", "/v1/galleries/{gallery}/items"),
     ("PUT", "/v1/galleries/{gallery}/items/{item_id:item}"),
+    ("PATCH", "/v1/galleries/{gallery}/items/{item_id:item}"),
     ("DELETE", "/v1/galleries/{gallery}/items/{item_id:item}"),
 }
 ADMINISTERS = {
