@@ -349,7 +349,10 @@ def test_labels_of_selected_items_are_changed_and_taken_back(shown: Shown) -> No
     expect(shown.found("give-label")).to_have_text("Remove 3 labels")
     broken = {"title": "No", "detail": "The disk is full."}
     shown.page.route("**/items/item-000002", lambda route: route.fulfill(status=507, json=broken))
+    dialog.locator("[data-place='3']").click()
     field.fill("label 3")
+    dialog.locator("[data-place='3']").click()  # what was typed stays
+    expect(shown.found("n-selected")).to_have_text("3 selected")
     shown.found("give-label").click()
     expect(shown.found("labels-done")).to_have_text(
         "“item-000001” now has “label 3”. “item-000002” could not be changed: The disk is full."

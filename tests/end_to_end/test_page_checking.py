@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
+from model_store.bundles.directory import activate
+from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import NBSP, Shown
 from tests.end_to_end.stage import Asked
 from tests.end_to_end.test_page_browsing import items, labels_sent
+from tests.support.bundle_copies import copied
 
 pytestmark = pytest.mark.browser
 
@@ -121,6 +125,41 @@ def test_near_duplicates_are_grouped_and_deleted_or_kept(shown: Shown) -> None:
     expect(groups).to_have_count(1)
     expect(groups.locator(".id")).to_have_text(["a", "b", "e"])
     assert shown.complaints == []
+
+
+def test_label_error_of_a_served_gallery_is_corrected(
+    browser: Browser, digits_bundle: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "bundles"
+    copied(digits_bundle, root / digits_bundle.name)
+    activate(root, digits_bundle.name)
+    expect.set_options(timeout=20_000)
+    with Service(root, tmp_path / "log") as service:
+        base = "/v1/galleries/digits/items"
+        [item, other] = service.http.get(base, params={"limit": 2}).json()["items"]
+        changed = service.http.patch(f"{base}/{item['id']}", json={"label": "wrong"})
+        changed.raise_for_status()
+        page = browser.new_page()
+        page.goto(f"{service.http.base_url}#/digits/label-errors")
+        card = page.get_by_test_id("label-error").filter(has_text="wrong")
+        expect(page.get_by_test_id("check-status")).to_contain_text("items examined.")
+        card.get_by_test_id("take-suggestion").click()
+        expect(page.get_by_text("Changed.", exact=True)).to_be_visible()
+        assert service.http.get(f"{base}/{item['id']}").json()["label"] == item["label"]
+
+        copy = {"image": ("i", service.http.get(other["thumbnail_url"]).content)}
+        for name in ("copy/1", "copy/2"):
+            service.http.put(f"{base}/{name}", files=copy).raise_for_status()
+        page.goto(f"{service.http.base_url}#/digits/near-duplicates")
+        group = page.get_by_test_id("duplicates").filter(has_text="copy/1")
+        expect(page.get_by_test_id("check-status")).to_contain_text("items examined.")
+        figure = group.locator("figure").filter(has_text="copy/2")
+        erase = figure.get_by_test_id("delete-duplicate")
+        erase.click()
+        erase.click()
+        expect(group).to_contain_text("“copy/2” is no longer in the gallery.")
+        assert service.http.get(f"{base}/copy/2").status_code == 404
+        page.close()
 
 
 def test_check_pauses_after_many_findings_and_goes_on(shown: Shown) -> None:

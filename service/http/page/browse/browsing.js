@@ -48,8 +48,8 @@ export function browse(gallery, within, { room = "items", went = () => {}, go = 
     map?.redraw();
     if (!selected.isOn) return;
     looked = null;
-    labels.use(selected.items);
-    changeable.then((may) => { if (may && selected.items.length) selected.element.append(labels.element); });
+    labels.use(selected.items, true);
+    changeable.then((may) => { if (may && selected.items.length) selected.labels.replaceChildren(labels.element); });
   });
   let map = null; // while it is shown
   const toMap = el("button", {

@@ -33,6 +33,7 @@ export function labelEditor(gallery, addressOf, changed) {
   const element = el("div.label-editor", {}, form, done, undo);
   let items = [];
   let working = false;
+  let filled = ""; // what the form began with
   let before = new Map(); // item → its label before the last change
 
   const wanted = () => input.value.trim() || null;
@@ -48,11 +49,13 @@ export function labelEditor(gallery, addressOf, changed) {
     undo.hidden = !before.size;
   }
 
-  /** Let the form be for these items. */
-  function use(chosen) {
+  /** Let the form be for these items. With `keeps`, what was typed stays. */
+  function use(chosen, keeps = false) {
     items = chosen;
     const labels = new Set(items.map(({ label }) => label));
-    input.value = labels.size === 1 ? [...labels][0] ?? "" : "";
+    const typed = keeps && input.value !== filled;
+    filled = labels.size === 1 ? [...labels][0] ?? "" : "";
+    if (!typed) input.value = filled;
     input.placeholder = labels.size > 1 ? t`${count(labels.size)} labels` : "";
     show();
     return element;
@@ -84,6 +87,7 @@ export function labelEditor(gallery, addressOf, changed) {
       }
     }
     working = false;
+    filled = input.value;
     before = made;
     forgetLabels(gallery.name);
     const [[item, error] = []] = reasons;

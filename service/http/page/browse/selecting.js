@@ -34,12 +34,14 @@ export function selection(gallery, addressOf, grid, gone, changed) {
   const clear = el("button", {
     type: "button", "data-testid": "clear-selected", onclick: () => unmark(),
   }, t`Clear the selection`);
-  element.append(n, exporting, clear, erase, done);
+  const labels = el("div"); // the form of their label
+  element.append(n, labels, exporting, clear, erase, done);
   changeable.then((may) => { erase.hidden = !may; });
   pressTwice(erase, t`Press again: it cannot be taken back`, eraseAll);
 
   function show() {
     element.hidden = !isOn;
+    if (!marked.size) labels.replaceChildren();
     n.textContent = t`${count(marked.size)} selected`;
     erase.classList.replace("danger", "quiet"); // another selection is to be confirmed anew
     erase.textContent = t`Delete ${count(marked.size)} items`;
@@ -112,7 +114,7 @@ export function selection(gallery, addressOf, grid, gone, changed) {
     unmark();
   };
   return {
-    element, toggle, mark, add, has: (item) => marked.has(item.id),
+    element, labels, toggle, mark, add, has: (item) => marked.has(item.id),
     get isOn() { return isOn; }, get items() { return [...marked.values()]; },
   };
 }
