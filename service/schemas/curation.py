@@ -29,7 +29,7 @@ class ItemWithDuplicates(BaseModel):
     """An item, and other items with nearly the same embedding."""
 
     item: ItemDetail
-    duplicates: list[NearItem] = Field(description="The nearest such items, nearest first.")
+    duplicates: list[NearItem] = Field(description="The nearest of the other items first.")
 
 
 class _Examined(BaseModel):

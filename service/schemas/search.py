@@ -266,8 +266,8 @@ class AbsentShare(BaseModel):
     basis: Absence = Field(
         description="Kind of absent queries in the calibration. `absent_labels`: images of labels "
         "that are not in the gallery and were not used in any fit. `hidden_labels`: queries whose "
-        "own label was hidden, an approximation. `hidden_trained_labels`: the same, but the "
-        "encoder was trained on these labels; weak evidence. `near_misses_of_views`: augmented "
+        "own label was hidden, an approximation. `hidden_trained_labels`: hidden too, but "
+        "the encoder was trained on the label; weak evidence. `near_misses_of_views`: augmented "
         "views of items, while the item itself was hidden; weak evidence."
     )
 

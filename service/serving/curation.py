@@ -18,7 +18,7 @@ BUDGET_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ExaminedPage(Generic[FoundT]):
-    """The result for a part of a gallery, with the items that it names.
+    """The result for a part of a gallery, and the items in the result.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ def examined_page(
 
     Parameters
     ----------
-    rows_of : returns the rows that a result names.
+    rows_of : returns the rows of the items in a result.
     """
     gallery = bundle.retriever.gallery
     if after is not None and after >= gallery.n_rows and bundle.live is not None:
