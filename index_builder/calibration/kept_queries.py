@@ -7,7 +7,6 @@ A stored query consists of its embedding in half precision and its label. Item f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +79,13 @@ class Kept:
             HalfRows.of(features),
         )
 
+    def at(self, rows: NDArray[np.int64]) -> Kept:
+        """Return some of the queries."""
+        names = [tuple(part[row] for row in rows) for part in (self.ids, self.labels, self.groups)]
+        sources = None if self.sources is None else tuple(self.sources[row] for row in rows)
+        parts = [part.at(rows) for part in (self.mean, self.variance, self.features)]
+        return Kept(names[0], names[1], names[2], sources, parts[0], parts[1], parts[2])
+
     def embeddings(self) -> Embeddings:
         """Return the embeddings of the stored queries."""
         return Embeddings(self.mean.whole(), self.variance.whole(), self.features.whole())
@@ -115,7 +121,9 @@ class KeptQueries:
     def relabelled(self, gallery: Gallery, renamed: Mapping[str, str]) -> KeptQueries:
         """Return the queries with the labels that the gallery has now.
 
-        A query that is an item gets the label of the item, which may have been edited.
+        A query that is an item gets the label of the item, which may have been edited. The label of
+        a view is the id of its item, while the gallery has no labels. Once it has labels, views of
+        items without a label are left out: nothing can match them, although they are not absent.
 
         Parameters
         ----------
@@ -126,8 +134,11 @@ class KeptQueries:
             labels = [renamed.get(label, label) for label in part.labels]
             if self.unlabelled is not None and part is self.matched:
                 for place, item_id in enumerate(part.ids):
-                    with suppress(ItemNotFound):
-                        labels[place] = gallery.item(item_id).label or labels[place]
+                    labels[place] = _label_of(gallery, item_id) or labels[place]
+            if self.are_views and gallery.labels:
+                of_items = [_label_of(gallery, item_id) for item_id in part.labels]
+                rows = np.array([n for n, label in enumerate(of_items) if label], dtype=np.int64)
+                return replace(part.at(rows), labels=tuple(filter(None, of_items)))
             return replace(part, labels=tuple(labels))
 
         known = dict.fromkeys(renamed.get(label, label) for label in self.labels)
@@ -173,6 +184,14 @@ class KeptQueries:
                 if "unlabelled" in arrays
                 else None,
             )
+
+
+def _label_of(gallery: Gallery, item_id: str) -> str | None:
+    """Return the label of an item; None without a label or without this item."""
+    try:
+        return gallery.item(item_id).label
+    except ItemNotFound:
+        return None
 
 
 def _arrays(kept: KeptQueries) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -14,7 +14,9 @@ from index_builder.calibration.calibrate import observe_gallery
 from index_builder.calibration.fit_again import Refit, fit_again
 from index_builder.calibration.kept_queries import (
     KEPT_QUERIES_FILE,
+    Kept,
     KeptQueries,
+    as_vectors,
 )
 from index_builder.calibration.queries import BY_LABEL, TruthRule
 from index_builder.configuration.build import CalibrationConfig
@@ -34,10 +36,14 @@ from model_store.feedback import (
     Pair,
 )
 from model_store.gallery import (
+    ChangesFile,
     Delete,
     Edit,
     FaissGallery,
+    LiveGallery,
+    NewItem,
     Upsert,
+    write_faiss_gallery,
 )
 from model_store.retriever import Retriever
 from tests.support.build_command import vouch_build
@@ -49,6 +55,7 @@ from tests.support.kept_worlds import (
     N_NEW,
     OF_ITEMS,
     OF_QUERIES,
+    PICTURE,
     QUERIES,
     asked,
     calibrated,
@@ -278,6 +285,26 @@ def test_label_of_an_item_that_is_a_query_is_its_edited_label(tmp_path: Path) ->
     now = kept.relabelled(live.snapshot(), live.snapshot().renamed_labels()).matched
     wanted = {**labels, "item-0000": "label 1"}
     assert dict(zip(now.ids, now.labels, strict=True)) == wanted
+    live.close()
+
+
+def test_views_of_items_get_the_labels_that_were_given_later(tmp_path: Path) -> None:
+    """A gallery without labels is calibrated with views; the label of a view is its item's id."""
+    items = [NewItem(f"item-{n}", None, {}, PICTURE) for n in range(4)]
+    write_faiss_gallery(tmp_path, ITEMS.at(np.arange(4)), items, "e")
+    live = LiveGallery(
+        FaissGallery(tmp_path), ChangesFile(tmp_path / "changes" / "b.sqlite", "b", "e")
+    )
+    views = ITEMS.at(np.array([2, 1, 0]))
+    ids, of_items = ("view-a", "view-b", "view-c"), ("item-2", "item-1", "item-0")
+    matched = Kept.of(as_vectors(ids, of_items, of_items, None, views), views)
+    nothing = matched.at(np.array([], dtype=np.int64))
+    kept = KeptQueries(matched, nothing, are_views=True, unseen=False, seed=0)
+    assert kept.relabelled(live.snapshot(), {}).matched.labels == of_items
+    live.commit([Edit("item-0", {"label": "x"}), Edit("item-2", {"label": "y"})])
+    now = kept.relabelled(live.snapshot(), {}).matched
+    assert (now.ids, now.labels) == (("view-a", "view-c"), ("y", "x"))
+    np.testing.assert_array_equal(now.mean.whole(), matched.mean.whole()[[0, 2]])
     live.close()
 
 
