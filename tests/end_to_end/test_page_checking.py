@@ -94,6 +94,26 @@ def test_label_errors_are_corrected_or_kept(shown: Shown) -> None:
     assert shown.complaints == []
 
 
+def test_all_listed_label_errors_are_changed_at_once(shown: Shown) -> None:
+    three = [label_error("a"), label_error("b"), label_error("c")]
+    shown.replies["/v1/galleries/shoes/label-errors"] = pages(three)
+    shown.page.goto("http://vouch.test/#/shoes/label-errors")
+    cards = shown.found("label-error")
+    cards.nth(1).get_by_test_id("keep-label").click()
+    button = shown.found("take-all")
+    expect(button).to_have_text("Change all 2 to the suggested labels")
+    button.click()
+    expect(button).to_have_text("Press again to change all")
+    assert labels_sent(shown) == []
+    button.click()
+    expect(cards.get_by_text("Changed.", exact=True)).to_have_count(2)
+    expect(button).to_be_hidden()
+    assert labels_sent(shown) == [("a", "boot"), ("c", "boot")]
+    cards.nth(2).get_by_test_id("undo-decision").click()
+    expect(cards.nth(2).locator("b")).to_have_text("clog")
+    assert shown.complaints == []
+
+
 def test_near_duplicates_are_grouped_and_deleted_or_kept(shown: Shown) -> None:
     shown.replies["/v1/galleries/shoes/near-duplicates"] = pages(
         [pair("a", "b"), pair("c", "d", "clog")], [pair("b", "a"), pair("b", "e"), pair("d", "c")]

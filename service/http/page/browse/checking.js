@@ -14,8 +14,8 @@ const KEPT = 5000; // decisions that a browser remembers for a check of a galler
  * `name` is its path and its room; `option` has the name of its strictness, `choices` of it, each a
  * value and its words, and the value that is `chosen` first. `found(one)` is called with each finding
  * of a page, and adds cards to `list`. `n()` is the number of cards without a decision. `begin(signal)`
- * is called before the check begins, and again with another strictness. */
-export function openCheck(gallery, within, { name, title, note, option, list, found, n, begin }) {
+ * is called before the check begins, and again with another strictness. `tools` stand beside that. */
+export function openCheck(gallery, within, { name, title, note, option, list, found, n, begin, tools = [] }) {
   const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/${name}`;
   const status = el("p.status", { role: "status", "data-testid": "check-status" });
   const more = el("button", { type: "button", hidden: true, "data-testid": "check-more" }, t`Show more`);
@@ -24,7 +24,7 @@ export function openCheck(gallery, within, { name, title, note, option, list, fo
   const dialog = el("dialog.check.whole", { "aria-labelledby": "check-title", "data-testid": name },
     dialogHeader(el("h2", { id: "check-title", dir: "auto" }, title)),
     el("p.note", {}, note),
-    el("p.strictness", {}, el("label", { htmlFor: "strictness" }, option.words), strictness), status,
+    el("p.strictness", {}, el("label", { htmlFor: "strictness" }, option.words), strictness, tools), status,
     el("div.found", { tabIndex: 0, role: "group", "aria-label": title }, list, more));
   let running = new AbortController();
 

@@ -1,10 +1,10 @@
 // Possible label errors: items whose neighbours have another label, to be changed or kept.
 
 import { mayWrite } from "../api.js";
-import { el, picture } from "../elements.js";
+import { el, picture, pressTwice } from "../elements.js";
 import { t } from "../language.js";
 import { forgetLabels } from "../look/finding.js";
-import { brief, percent } from "../words.js";
+import { brief, count as number, percent } from "../words.js";
 import { focusAfter, keptAsIs, openCheck } from "./checking.js";
 import { giveLabel } from "./labels.js";
 
@@ -17,7 +17,25 @@ export async function open(gallery, within) {
   const addressOf = ({ id }) => `${base}/${id.split("/").map(encodeURIComponent).join("/")}`;
   const kept = keptAsIs(gallery, "label-errors");
   const list = el("ul.plain");
+  const takers = new WeakMap(); // card → takes its suggestion
   let signal = null;
+
+  const undecided = () => [...list.querySelectorAll(".suspect:not([data-decided])")];
+  const all = el("button.quiet", { type: "button", hidden: !may, "data-testid": "take-all" });
+  /** Change all open cards, one after another, until one fails. */
+  pressTwice(all, t`Press again to change all`, async () => {
+    all.disabled = true;
+    for (const one of undecided()) {
+      if (signal.aborted || !(await takers.get(one)())) break;
+    }
+    all.disabled = false;
+    count();
+  });
+  const count = () => {
+    all.classList.replace("danger", "quiet");
+    all.textContent = t`Change all ${number(undecided().length)} to the suggested labels`;
+    all.hidden = !may || undecided().length < 2;
+  };
 
   function card({ item, suggested_label: suggested, confidence, neighbours }) {
     const key = JSON.stringify([item.id, item.label, suggested]);
@@ -39,7 +57,7 @@ export async function open(gallery, within) {
         change.disabled = keep.disabled = undo.disabled = false;
       }
     };
-    const decided = (words, takeBack) => {
+    const decided = (words, takeBack, goesOn = true) => {
       done.textContent = words;
       undo.onclick = async () => {
         if (!(await takeBack())) return;
@@ -48,11 +66,14 @@ export async function open(gallery, within) {
         change.focus();
       };
       show(true);
-      focusAfter(element);
+      if (goesOn) focusAfter(element);
     };
-    const change = button("take-suggestion", t`Change to “${brief(suggested)}”`, async () => {
-      if (await give(suggested)) decided(t`Changed.`, () => give(item.label));
-    });
+    const take = async (goesOn = false) => {
+      const isGiven = await give(suggested);
+      if (isGiven) decided(t`Changed.`, () => give(item.label), goesOn);
+      return isGiven;
+    };
+    const change = button("take-suggestion", t`Change to “${brief(suggested)}”`, () => take(true));
     const keep = button("keep-label", t`Keep “${brief(item.label)}”`, () => {
       kept.add(key);
       decided(t`Kept. This browser does not list it again.`, () => { kept.remove(key); return true; });
@@ -64,6 +85,7 @@ export async function open(gallery, within) {
       undo.hidden = !isDecided;
       if (isDecided) element.dataset.decided = "yes";
       else delete element.dataset.decided;
+      count();
     };
     const element = el("li.suspect", { "data-testid": "label-error" },
       el("figure", {}, picture(item.preview_url ?? item.thumbnail_url, ""),
@@ -73,6 +95,7 @@ export async function open(gallery, within) {
         el("div.neighbours-row", {}, neighbours.slice(0, NEIGHBOURS).map((one) => el("figure", { title: one.id },
           picture(one.thumbnail_url, "", true), el("figcaption", { dir: "auto" }, brief(one.label))))),
         el("p.actions", {}, change, keep, undo), done));
+    takers.set(element, take);
     show(false);
     return element;
   }
@@ -87,11 +110,16 @@ export async function open(gallery, within) {
       name: "confidence", words: t`List an item if its neighbours agree on another label by at least`, chosen: 0.8,
       choices: [0.95, 0.8, 0.6].map((value) => [value, percent(value)]),
     },
-    begin: (running) => { signal = running; },
+    begin: (running) => {
+      signal = running;
+      count();
+    },
     found: (one) => {
       const made = card(one);
       if (made) list.append(made);
+      count();
     },
-    n: () => list.querySelectorAll(".suspect:not([data-decided])").length,
+    n: () => undecided().length,
+    tools: [all],
   });
 }

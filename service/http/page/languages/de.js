@@ -147,6 +147,8 @@ export const PAGE = {
   "Kept in this tab alone, until you close it.": "Bleibt nur in diesem Tab, bis Sie ihn schließen.",
   "Key wanted": "Schlüssel nötig",
   "Label": "Label",
+  "Change all {0} to the suggested labels": "Alle {0} zu den vorgeschlagenen Labels ändern",
+  "Press again to change all": "Zum Ändern aller noch einmal drücken",
   "Possible label errors": "Mögliche Label-Fehler",
   "Near duplicates": "Beinahe-Duplikate",
   "Show more": "Mehr zeigen",

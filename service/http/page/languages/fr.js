@@ -147,6 +147,8 @@ export const PAGE = {
   "Kept in this tab alone, until you close it.": "Conservé dans ce seul onglet, jusqu’à sa fermeture.",
   "Key wanted": "Clé requise",
   "Label": "Étiquette",
+  "Change all {0} to the suggested labels": "Changer les {0} en étiquettes proposées",
+  "Press again to change all": "Appuyez encore pour tout changer",
   "Possible label errors": "Erreurs d’étiquette possibles",
   "Near duplicates": "Quasi-doublons",
   "Show more": "Afficher plus",
