@@ -51,8 +51,8 @@ class DriftStates:
     """A table of an SQLite file with one row for each bundle and caller.
 
     If several processes share the file, each process tests its own queries. After a restart, a
-    process continues from the last saved state. This state is a valid test of one process's
-    queries.
+    process continues from the last saved state. This is valid, because each state comes from the
+    queries of a single process.
     """
 
     def __init__(self, path: Path) -> None:

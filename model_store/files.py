@@ -20,7 +20,7 @@ _NUMBER_LENGTH = 8
 user's folders."""
 
 PARTIAL = ".partial"
-"""Suffix of unfinished files. If no process writes an unfinished file, a crash has left it."""
+"""Suffix of unfinished files. An unfinished file that no process writes is left from a crash."""
 
 
 def flush(path: Path) -> None:
@@ -63,8 +63,8 @@ def json_text(content: Mapping[str, Any]) -> str:
 def lock_between_processes(path: Path) -> FileLock:
     """Return a lock between processes on the file ``path``.
 
-    The kernel releases the lock when the process ends; the file remains. The returned object holds
-    the lock, not a thread.
+    The kernel releases the lock when the process ends; the file remains. The lock belongs to the
+    returned object, and not to a thread.
     """
     return FileLock(path, mode=0o600, thread_local=False)
 
@@ -73,8 +73,8 @@ def lock_between_processes(path: Path) -> FileLock:
 def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield a new directory ``<prefix>…`` in ``parent``; it is removed at the end.
 
-    First, directories with this prefix that killed processes have left are removed. A running
-    process holds a lock on its directory, so that the directory is kept.
+    First, the function removes directories with this prefix that killed processes have left. The
+    directory of a running process is locked and is not removed.
 
     Raises
     ------

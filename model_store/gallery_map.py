@@ -108,12 +108,13 @@ class ItemPoints:
 
 @dataclass(frozen=True, slots=True)
 class Colour:
-    """A colour of the map. It is for a value, or for a range of numbers without its upper end.
+    """A colour of the map, for one value of a field or for a range of numbers.
 
     Attributes
     ----------
     value : the value of the field; None for a range.
-    least, greatest : ends of the range; None for a value. The last range includes its upper end.
+    least, greatest : ends of the range; None for a value. Only the last range includes its upper
+        end.
     n_items : number of items on the map with this colour.
     """
 
@@ -128,12 +129,13 @@ def principal_axes(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the first two principal axes (2, D), and their shares (2,) of the variance.
 
-    The sign of a principal axis is arbitrary. It is chosen so that the point farthest from the mean
-    along the axis is on the positive side. So the same points give the same axes on every machine.
+    The sign of a principal axis is arbitrary. The function chooses the sign so that the point
+    farthest from the mean along the axis is on the positive side. So the same points give the same
+    axes on every machine.
 
     Parameters
     ----------
-    points : (n, D). The decomposed matrix has the smaller of n and D as its side.
+    points : (n, D). The axes are computed from a square matrix with min(n, D) rows.
     """
     n, dim = points.shape
     axes, shares = np.zeros((2, dim)), np.zeros(2)

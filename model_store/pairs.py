@@ -38,7 +38,8 @@ OF_WEIGHTS = ("laplace", "online_laplace", "mc_dropout", "ensemble")
 together. With any other posterior, the errors of different images are independent."""
 
 _NOTHING = np.finfo(np.float32).tiny
-"""A tiny variance: with it, any difference of similarities (eight decimals) is certain."""
+"""A tiny variance. With this variance, every difference between similarities (eight decimals) is
+certain."""
 
 _LEAST_NORM = 1e-3
 """Minimum squared norm of a draw of an item, so that the draw has a direction."""
@@ -51,7 +52,7 @@ Floats = NDArray[np.float64]
 
 
 def is_over_weights(posterior: str) -> bool:
-    """Return whether a posterior with this name is over weights, so that errors are correlated."""
+    """Return whether the posterior with this name is a posterior over weights."""
     return posterior.startswith(OF_WEIGHTS)
 
 
@@ -114,7 +115,7 @@ class Pairs:
         total = np.add.reduce(v)
         squared_ratios = total_variances / total if total else np.zeros(len(s))
         ratios = np.sqrt(squared_ratios)
-        # An item's result does not depend on the number of items, as that of `@` does.
+        # Unlike `@`, `vecdot` gives an item the same result for any number of items.
         of_items = np.vecdot(np.square(items), query.variance).astype(np.float64)
         of_both = np.vecdot(items, query.variance * query.direction)
         of_query = float(v @ np.square(query.direction.astype(np.float64)))

@@ -20,7 +20,7 @@ _layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=10)
 
 
 _VALUE = re.compile(r"(?<=ignored explicit argument).*", re.DOTALL)
-"""Pattern of the value in an argparse error, if an option that takes no value has a value."""
+"""Pattern of the value in an argparse error about an option that takes no value."""
 
 _NAME = re.compile(r"--?[a-z][a-z-]*")
 

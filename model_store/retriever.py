@@ -164,7 +164,7 @@ class Retriever:
 
     @property
     def has_other_labels(self) -> bool:
-        """True if labels were added or lost since the calibration, so that a new one is needed."""
+        """True if a new calibration is needed, because labels were added or lost."""
         return self.n_new_labels > 0 or self.n_gone_labels > 0
 
     @property

@@ -98,8 +98,8 @@ def predictive_of(retriever: Retriever, query: VectorQuery) -> Predictive:
 
     Raises
     ------
-    InvalidVector : the vector is from another encoder, has another length, or is zero. Or the
-        gallery is calibrated, but features and outlier score are both missing.
+    InvalidVector : the vector is from another encoder, has another length, or is zero. Also, if the
+        gallery is calibrated and the query has neither features nor an outlier score.
     """
     encoder = retriever.encoder
     if query.fingerprint is not None and query.fingerprint != encoder.fingerprint:

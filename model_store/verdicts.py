@@ -14,8 +14,8 @@ characters."""
 ChangeReason = Literal["outlier", "first_item", "promise", "probability"]
 """Reason why two bundles give different answers. `outlier`: only one bundle flags the query as an
 outlier. `first_item`: the first items have different labels. `promise`: one bundle has fewer
-guarantees, or no calibration. `probability`: the probabilities are on different sides of a
-threshold."""
+guarantees than the other bundle, or has no calibration. `probability`: the probabilities are on
+different sides of a threshold."""
 
 Order = Literal["similarity", "probability"]
 """Order of results: by similarity, or by match probability."""
@@ -25,9 +25,9 @@ FilterMeans = Literal["show", "known"]
 match passes the filter."""
 
 Plan = Literal["exact", "filter_first", "search_first"]
-"""How items that pass a filter are found. `exact`: the query is compared with each of these items.
-`filter_first`: the index is searched only among these items. `search_first`: the index is searched
-for more items than requested, and the filter is applied to the result."""
+"""How items that pass a filter are found. `exact`: the query is compared with each item that
+passes. `filter_first`: the index is searched only among the items that pass. `search_first`: the
+index is searched for more items than requested, and the filter is applied to the result."""
 
 IndexedBy = Literal["bundle", "memory", "none"]
 """Where the index of a field is stored. `bundle`: in a file of the bundle. `memory`: in memory,
@@ -37,10 +37,11 @@ CaseReason = Literal["ambiguous", "absent", "alien", "contradicted", "random"]
 """Reason for a review of a query; see `model_store.feedback.cases`."""
 
 Absence = Literal["absent_labels", "hidden_labels", "hidden_trained_labels", "near_misses_of_views"]
-"""Kind of absent calibration queries. `absent_labels`: their labels are in neither the gallery nor
-any fit. `hidden_labels`: their own label is hidden from the list and the outlier detector, and the
-encoder was not trained on this label. `hidden_trained_labels`: the same, but the encoder was
-trained on this label. `near_misses_of_views`: views of items that are hidden from the list."""
+"""Kind of absent calibration queries. `absent_labels`: neither the gallery nor any fit contains the
+query's label. `hidden_labels`: the query's label is hidden from the list and the outlier detector,
+and the encoder was not trained on this label. `hidden_trained_labels`: as `hidden_labels`, but the
+encoder was trained on this label. `near_misses_of_views`: each query is a view of an item, and this
+item is hidden from the list."""
 
 OutcomeBasis = Literal["evaluation", "calibration"]
 """Source of the numbers of a gallery's outcome: separate evaluation queries, or the calibration

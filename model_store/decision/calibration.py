@@ -100,7 +100,8 @@ class Calibration:
     absent_outlier_scores : (n,) sorted outlier scores of the absent calibration queries; None in
         bundles of earlier releases.
     outdated : reason why the calibration is not used: another release fitted it to other signals. A
-        new calibration keeps the settings. None if the signals are the same.
+        new calibration of the gallery uses the settings of this calibration. None if the signals
+        are the same.
     """
 
     encoder_fingerprint: str

@@ -21,8 +21,8 @@ approximately, because the densities are estimated. In simulations, at most abou
 1,000 queries without drift raised an alarm."""
 
 ENOUGH = 100
-"""Number of matched calibration queries that is enough for the densities. With fewer queries n, the
-test needs 100 / n − 1 nats more to fire."""
+"""Number of matched calibration queries that is enough to estimate the densities. With n < 100 of
+these queries, the test fires at a log capital that is higher by 100 / n − 1."""
 
 PERIOD = 10_000
 """Number of queries after which the test restarts, to detect later changes quickly again."""
@@ -35,12 +35,13 @@ drift raises the alarm again."""
 NOT_TESTED = message("drift_not_tested")
 
 _PRESENT = 0.6
-"""Share of the capital for bets on a change before the first query of the period. The other capital
-bets on later changes."""
+"""Share of the capital that bets on a change before the first query since the last restart. The
+rest of the capital bets on changes after this query."""
 
 _JUMP = 0.003
-"""Part of the other capital that moves between its bets and a reserve at each query. The reserve
-keeps capital for later changes."""
+"""The bets on changes after the first query share their capital with a reserve. At each query, this
+part of the capital moves between the bets and the reserve. The reserve keeps capital for changes
+after many queries."""
 
 _CHANGES = ((0.7, 1.0), (-0.7, 1.0), (1.4, 1.0), (0.0, 1.5), (0.0, 1.9), (0.0, 0.65))
 """Alternative hypotheses, as pairs (move, scale). A hypothesis adds ``move`` standard deviations of
@@ -51,7 +52,8 @@ _CHANGED_SHARES = (0.05, 0.4)
 """Shares of absent queries. Each alternative hypothesis is combined with each share."""
 
 _SHARES = np.r_[0, 0.02, np.arange(0.05, 0.96, 0.05), 0.98, 1]
-"""Grid of shares of absent queries, on which the nearest null hypothesis is searched."""
+"""Grid of shares of absent queries. The test searches this grid for the share with the nearest null
+hypothesis."""
 
 _OF_MATCHED = (0.03, 0.08, 0.16, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
 _OF_ABSENT = (0.2, 0.4, 0.6, 0.8, 0.93)
@@ -72,7 +74,8 @@ _TAILS = (0.01, 0.03, 0.1, 0.25, 0.5)
 tails."""
 
 _ETA = 0.01
-"""Maximum probability that the bound of some tail is too low for exchangeable queries."""
+"""Maximum probability that at least one bound is below the true probability of its tail, if the
+queries are exchangeable."""
 
 _EM_START = 0.3
 
@@ -109,11 +112,11 @@ class MixtureReference:
 
         f(s) = q(s) / ((1 − π*) F_m(s) + π* F_a(s)),    π* = argmax_π E_q log((1 − π) F_m + π F_a)
 
-    The expectation of f is at most 1 under F_m and under F_a. So it is at most 1 under every
-    mixture of F_m and F_a, even if the share varies between queries. A change of only the share is
-    therefore no evidence of drift. The distributions are kernel estimates in bins. Expectation
-    maximisation updates the distributions from served queries. Without updates, every long stream
-    would differ from the finite calibration sample.
+    The expectation of f is at most 1 under F_m and under F_a. So the expectation is at most 1 under
+    every mixture of F_m and F_a, even if the share of absent queries varies between queries. If
+    only this share changes, the change is no evidence of drift. The distributions are kernel
+    estimates in bins. Expectation maximisation updates the distributions from served queries.
+    Without updates, every long stream would differ from the finite calibration sample.
 
     Parameters
     ----------
@@ -173,7 +176,7 @@ class MixtureReference:
 
 
 class ExceedanceReference:
-    r"""Bets that served scores exceed the highest absent calibration scores too often.
+    r"""Bets that too many served scores are above the highest absent calibration scores.
 
     Let F̄ be the probability that a score is above the k-th highest of n calibration scores: F̄ ~
     Beta(k, n + 1 − k). An upper bound b of F̄ is computed for each tail. All bounds hold together
@@ -258,10 +261,11 @@ class DriftState:
 class DriftTest:
     r"""Bets against "served queries have the same distribution as the calibration queries".
 
-    Each bet has a factor f, see `MixtureReference`. The capital has two parts. The first part
-    detects a change before the first query. Each query multiplies this part by 1 − c + c f, with c
-    = n / (n + t) after t served queries. The second part detects later changes. Each query
-    multiplies this part by f, and capital moves between its bets and a reserve.
+    Each bet has a factor f, see `MixtureReference`. The capital has two parts. The first part bets
+    on a change before the first query since the last restart. Each query multiplies this part by 1
+    − c + c f, with c = n / (n + t) after t served queries. The second part bets on changes after
+    this query. Each query multiplies this part by f, and capital moves between its bets and a
+    reserve.
 
     Parameters
     ----------

@@ -68,11 +68,12 @@ class Evidence:
     sources : (N,) index of the query's source in ``source_names``.
     source_names : names of all sources; one empty name if no source was given.
     absence : kind of the absent queries.
-    rivals : correction factor of the false-match rate, because calibration queries met fewer labels
-        than served queries: the number of wrong labels for a served absent query, divided by the
-        number for an absent calibration query. With n labels in the gallery, the factor is n / (n −
-        1) if one label was hidden from each absent query. It is n / (n − m) if m labels were added
-        later, and otherwise 1.
+    rivals : correction factor of the false-match rate. An absent query in the calibration may be
+        compared with fewer wrong labels than an absent query in service. The factor is the number
+        of wrong labels in service, divided by the number in the calibration. With n labels in the
+        gallery, the factor is n / (n − 1) if one label was hidden from each absent query. If m
+        labels were added to the gallery after the absent queries were compared with it, the factor
+        is n / (n − m). Otherwise it is 1.
     levels : outcomes at the levels of parents; None if labels have no parents.
     outlier_p_values : (N,) p-value of the outlier score among ordinary queries; None for
         calibrations before release 0.3.
@@ -146,7 +147,7 @@ class Evidence:
         ValueError : the evidence has no levels.
         """
         if self.levels is None:
-            raise ValueError("no levels are known of these queries")
+            raise ValueError("the evidence has no levels of parents")
         correct = self.levels.correct[:, level]
         return replace(
             self,

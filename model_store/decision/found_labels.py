@@ -25,9 +25,9 @@ class Retrieved:
 
     Attributes
     ----------
-    similarities : (n,) similarities of the found items. The first ``n_listed`` values are of the
-        nearest items in the whole gallery, descending. The other values are of items outside the
-        result list that may be returned, for example under a filter.
+    similarities : (n,) similarities of the found items. The first ``n_listed`` values belong to the
+        nearest items in the whole gallery, in descending order. The other values belong to items
+        that are not in the result list but may be returned, for example under a filter.
     label_codes : (n,) label codes of the found items; −1 for an item without a label.
     n_listed : number of leading items in the result list. The signals are computed from this list.
     listed : (m,) indexes of the items that may be returned, nearest first.

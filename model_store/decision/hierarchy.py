@@ -21,7 +21,8 @@ class Hierarchy:
     levels : L names of levels.
     parents : names of the parents at each level.
     labels : C labels with known parents; the gallery need not contain them.
-    above : (C, L) index of each label's parent in ``parents`` of that level; `NO_PARENT` for none.
+    above : (C, L) index of each label's parent in ``parents`` of that level; `NO_PARENT` if the
+        label has no parent there.
     """
 
     levels: Sequence[str]

@@ -1,8 +1,9 @@
 """Operating points: the coverage and error of thresholds on the match probability.
 
 Answers to photographs of one object are right or wrong together. The same is true for absent
-queries of one label. So the independent units are objects and labels, not queries. Bounds count one
-query of each object, and one mean of each absent label.
+queries of one label. So the independent units are objects and labels, not queries. Bounds count
+each object as one query. They count each absent label as one observation: the mean over the queries
+of this label.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
 """Grid of false-match rates (FPIR) for the test of an error."""
 
 _STRIDE = 10
-"""Step of the coarse search over the grid. A fine search follows around the best coarse rate."""
+"""Step of the coarse search over the grid. Then a fine search examines the rates near the best rate
+of the coarse search."""
 
 _STEPS = 10**5
 """Number of steps between the errors 0 and 1: the resolution of an error bound."""
@@ -91,9 +93,8 @@ class Stream:
     ----------
     probabilities : (n,) match probability of each first item, at the share ``expected``.
     no_match : (n,) P(no match), at the share ``expected``.
-    wrong : (n,) probability that the first item is not a true match: the observed 0 or 1. After a
-        correction by feedback, the observed outcomes no longer hold. Then the value is one minus
-        the corrected probability.
+    wrong : (n,) 1 if the first item is not a true match, else 0. After a correction by feedback,
+        these outcomes no longer hold. The value is then one minus the corrected probability.
     counted : (n,) mask of one random query of each object with a match.
     labels : (n,) number, from 0, of the label of each absent query; −1 for other queries.
     chosen : (n,) mask of the queries that may be accepted: queries that are not flagged out of
@@ -251,12 +252,13 @@ class Stream:
     def _nearest(self, p_values: Sequence[PValue], start: int, likely: int) -> int:
         """Return the index of the first function that rejects the smallest error.
 
-        A function is searched only if it rejects an error below the smallest so far.
+        A function is searched only if it rejects an error below the smallest error that an earlier
+        function rejects.
 
         Parameters
         ----------
         start : an error, in steps, that no function rejects.
-        likely : index of a good first candidate.
+        likely : index of the function that is searched first.
         """
         best, least = likely, self._least_step(p_values[likely], start, _STEPS)
         for place, p_value in enumerate(p_values):
@@ -318,9 +320,10 @@ class Stream:
 
         if self.absent_as_likely:
             return lambda max_error: float(of_present(max_error, share)[0])
-        # Between two grid rates, each p-value is replaced by its larger value at the two rates. The
-        # binomial p-value rises with the rate to 1, and the p-value of labels falls from 1. So the
-        # product is largest between the start of the fall and the end of the rise.
+        # Between two grid rates, each p-value is replaced by the larger of its values at these
+        # rates. With the rate, the binomial p-value rises to 1, and the p-value of labels falls
+        # from 1. So the product is largest between the rate at which the p-value of labels begins
+        # to fall, and the rate at which the binomial p-value reaches 1.
         first = int(np.searchsorted(-of_absent[:-1], -1.0, side="right")) - 1
         share, of_absent = share[1:][first:], of_absent[:-1][first:]
 
@@ -374,10 +377,11 @@ class Stream:
         """Return decreasing thresholds; the first is the best threshold for the error's test.
 
         A stricter threshold may accept too few queries for the test. The best threshold has the
-        smallest predicted p-value. If no predicted test succeeds, it is the threshold that would
-        reject the smallest error. The predicted error uses the probability of the first item, given
-        a match: P / (1 − P(no match)). The predicted FPIR uses the no-match odds of matched
-        queries. These odds are the local ratio of absent to matched queries in the stream.
+        smallest predicted p-value. If no predicted test succeeds, the best threshold is the
+        threshold whose predicted test rejects the smallest error. The predicted error uses the
+        probability of the first item, given a match: P / (1 − P(no match)). The predicted FPIR uses
+        the no-match odds of matched queries. Among queries with similar signals, these odds are the
+        ratio of absent to matched queries in the stream.
         """
         levels = self.thresholds()
         tiny = np.finfo(float).tiny
@@ -458,7 +462,8 @@ class Stream:
 
         Parameters
         ----------
-        of_labels : whether the labels of absent queries are multiplied too, not only the objects.
+        of_labels : whether the number of labels of absent queries is multiplied too. The number of
+            objects is always multiplied.
 
         Returns
         -------

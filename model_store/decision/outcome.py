@@ -23,12 +23,12 @@ LEAST_MATCH_SHARE = 0.5
 """Minimum share of verdict `match`. Below this share, the outcome advises how to raise it."""
 
 LEAST_CLASS_SHARE = 0.05
-"""Minimum share of a size class in the queries; the outcome omits smaller classes without
-`match`."""
+"""Minimum share of the queries that belong to a size class. The outcome reports that a size class
+gets no `match` only if the class has at least this share."""
 
 ACCEPTABLE_ERRORS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
-"""Maximum errors that the outcome may propose, ascending. It proposes one if the gallery's maximum
-error allows too few matches."""
+"""Maximum errors that the outcome may propose, ascending. If the gallery's maximum error allows too
+few matches, the outcome proposes a larger maximum error."""
 
 LEAST_GAIN = 0.1
 """Minimum increase of the share of `match` for which the outcome proposes another maximum error."""
@@ -457,7 +457,7 @@ def _why_never(
 ) -> tuple[str, Parameters]:
     """Return the reason why no query gets the verdict `match`: a code and its parameters.
 
-    The reason is for one size class: the most frequent class of first items for matched queries.
+    The reason is for the size class that is most frequent among the first items of matched queries.
     """
     present, max_error = ~evidence.absent, calibration.max_error
     place = int(np.bincount(evidence.first_classes[present], minlength=len(SIZE_CLASSES)).argmax())
@@ -515,7 +515,7 @@ def _about(n: float) -> int:
 
 
 def _accepted(calibration: Calibration, match_share: float) -> dict[str, float | None]:
-    """Return the smallest proposed maximum error that adds enough matches, and their share.
+    """Return the smallest acceptable error that adds enough matches, and the share of matches.
 
     Parameters
     ----------

@@ -18,14 +18,14 @@ from model_store.decision.result_sets import ResultSetRule
 from model_store.messages import Message, message
 
 WORST_RATE = 0.1
-"""Largest bound of the false-match rate (FPIR) that is useful. If absent queries have fewer than
-log δ / log(1 − 0.1) labels (22 at δ = 0.1), no bound is this low. Then nothing is guaranteed about
-absent queries."""
+"""Largest useful upper bound of the false-match rate (FPIR). If absent queries have fewer than log
+δ / log(1 − 0.1) labels (22 at δ = 0.1), every upper bound is larger than this value. Then nothing
+is guaranteed about absent queries."""
 
 MOST_UNKNOWN = 0.1
 """Maximum share of absent queries for guarantees that do not need evidence about absent queries.
-Above this share, errors on absent queries dominate. Without enough evidence, probabilities are then
-not guaranteed, or no match is given."""
+Above this share, errors on absent queries dominate. If the share is larger and the evidence is not
+enough, probabilities have no guarantee, or no query gets the verdict `match`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class MatchPromise:
         threshold.
     shortfall : reason why the threshold or the guarantee is missing, with advice; None if neither
         is missing.
-    guaranteed : whether the error is bounded. False with a threshold means: absent queries have too
-        few labels, so only the error among matched queries is bounded.
+    guaranteed : whether the error is bounded. If it is False and there is a threshold, only the
+        error among matched queries is bounded, because absent queries have too few labels.
     """
 
     size_class: str
@@ -137,7 +137,7 @@ class Promises:
 
     @property
     def gives_matches(self) -> bool:
-        """True if some first item can be called a match."""
+        """True if first items of at least one size class can be called a match."""
         return bool(np.isfinite(self._thresholds).any())
 
     @property
@@ -163,7 +163,9 @@ class Promises:
         return self.stream.at_rows(self._first_classes == size_class)
 
     def _threshold_of(self, size_class: int) -> tuple[float, bool] | None:
-        """Return a size class's threshold, and whether it is guaranteed; ∞ if FPIR is too high.
+        """Return a size class's threshold, and whether the threshold has a guarantee.
+
+        The threshold is ∞ if no threshold meets the maximum FPIR.
 
         Returns
         -------
@@ -226,10 +228,10 @@ class Promises:
     ) -> tuple[tuple[MatchPromise, ...], ...]:
         """Find thresholds for answers at each level, with the same maximum error.
 
-        The finest level is first. A level answers only queries that no finer level answers. This
-        selection depends on outcomes only through the threshold of the finer level. The tests of
-        the finer level stopped at this threshold because of too many errors. So the remaining
-        queries are not better than a random sample.
+        The finest level is first. A level answers only queries that no finer level answers. The
+        selection of these queries depends on outcomes only through the threshold of the finer
+        level. The tests of the finer level stopped at this threshold because of too many errors. So
+        the error of the remaining queries is not lower than the error of a random sample.
 
         Parameters
         ----------
@@ -270,7 +272,7 @@ class Promises:
         )
 
     def _told(self, point: OperatingPoint) -> OperatingPoint:
-        """Return the point without FPIR if nothing is known about absent queries."""
+        """Return the point, without its FPIR if nothing is known about absent queries."""
         if self.unknown_absence is None:
             return point
         return replace(point, false_match_rate=None, false_match_bound=None)

@@ -12,7 +12,7 @@ from model_store.decision.logistic import bounded_logit
 
 _PRIOR_STD = np.array([0.5, 1.0, 1.0])
 """Standard deviations of the prior for the log slope, the intercept, and the additional intercept
-of volunteered pairs. The prior mean of each is 0, which is no correction."""
+of volunteered pairs. All three prior means are 0, which means no correction."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -73,10 +73,11 @@ def fit_recalibration(
     log_odds, correct : (n,) log-odds of the pairs, and whether each is a match.
     volunteered : (n,) mask of pairs with unsolicited feedback. Users may report errors more often
         than correct matches. This bias affects only the intercept of these pairs (Prentice and Pyke
-        1979). So these pairs have the common slope, but an additional intercept with the same
-        prior. None if all pairs were drawn from served queries.
-    weights : (n,) weight of each pair's loss: inverse to the probability of its draw, with mean 1.
-        None for equal weights.
+        1979). So these pairs have the same slope as the other pairs, but an additional intercept.
+        The additional intercept has the same prior as the intercept. None if all pairs were drawn
+        from served queries.
+    weights : (n,) weight of each pair's loss: proportional to 1 / the probability that the pair was
+        drawn. The mean weight is 1. None for equal weights.
     """
     from scipy.optimize import minimize  # noqa: PLC0415 - slow
 

@@ -22,15 +22,16 @@ class ReviewDraws:
         π = min(1, share · (even + (1 − even) √(p (1 − p)) / mean))
 
     Here p is the match probability of the first item, and ``even`` is at least `EVEN_PART`.
-    ``mean`` is the mean of √(p (1 − p)) over calibration queries: over matches for the verdict
-    `match`, and over all others for other verdicts. About ``share`` of the answers are drawn. If p
-    is right, draws in proportion to √(p (1 − p)) estimate an error rate with the least variance
-    (active inference). The minimum adds a little variance.
+    ``mean`` is the mean of √(p (1 − p)) over calibration queries. For an answer with verdict
+    `match`, it is the mean over the calibration queries with this verdict. For any other answer, it
+    is the mean over the calibration queries with another verdict. About ``share`` of the answers
+    are drawn. If p is right, draws in proportion to √(p (1 − p)) estimate an error rate with the
+    least variance (active inference). The minimum adds a little variance.
 
     Attributes
     ----------
     share : share of answers to draw.
-    of_matches, of_others : ``mean`` for verdict `match`, and for other verdicts.
+    of_matches, of_others : ``mean`` for the verdict `match`, and for any other verdict.
     """
 
     share: float
@@ -39,7 +40,7 @@ class ReviewDraws:
 
     @classmethod
     def of(cls, calibration: Calibration, share: float) -> ReviewDraws:
-        """Compute both means from the calibration queries."""
+        """Compute ``of_matches`` and ``of_others`` from the calibration queries."""
         if calibration.outdated is not None:
             return cls(share, math.inf, math.inf)
         evidence = calibration.evidence.of_order(calibration.order)
@@ -65,7 +66,7 @@ class ReviewDraws:
         return min(1.0, self.least + (self.share - self.least) * relative)
 
     def predicted_error(self, wrong: float, probability: float) -> float:
-        """Return f of `MatchDraw`: the served probability ``wrong``, at most the maximum of f."""
+        """Return f of `MatchDraw`: the served error probability ``wrong``, at most a maximum."""
         return min(wrong, probability / (4 * self.least))
 
 

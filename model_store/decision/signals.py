@@ -73,8 +73,8 @@ def signals(
     places : (g,), see `labels_found`.
     mean_similarities : (g,), see `LabelMeans.similarities`.
     outlier_score : outlier score of the query.
-    n_listed : number of leading items that form the list; None for all. Later items are compared
-        with the list, but do not change the signals of the listed labels.
+    n_listed : number of leading items that form the list; None for all. The items after the list
+        are compared with the list, but do not change the signals of the listed labels.
 
     Returns
     -------

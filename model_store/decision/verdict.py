@@ -20,8 +20,8 @@ from model_store.predictive import Predictive
 from model_store.verdicts import Level, Verdict
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
-"""Levels of uncertainty, each with its highest percentile. The lower half of ordinary queries is
-low, and the highest tenth is high."""
+"""Levels of uncertainty, each with its highest percentile. Of ordinary queries, half have low
+uncertainty, and a tenth have high uncertainty."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -139,8 +139,8 @@ def decide(
     The first rule that applies gives the verdict. An outlier is ``out_of_distribution``. A first
     item at or above its threshold is a ``match``, unless the calibration is stale. A query that
     probably has no match is ``no_match``. Any other query is ``ambiguous``. A query without an
-    outlier score, such as an item of the gallery, is ``not_calibrated``, because no calibration
-    query was like it. For a gallery without items, see `decide_without_items`.
+    outlier score is ``not_calibrated``, because every calibration query had an outlier score. An
+    item of the gallery is such a query. For a gallery without items, see `decide_without_items`.
 
     A filter does not change match probabilities, which are computed for the whole gallery. If the
     client states that every true match passes the filter (``known``), the probabilities are
@@ -291,8 +291,8 @@ def _result_set(
 ) -> ResultSet:
     """Choose the result set from the probabilities at the fit's share of absent queries.
 
-    The coverage is for matched queries, so neither the share of absent queries nor a filter changes
-    the probabilities.
+    The coverage is for matched queries. So these probabilities depend neither on the expected share
+    of absent queries, nor on a filter.
 
     Parameters
     ----------

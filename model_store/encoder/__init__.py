@@ -7,6 +7,6 @@
     onnx          an encoder in an ONNX file
     placement     the device of each node of the graph
     forwarding    an encoder that forwards to another encoder
-    bound         runs in preallocated device memory
+    bound         encoder runs that use preallocated device memory
     text          text encoder: a second ONNX file and a tokenizer
 """

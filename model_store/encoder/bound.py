@@ -38,7 +38,7 @@ def without_graph() -> onnxruntime.RunOptions:
 
 
 class BoundRuns:
-    """A session with one input that uses preallocated memory; threads can share it.
+    """A session that has one input and uses preallocated memory. Threads can share the session.
 
     Parameters
     ----------

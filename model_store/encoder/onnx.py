@@ -14,8 +14,8 @@ features             (B, F) float32      penultimate activations φ(x)
 An encoder for vectors (`model_store.encoder.vector_input`) has the input ``vectors``, (B, n)
 float32, instead of images.
 
-The metadata of the file contains the preprocessing and the name of the posterior. So both are
-always stored together with the weights.
+The metadata of the file contains the preprocessing and the name of the posterior. So preprocessing
+and weights are always stored together.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def providers_of(
 def _where_nodes_run(
     session: onnxruntime.InferenceSession, metadata: EncoderMetadata
 ) -> Placement | None:
-    """Encode an empty image, and return the placement in its profile; None if unreadable."""
+    """Encode an empty image, and return the placement; None if the profile is unreadable."""
     blank = np.zeros((1, *metadata.input.shape), metadata.input.dtype)
     try:
         return run_profiled(session, {metadata.input_name: blank})

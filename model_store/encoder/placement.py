@@ -92,7 +92,7 @@ def placement_of(events: Iterable[Mapping[str, Any]]) -> Placement:
             nodes[arguments["provider"]] += 1
             microseconds[arguments["provider"]] += event["dur"]
     if not nodes:
-        raise ValueError("the profile names no node's provider")
+        raise ValueError("the profile contains no node with its provider")
     return {
         provider: ProviderShare(n, n / nodes.total(), microseconds[provider] * 1e-6)
         for provider, n in nodes.most_common()

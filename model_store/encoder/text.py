@@ -52,8 +52,8 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 class OnnxTextEncoder:
     """The text encoder in a directory. It runs on the CPU, which is fast enough for short texts.
 
-    It can be opened without the `tokenizers` library, so that image queries work. Every text is
-    then refused.
+    The text encoder can be opened without the `tokenizers` library, so that image queries work.
+    Without this library, every text is refused.
 
     Parameters
     ----------

@@ -2,14 +2,14 @@
 
 ::
 
-    file       tables of the file, and opening it
+    file       the SQLite file and its tables
     log        pairs of a query and an item, and matches drawn for review
     decisions  append-only entries: decisions of reviewers on queries
-    answered   stored queries, for decisions after the cache has dropped them
+    answered   stored queries, for decisions after the queries have left the cache
     exchange   decisions as CSV and JSONL
     cases      queries for review, with their answers
     queue      the review queue: cases with pictures, and leases of cases
-    drawn      randomly drawn queries, as evidence about served answers
+    drawn      queries drawn at random, as evidence about served answers
     turns      the order of cases for reviewers
     agreement  agreement of independent reviewers
 """

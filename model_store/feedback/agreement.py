@@ -9,7 +9,10 @@ from model_store.feedback.decisions import Decided
 
 
 def votes(decided: Sequence[Decided]) -> list[Decided]:
-    """Return each reviewer's last decision that is not undone; nameless ones are one reviewer."""
+    """Return each reviewer's last decision that is not undone.
+
+    All decisions without a reviewer count as decisions of one reviewer.
+    """
     last = {one.reviewer: one for one in decided if one.undone_at is None}
     return list(last.values())
 

@@ -102,7 +102,7 @@ def add(
     queries: Sequence[AnsweredQuery],
     now: float,
 ) -> None:
-    """Store queries, except queries that were deleted after their answer."""
+    """Store queries, except queries that a user has deleted after the answer."""
     queries = [one for one in queries if not is_forgotten(connection, gallery, one)]
     connection.executemany(
         "INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -136,7 +136,7 @@ def is_forgotten(connection: sqlite3.Connection, gallery: str, query: AnsweredQu
 
 
 def forget(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
-    """Delete the embeddings of a query by all encoders; return whether there were any.
+    """Delete the embeddings of a query from all encoders; return whether there were any.
 
     The deletion is recorded. So a process that has just answered the query does not store it later.
     """

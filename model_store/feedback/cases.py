@@ -47,8 +47,8 @@ class Case:
     reason : see `CASE_REASONS`.
     drawn : whether the query was drawn at random; independent of the reason.
     draw_probability : probability of the draw, see `ReviewDraws`; None if not drawn.
-    drawn_evenly : whether the query was drawn by the part of the draws with equal probability for
-        all queries.
+    drawn_evenly : whether the query belongs to the random draws with equal probability for all
+        queries.
     verdict : verdict of the answer.
     found : the first items of the answer, nearest first.
     no_match_probability : served no-match probability.
@@ -154,7 +154,7 @@ def listed(
 
 
 def selected(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Return a decision with `Decided.selection`, from the case and the lease of the reviewer."""
+    """Return a decision with its selection, which depends on the case and the reviewer's lease."""
     case = find(connection, decided.gallery, decided.query_id)
     if case is None:
         return replace(decided, selection="volunteered", draw_probability=None)
@@ -170,12 +170,14 @@ def selected(connection: sqlite3.Connection, decided: Decided) -> Decided:
 def counted(
     connection: sqlite3.Connection, gallery: str, query_id: str, newest: Decided | None = None
 ) -> list[Decided]:
-    """Return the decisions on a query that count now; settle or reopen the query's case.
+    """Return the effective decisions on a query; settle or reopen the query's case.
+
+    If several reviewers must agree, only decisions on which enough reviewers agree are effective.
 
     Parameters
     ----------
-    newest : the new decision, which ends the reviewer's lease. None after an undo. All decisions
-        that count are then returned.
+    newest : the new decision, which ends the reviewer's lease; None after an undo. If one reviewer
+        is enough, only the new decision is returned. After an undo, all decisions are returned.
     """
     made = decisions.listed(connection, {"gallery": gallery, "query_id": query_id})
     made = [one for one in made if one.undone_at is None]

@@ -1,10 +1,11 @@
 """Queries that were drawn at random and reviewed: unbiased evidence about served answers.
 
 Exact bounds need queries that were drawn with equal probability. But the draws prefer doubtful
-answers. So only the part of the draws with equal probability for all queries is used. Queries that
+answers. So only the draws with equal probability for all queries are used. Queries that
 reviewers chose are not used, because reviewers may prefer wrong answers. Undecided queries may be
-difficult queries, so the result would be biased if many of them were left out. So only the oldest
-drawn queries are used, up to the last point at which nearly all are decided.
+difficult queries, so the result would be biased if many of them were left out. So the drawn queries
+are sorted by age, oldest first. The longest prefix with at most a tenth of undecided queries is
+used.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class DrawnQuery:
 
 
 def drawn_queries(path: Path, gallery: str, encoder: str) -> list[DrawnQuery]:
-    """Return the oldest drawn queries, up to the last point at which nearly all are decided.
+    """Return the longest prefix of the drawn queries, oldest first, with few undecided queries.
 
     Parameters
     ----------

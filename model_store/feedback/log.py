@@ -281,14 +281,14 @@ def _decide(connection: sqlite3.Connection, decided: Decided) -> Decided:
 
 
 def _reviewed(correct: int, match_probability: float, *draw: float | None) -> MatchReview:
-    """Return the review of a drawn match; columns that earlier releases lack get defaults."""
+    """Return the review of a drawn match; columns without a value get defaults."""
     drawn: dict[str, Any] = {"predicted": 1 - match_probability}
     drawn |= {name: one for name, one in zip(_DRAW, draw, strict=True) if one is not None}
     return MatchReview(not correct, MatchDraw(**drawn))
 
 
 def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Append a decision; then store the feedback of all decisions on the query that count now."""
+    """Append a decision; then store the feedback of the effective decisions on the query."""
     kept = decisions.add(connection, decided)
     if kept.undone_at is None:
         spoken = cases.counted(connection, kept.gallery, kept.query_id, kept)
@@ -301,7 +301,7 @@ def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
 def _hush(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
     """Delete a query's pairs if several reviewers must agree; return whether this is the case.
 
-    The reviewers may no longer agree. The caller then stores the decisions that count now.
+    The reviewers may no longer agree. The caller then stores the effective decisions.
     """
     case = cases.find(connection, gallery, query_id)
     if case is None or case.reviewers == 1:
@@ -338,7 +338,7 @@ def _say(connection: sqlite3.Connection, decided: Decided) -> None:
                 pair.match_log_odds,
                 pair.match_fingerprint,
                 decided.decided_at,
-                # Only the first item was selected with the query.
+                # The selection of the query applies only to its first item.
                 decided.selection if pair.rank == 1 else "volunteered",
                 decided.draw_probability if pair.rank == 1 else None,
             )

@@ -225,7 +225,7 @@ class ReviewQueue:
     def embedded(
         self, gallery: str, encoder: str, reasons: Sequence[CaseReason] = cases.CASE_REASONS
     ) -> KeptQueries:
-        """Return the embeddings of a gallery's cases by one encoder, oldest first.
+        """Return the embeddings of a gallery's cases that one encoder computed, oldest first.
 
         Parameters
         ----------

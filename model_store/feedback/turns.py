@@ -1,7 +1,7 @@
 """The order of cases for reviewers, and the order of deletion if the limits are exceeded.
 
-Randomly drawn cases alternate with other cases. The other cases begin with cases that need a
-further decision. Within each group, the oldest case is first. Decisions on drawn cases estimate
+Randomly drawn cases alternate with other cases. Among the other cases, cases that already have a
+decision are first. Within each group, the oldest case is first. Decisions on drawn cases estimate
 error rates. Doubtful cases are drawn more often, with known probabilities.
 """
 

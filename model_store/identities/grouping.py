@@ -52,8 +52,8 @@ _DIVISIONS = 6
 depend on the random draw, because each division confuses different labels."""
 
 _MOST_DIFFERENT = 100_000
-"""Maximum number of pairs with different identities from each half. These pairs are weighted to
-represent all pairs with different identities."""
+"""Maximum number of pairs of different identities that are drawn from each half. The drawn pairs
+are weighted to represent all pairs of different identities."""
 
 _LIKELY = 0.5
 """Minimum P(same) at which pairs are joined in a group, for any requested precision."""
@@ -196,7 +196,7 @@ class Grouping:
 
 
 def group_id(names: Sequence[str]) -> str:
-    """Return the id of a group; it depends only on its queries."""
+    """Return the id of a group; the id depends only on the group's queries."""
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
 
 
@@ -222,7 +222,7 @@ def _sample(codes: Codes, generator: np.random.Generator) -> Integers:
 def _halves(
     known: Labelled, names: Codes, generator: np.random.Generator
 ) -> Iterator[tuple[Compared, Codes]]:
-    """Yield the images of each half, compared with the other half, and the codes of identities.
+    """Yield the images of each half, compared with the other half, and their identity codes.
 
     Parameters
     ----------
@@ -240,7 +240,10 @@ def _halves(
 def _example_pairs(
     compared: Compared, codes: Codes, generator: np.random.Generator
 ) -> tuple[Floats, Bools, Floats]:
-    """Return signals, truths and weights of all same-identity pairs and a sample of others."""
+    """Return signals of pairs, whether each pair shows the same identity, and weights.
+
+    All pairs of the same identity are returned, and a sample of the other pairs.
+    """
     first, second = np.triu_indices(len(codes), 1)
     same = codes[first] == codes[second]
     different = np.flatnonzero(~same)
@@ -253,7 +256,7 @@ def _example_pairs(
 def _joined_pairs(
     pairs: PairModel, halves: Sequence[tuple[Compared, Codes]]
 ) -> tuple[Floats, Bools]:
-    """Return the log-odds (P,) at which held-out pairs are joined, and whether each is the same."""
+    """Return the joining log-odds (P,) of held-out pairs, and whether the identities are equal."""
     heights, outcomes = [np.array([FLOOR, FLOOR])], [np.array([False, True])]
     for compared, codes in halves:
         for part in joined(compared, pairs)[0]:

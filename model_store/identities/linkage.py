@@ -100,7 +100,7 @@ class Joined:
     Attributes
     ----------
     rows : (m,) indexes of the images.
-    merges : (m − 1, 4) SciPy's linkage matrix. Its distances are ``shift`` − log-odds.
+    merges : (m − 1, 4) SciPy's linkage matrix. The distance in a row is ``shift`` − log-odds.
     shift : constant that makes all distances at least 0.
     log_odds : (m (m − 1) / 2,) log-odds of each pair, in SciPy's order.
     """

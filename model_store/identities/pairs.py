@@ -27,8 +27,8 @@ from model_store.decision.logistic import LogisticModel
 from model_store.sphere import unit_direction
 
 NEAREST = 0.1
-"""Share of the cohort that an image is compared with: the nearest images. A share does not depend
-on the size of the cohort, which is smaller in the fit than in use."""
+"""An image is compared with this share of the cohort: the nearest images. It is a share and not a
+number, because the cohort is smaller in the fit than in use."""
 
 _LEAST_NEAREST = 5
 

@@ -151,8 +151,8 @@ def _has_alpha(image: Image.Image) -> bool:
 def _transparent_value(image: Image.Image) -> tuple[int, ...] | None:
     """Return the transparent grey or colour of a PNG, in the depth of the pixels, or None.
 
-    The file stores this value with the file's depth of 1 to 16 bits. Pillow's pixels have 8 bits,
-    or 16 bits for greys.
+    The file stores the transparent value in the depth of the file: 1 to 16 bits. Pillow's pixels
+    have 8 bits, or 16 bits for greys.
     """
     value = image.info.get("transparency")
     is_grey = image.mode in {"1", "L"} or image.mode.startswith("I")

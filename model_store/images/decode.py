@@ -92,8 +92,8 @@ class DecodedImage:
     ----------
     pixels : (H, W, 3) uint8, RGB, upright.
     format : the format found in the bytes.
-    width, height : size of the upright picture in the file. With reduced decoding, ``pixels`` are
-        smaller.
+    width, height : size of the upright picture in the file. With reduced decoding, ``pixels`` have
+        a smaller size than the picture in the file.
     warnings : sentences about changed or ignored parts of the file.
     """
 

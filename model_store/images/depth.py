@@ -1,4 +1,4 @@
-"""Conversion to eight bits of samples that have more bits, or are signed or float."""
+"""Conversion of samples to eight bits, if the samples have more bits, a sign or a float type."""
 
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ def scale_of(dtype: np.dtype[Any], low: float, high: float) -> Scale:
 
     Files rarely use their whole declared range. For example, 32-bit files may contain 8-bit values,
     and 16-bit files may contain the 12-bit values of a camera. So the smallest usual depth that
-    contains the values is used. If no usual depth contains them, or if the picture would be black,
-    the values are stretched: the smallest value becomes 0, and the largest 255.
+    contains the values is used. If no usual depth contains the values, or if the picture would be
+    black, the values are stretched: the smallest value becomes 0, and the largest value becomes
+    255.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ def to_srgb(profile: bytes, mode: str) -> Callable[[Image.Image], Image.Image] |
 
 @functools.lru_cache(maxsize=8)
 def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform:
-    """Build a transform. It is cached, because all files of a camera have the same profile."""
+    """Build a transform. All files of a camera have one profile, so transforms are cached."""
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if source.profile.xcolor_space.strip() != _COLOUR_SPACES[mode]:

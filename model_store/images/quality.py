@@ -18,8 +18,8 @@ _MEASURED_SIDE = 256
 _GREYS = np.arange(256.0)
 
 _DEGRADED_FROM = 99.0
-"""Minimum percentile of a degraded picture among ordinary pictures. The other limits use the same
-percentile."""
+"""A picture counts as degraded if its displacement is at or above this percentile of ordinary
+pictures. The other limits use the same percentile."""
 
 _DEGRADED = (
     "The picture looks degraded. Take another picture that is sharp and bright, and shows the "

@@ -43,8 +43,8 @@ _NO_PROFILE = (np.linalg.LinAlgError, ValueError, ZeroDivisionError, OverflowErr
 """Errors that are raised for invalid curves, and for primaries that span no colour space."""
 
 _SAME_CURVE = 0.04
-"""Maximum difference in linear light of a curve that is treated as sRGB, for example a gamma of
-2.2."""
+"""Maximum difference in linear light between sRGB and a curve that is treated as sRGB, for example
+a gamma of 2.2."""
 
 _USUAL_GAMMA = 1 / 2.2
 """The gamma that many programs write into an sRGB PNG."""

@@ -338,7 +338,7 @@ def _require_whole(page: tifffile.TiffPage, n_bytes: int, layout: TiffLayout) ->
 
 
 def _shape(layout: TiffLayout, samples: NDArray[Any]) -> tuple[int, ...]:
-    """Return the shape of the first picture; planes are the first axis, or channels the last."""
+    """Return the shape of the first picture: (S, H, W) with separate planes, else (H, W, S)."""
     size, n = (layout.height, layout.width), layout.n_samples
     if samples.size != layout.height * layout.width * n:
         raise layout.refusal()

@@ -208,4 +208,4 @@ def _debye_corrections() -> NDArray[np.float64]:
 
 CORRECTIONS = _debye_corrections()
 """The result of `_debye_corrections`. An implementation of A_D in another array library also needs
-it."""
+these coefficients."""

@@ -107,9 +107,10 @@ def base_noise(fingerprint: str, n_samples: int, dim: int) -> NDArray[np.float32
     a library. The inverse cumulative distribution function converts each 64 bits to a normal
     number. Rounding to float32 removes differences between mathematics libraries. The draws are
     antithetic pairs: row 2i + 1 is minus row 2i. So if S is even, the mean of the draws before
-    normalisation is exact. Estimates of monotone quantities have less variance, for example of
-    which of two items is nearer. Estimates of a spread have the variance of S / 2 independent
-    draws. The first rows of a sample are a valid smaller sample.
+    normalisation is exact. Estimates of monotone functions of the noise have less variance than
+    with independent draws. An example is the estimate of which of two items is nearer. Estimates of
+    a spread have the variance of S / 2 independent draws. The first rows of a sample are a valid
+    smaller sample.
 
     Parameters
     ----------

@@ -16,8 +16,8 @@ def unit_direction(vectors: NDArray[FloatT]) -> NDArray[FloatT]:
 
     Parameters
     ----------
-    vectors : (..., D) of any length. They are first divided by their largest entry, so that squares
-        do not overflow or underflow in float32.
+    vectors : (..., D) of any length. Each vector is first divided by its largest absolute entry, so
+        that squares do not overflow or underflow in float32.
 
     Returns
     -------

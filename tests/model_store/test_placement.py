@@ -100,7 +100,7 @@ class TestAProfileOfAGpu:
 
     def test_one_that_says_nothing_of_nodes_is_not_taken_for_an_empty_one(self) -> None:
         events = [event for event in self.EVENTS if not event["name"].endswith("_kernel_time")]
-        with pytest.raises(ValueError, match="names no node"):
+        with pytest.raises(ValueError, match="no node with its provider"):
             placement_of([*events, ran("copy", CUDA, 1, op="MemcpyToHost")])
 
 
