@@ -27,7 +27,7 @@ exclude_patterns = ["demo", "decisions"]
 nitpicky = False
 default_role = "py:obj"
 
-# With this PATH, notebooks find the commands of this environment. Unencrypted kernels would warn.
+# With this PATH, notebooks find the commands of this environment. Without encryption, kernels warn.
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 KernelManager.transport_encryption.default_value = "required"
 # Notebooks run at every build of the site, so that they show the results of the current code.
@@ -41,7 +41,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = True
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # NumPy types would make signatures long; the text has the types
+autodoc_typehints = "none"  # NumPy types are long, and the docstrings state the types
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 

@@ -158,7 +158,7 @@ def create_app(
         settings.deadline_s,
         access.account_of,
     )
-    # Without keys, host names are checked, which refuses requests of web pages by DNS rebinding.
+    # Without keys, host names are checked, so that web pages cannot use DNS rebinding.
     any_host = access.keyless != "admin" and not settings.allowed_hosts
     app: ASGIApp = RequestContext(
         AllowedHosts(admission, None if any_host else settings.allowed_hosts),

@@ -173,7 +173,7 @@ def _add(group: Any, name: str, field: FieldInfo) -> None:  # noqa: ANN401 - arg
 
 
 def _notes(name: str, field: FieldInfo) -> Iterator[str]:
-    """Yield the notes on a setting: its variable, and its default unless `description` has it."""
+    """Yield the notes on a setting: its variable, and a default that `description` lacks."""
     default = field.get_default(call_default_factory=True)
     if isinstance(default, tuple):
         default = ",".join(map(str, default))

@@ -50,7 +50,7 @@ class FairShare:
         await self._idle.wait()
 
     async def enter(self, n_places: int = 1) -> str:
-        """Wait for ``n_places`` places, or for all if there are fewer.
+        """Wait for ``n_places`` places, or for all places if ``n_places`` is larger.
 
         Returns the caller's account, which `leave` needs.
         """
@@ -64,7 +64,7 @@ class FairShare:
             if turn.come.done() and not turn.come.cancelled():  # it came at the same moment
                 self.leave(who, n_places)
             else:
-                self._hand_out()  # the callers behind this request can go on
+                self._hand_out()  # requests behind this request may get places
             raise
         return who
 

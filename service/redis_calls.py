@@ -1,4 +1,4 @@
-"""Redis calls that tolerate a Redis that is unreachable, slow, full, or not a Redis.
+"""Redis calls that tolerate an unreachable, slow or full Redis, and replies of another server.
 
 A Redis error never makes a request fail. Replies are returned unchanged: callers must verify a
 reply before they use it.

@@ -78,7 +78,7 @@ def search_answer(
 
 
 def is_refused(answer: Answer, on_uncertain: schemas.OnUncertain) -> bool:
-    """Return whether the results are withheld because the verdict is not ``match``."""
+    """True if the verdict is not ``match``, and the client requests results only for ``match``."""
     return on_uncertain == "refuse" and answer.decision.verdict != "match"
 
 

@@ -365,14 +365,14 @@ class Settings(BaseSettings):
         1_000,
         ge=1,
         description="Maximum number of open connections, at most three quarters of the limit on "
-        "open files. A further connection replaces an idle connection; if none is idle, it is "
-        "closed.",
+        "open files. If there are more, the service closes an idle connection; if no "
+        "connection is idle, the service closes the new connection.",
     )
     deadline_s: float = Field(
         10.0,
         gt=0,
-        description="Timeout for an answer in seconds, from the end of the upload. A later answer "
-        "is replaced by 504.",
+        description="Timeout for an answer in seconds, from the end of the upload. After this "
+        "time, the client gets a 504.",
     )
     min_upload_bytes_per_s: float = Field(
         8_000,
@@ -383,8 +383,8 @@ class Settings(BaseSettings):
     keep_alive_s: int = Field(
         75,
         ge=1,
-        description="Timeout of idle connections in seconds. Set a longer timeout than that of "
-        "your proxy: nginx and AWS 60, Azure 240, Google 600.",
+        description="Timeout of idle connections in seconds. Set a timeout longer than the "
+        "timeout of your proxy: nginx and AWS 60, Azure 240, Google 600.",
     )
     drain_s: float = Field(
         0,
@@ -527,9 +527,10 @@ class Settings(BaseSettings):
         0.05,
         ge=0,
         le=1,
-        description="Share of the answers with `match` that are drawn at random for review; of "
-        "all answers if `review_reasons` has random. Needs `feedback`. Doubtful answers are drawn "
-        "more often. The probability of each draw is at least half of this share.",
+        description="Share of the answers with `match` that are drawn at random for review. If "
+        "`review_reasons` has random, other answers are drawn too. Needs `feedback`. Doubtful "
+        "answers are drawn more often than other answers. Each answer is drawn with a "
+        "probability of at least half of this share.",
     )
     on_drift: OnDrift = Field(
         "warn",

@@ -87,7 +87,7 @@ def start(settings: Settings) -> None:
     listeners = _listeners(settings)
     fields = {"url": _url(settings, listeners), "callers": access.summary}
     logger.info("serving", extra={"fields": fields})
-    # Uvicorn drains, then sends itself the signal again. This is a successful end.
+    # After the drain, uvicorn sends the signal to its own process again. The exit status must be 0.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if not serve(open_app, settings, listeners, GRACE_S):
         sys.exit(1)
@@ -127,7 +127,7 @@ def _open_app(
 
 
 def _begun(app: ASGIApp, drain: Drain) -> ASGIApp:
-    """Return the application, after signals are set to start its drain."""
+    """Return the application; from now on, stop signals start the drain."""
     drain.follow_signals()
     return app
 
@@ -135,8 +135,8 @@ def _begun(app: ASGIApp, drain: Drain) -> ASGIApp:
 def _open_in_worker(settings: Settings) -> ASGIApp:
     """Open the application in a worker process.
 
-    If no worker serves yet and this worker cannot, the process ends with `STARTUP_FAILURE`, which
-    ends all workers.
+    If the application cannot be opened and no worker serves yet, the process ends with
+    `STARTUP_FAILURE`. uvicorn then ends all workers.
     """
     log_as_json(secrets=settings.secrets)
     tune_malloc()

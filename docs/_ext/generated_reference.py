@@ -136,7 +136,7 @@ def _meaning(value: dict[str, Any]) -> str:
 
 
 def http() -> Iterator[str]:
-    """Yield a section for each path of the service, grouped by tag, and for each record."""
+    """Yield a section for each path of the service, grouped by tag, and then for each record."""
     document = json.loads((ROOT / "tests" / "service" / "openapi.json").read_text("utf-8"))
     tags: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():

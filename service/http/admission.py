@@ -141,7 +141,7 @@ async def _while_wanted(
     async def noting_the_start(message: Message) -> None:
         nonlocal answering, gone
         answering = True
-        if gone and not deadline.expired():  # once begun, an answer is sent to its end
+        if gone and not deadline.expired():  # an answer that has begun is sent completely
             gone = False
             deadline.reschedule(until)
         await send(message)

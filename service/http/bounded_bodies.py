@@ -27,7 +27,8 @@ class _Bound:
     Attributes
     ----------
     n_bytes : maximum bytes of the encoded content, without boundaries and other fields.
-    held, n_bytes_held : the content's name and limit in bytes, for the error message.
+    held : name of the content in the error message.
+    n_bytes_held : limit of the content in the error message, in bytes.
     """
 
     n_bytes: int

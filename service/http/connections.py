@@ -117,7 +117,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.bounded.limit(self.timeout_keep_alive)
 
     def on_response_complete(self) -> None:
-        """After the answer, discard received bytes of the body; limit the wait for its rest."""
+        """Discard the received part of the body, and limit the wait for the rest of the body."""
         super().on_response_complete()
         if self.is_idle:
             self.cycle.body = bytearray()
@@ -125,7 +125,7 @@ class BoundedConnection(HttpToolsProtocol):
                 self.bounded.limit(limits.LINGER_S)
 
     def pause_writing(self) -> None:
-        """Limit the time for which the client may not read the answer."""
+        """Limit the time until the client reads the answer again."""
         super().pause_writing()
         self.bounded.limit(limits.READ_TIMEOUT_S)
 

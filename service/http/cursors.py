@@ -31,7 +31,7 @@ MAX_LENGTH = 5_000
 longest filter. A percent-encoded cursor of this length fits into an address of 64 KiB."""
 
 MAX_ITEMS_LENGTH = 1024
-"""Maximum length in characters of a cursor into a list of items; it contains no filter."""
+"""Maximum length of an `ItemsCursor` in characters; this cursor contains no filter."""
 
 
 class ItemsCursor(BaseModel):

@@ -169,7 +169,7 @@ class _Form:
         part.pieces.append(data[start:end])
 
     def _on_part_end(self) -> None:
-        """Join the pieces of the part once. Appending each piece would copy the data each time."""
+        """Join all pieces of the part in one step; otherwise, each piece would copy the data."""
         part, content = self._part, b"".join(self._part.pieces)
         part.pieces.clear()
         if part.file_name is None:

@@ -172,7 +172,7 @@ def _level(record: RequestRecord) -> int:
 
 
 def _nothing() -> None:
-    """Do nothing; used in place of the end of a trace if there is no tracing."""
+    """Do nothing. Without tracing, this function replaces the function that ends a trace."""
 
 
 def _add_headers(

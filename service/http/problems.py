@@ -249,7 +249,7 @@ def responses(*errors: type[VouchError]) -> dict[int | str, dict[str, Any]]:
 
 
 def _allowed(request: Request) -> str:
-    """Return all methods of a path. Starlette would return those of the first route only."""
+    """Return all methods of a path. Starlette would return only the methods of the first route."""
     methods = {
         method
         for route in request.app.routes

@@ -77,13 +77,13 @@ def serve(
 
 
 class _Workers(Multiprocess):
-    """uvicorn's supervisor of the worker processes; it passes a second signal on to them."""
+    """uvicorn's supervisor of the worker processes; it sends a second signal to the workers."""
 
     def keep_subprocess_alive(self) -> None:
         """Replace workers that have ended or do not answer."""
         for one in self.processes:
             # The parent closes its copy of the worker's pipe, to notice immediately when the worker
-            # ends. Otherwise it would wait for `WORKER_TIMEOUT_S`, and ignore signals.
+            # ends. Otherwise, the parent would wait for `WORKER_TIMEOUT_S`, and ignore signals.
             one.child_conn.close()
         super().keep_subprocess_alive()
 

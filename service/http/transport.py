@@ -93,7 +93,7 @@ class BoundedTransport:
 
 
 def one_of_the_most_frequent(named: Sequence[tuple[str, T]], default: T) -> T:
-    """Return a value whose name is the most frequent one in ``named``; ``default`` if empty."""
+    """Return a value with the most frequent name in ``named``; ``default`` without values."""
     if not named:
         return default
     ((most, _),) = Counter(name for name, _ in named).most_common(1)

@@ -42,7 +42,7 @@ _UNREAD_OF_WRITES = (
 """Headers that would make a write conditional or change its method; they are refused."""
 
 _ONCE = ("idempotency-key", "content-type", "authorization", "x-api-key")
-"""Headers that may be sent only once; servers differ in which of several values they use."""
+"""Headers that may be sent only once, because servers use different values of a repeated header."""
 
 _NO_OPTIONS = (b"", b"{}", b"null")
 """Bodies that count as empty, because some clients send them with every request."""
@@ -58,7 +58,7 @@ Error = dict[str, Any]
 class UnderstoodRoute(APIRoute):
     """A route that refuses unknown parameters and bodies.
 
-    The known parameters and the body are the declarations for FastAPI, and thus for OpenAPI.
+    A route knows the parameters and the body that it declares for FastAPI and OpenAPI.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -263,7 +263,7 @@ def _options(alias: str, field: FieldInfo) -> Iterator[tuple[str, bool]]:
     if inspect.isclass(kind) and issubclass(kind, BaseModel):
         for name, one in kind.model_fields.items():
             yield from _options(one.alias or name, one)
-    else:  # only files may repeat: a list of objects is sent as one JSON text
+    else:  # only a list of files is sent as several fields; a list of objects is one JSON text
         yield alias, get_origin(kind) is list and issubclass(get_args(kind)[0], UploadFile)
 
 

@@ -29,7 +29,7 @@ N_LABELS = 12
 def gallery_list(
     galleries: Iterable[Listed], visible: Callable[[str], bool]
 ) -> schemas.GalleryList:
-    """Describe the galleries whose name is ``visible`` to the caller."""
+    """Describe the galleries with a ``visible`` name: the caller's key allows these galleries."""
     return schemas.GalleryList(
         galleries=[
             schemas.GalleryName(
@@ -266,7 +266,7 @@ def operating_point(
     source: str | None,
     order: Order | None,
 ) -> schemas.OperatingPointAnswer:
-    """Return the operating point with the largest share of `match` within ``max_error``.
+    """Return the operating point with the most `match` verdicts and at most ``max_error``.
 
     Raises
     ------

@@ -13,7 +13,7 @@ from service.serving.registry import Galleries
 def ready(
     galleries: Galleries, cache: str, sandbox: Sequence[str], n_processes: int
 ) -> schemas.Ready:
-    """Describe each gallery of the setting `bundle`, with the age of its last canary answer."""
+    """Describe each gallery in the setting `bundle`, with the age of its last canary answer."""
     now = time.monotonic()
     return schemas.Ready(
         galleries=[

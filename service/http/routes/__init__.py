@@ -61,6 +61,6 @@ ROUTERS = tuple(
         operations,
     )
 )
-"""All routers. The most used are first, because FastAPI looks for a path in this order."""
+"""All routers. The most used routers are first, because FastAPI searches them in this order."""
 
 __all__ = ["ROUTERS"]

@@ -187,8 +187,8 @@ async def put_items(
 async def compact_gallery(gallery: str, state: StateOf) -> schemas.Activation:
     """Compact a gallery: merge the bundle and its changes into a new bundle, and serve this bundle.
 
-    After a compaction, the gallery has the same items, and searches are faster. A rollback returns
-    to the state before the compaction. The service compacts automatically after
+    After a compaction, the gallery has the same items, and searches are faster than before. A
+    rollback returns to the state before the compaction. The service compacts automatically after
     `VOUCH_COMPACT_AFTER` changes.
     """
     return answers.activation(gallery, await state.galleries.compact(gallery))

@@ -39,7 +39,11 @@ async def list_label_errors(
     lease: LeaseOf,
     confidence: Annotated[
         float,
-        Query(ge=0.5, le=1, description="Minimum share of the neighbours with the other label."),
+        Query(
+            ge=0.5,
+            le=1,
+            description="Minimum weighted share of the neighbours with the suggested label.",
+        ),
     ] = 0.8,
     limit: Limit = 50,
     cursor: Cursor = None,
@@ -78,9 +82,9 @@ async def list_near_duplicates(
 ) -> schemas.NearDuplicateList:
     """List items that have near duplicates in the gallery, page by page.
 
-    A pair is listed at both of its items, and at most 20 near duplicates of an item. A page ends
-    after `limit` results or half a second of computation, so it can be empty before the last page.
-    A cursor is valid for an hour and one bundle.
+    Each pair is listed at both items. An item has at most 20 near duplicates in the list. A page
+    ends after `limit` results or half a second of computation, so it can be empty before the last
+    page. A cursor is valid for an hour and one bundle.
     """
     passing = f"near-duplicates {threshold!r}"
     after = _after(lease, cursor, passing)

@@ -25,7 +25,7 @@ from service.serving.queries import SearchParameters
 
 
 class ItemPath(StringConvertor):
-    """An item id in a path. The id may contain slashes, but not end with a path below an item."""
+    """An item id in a path: may contain slashes; must not end with `/similar` or `/thumbnail`."""
 
     regex = "(?!.*/(?:similar|thumbnail)$).*"
 

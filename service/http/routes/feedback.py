@@ -63,7 +63,7 @@ async def give_feedback(
     context: ContextOf,
     review: schemas.FeedbackRequest,
 ) -> schemas.FeedbackAnswer:
-    """Decide on a query: it is this item, not this item, none of these, that item, or new.
+    """Store a decision on a query: this item, not this item, none of these, that item, or new.
 
     When the request returns, the decision is on the disk. All decisions are stored; for each pair
     of query and item, the last decision counts. If several reviewers must agree, a decision counts
@@ -103,7 +103,7 @@ async def _enrol(
 ) -> tuple[Decided, Receipt]:
     """Store a decision, and the new item that the query becomes; after an error, store neither.
 
-    The decision is stored first, because a search for the query would later find the new item.
+    The decision is stored first: once the item is stored, a search for the query finds this item.
     """
     kept, query_id = require_feedback(state), decided.query_id
     upsert = await item_of_query(lease, query_id, item)

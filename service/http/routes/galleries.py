@@ -104,8 +104,8 @@ async def adopt_absent_share(
     """Set the gallery's share of absent queries.
 
     A share in the request or in the key takes precedence. The share changes probabilities and
-    guarantees. `absent` in each answer names the share that was used. `GET …/calibration` estimates
-    the share from served queries (`absent.estimated`).
+    guarantees. `absent` in each answer contains the share that was used. `GET …/calibration`
+    estimates the share from served queries (`absent.estimated`).
     """
     persisted = await lease.engine.decide_as_operator(lambda now: now.with_share(body.share))
     return answers.operator_decision(lease, (), persisted=persisted)
@@ -161,6 +161,6 @@ async def get_operating_point(
     order: OrderAsked = None,
     kind: KindAsked = "image",
 ) -> schemas.OperatingPointAnswer:
-    """Find the threshold with the most `match` verdicts whose error stays within `max_error`."""
+    """Find the threshold with the most `match` verdicts and an error of at most `max_error`."""
     lease = lease.for_kind(kind)
     return answers.operating_point(lease, max_error, expected_absent, source, order)

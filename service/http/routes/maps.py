@@ -30,7 +30,7 @@ router = gallery_router("items")
     description="Return the gallery's items in two dimensions: the first two principal components "
     "of their embeddings.\n\n"
     f"For a gallery with more than {MAX_POINTS:,} items, the map has a sample of the items, the "
-    "same at each call. Two dimensions show only a part of the distances: see `variance_shares`. "
+    "same at each call. The map shows only a part of the variance: see `variance_shares`. "
     "The axes are computed again after each change of the gallery.",
 )
 async def get_map(

@@ -185,7 +185,7 @@ async def search_batch(
         async with turns:
             try:
                 answer = await _answer(request, lease, state, await image.read(), form)
-            except Exception as error:  # any error, because the other files are still answered
+            except Exception as error:  # any error: the other files still get answers
                 problem = problem_document(request, error)
                 return schemas.BatchItem(
                     index=index,

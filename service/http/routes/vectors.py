@@ -56,7 +56,7 @@ async def search_vector(
 async def decide(
     request: Request, lease: LeaseOf, body: schemas.DecisionRequest
 ) -> schemas.DecisionAnswer:
-    """Decide on neighbours that another store has found, such as a vector database.
+    """Decide on neighbours that another store, such as a vector database, has found.
 
     The service searches nothing, and uses only the gallery's calibration. Send as many neighbours
     as the calibration used. The labels of the neighbours must be labels of the gallery.
@@ -84,7 +84,7 @@ def _neighbours(sent: list[schemas.Neighbour]) -> NeighbourList:
 
     Raises
     ------
-    InvalidVector : some neighbours have a similarity and others a vector, or have neither or both.
+    InvalidVector : similarities and vectors are mixed or missing.
     """
     similarities = [one.similarity for one in sent if one.similarity is not None]
     vectors = [one.vector for one in sent if one.vector is not None]
