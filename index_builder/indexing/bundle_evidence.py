@@ -139,7 +139,7 @@ def evaluate_bundle(
 
     Returns
     -------
-    The report of `evaluated`, and its HTML page. The page is None if not ``with_page``.
+    The report of `evaluated`, and an HTML page of this report; None without ``with_page``.
 
     Raises
     ------
@@ -158,7 +158,7 @@ def compare_bundles(
 
     Returns
     -------
-    The report of `compared`, and its HTML page. The page is None if not ``with_page``.
+    The report of `compared`, and an HTML page of this report; None without ``with_page``.
 
     Raises
     ------
@@ -241,8 +241,8 @@ def _fitted(
     if named is not None:
         if len(queries.withheld) < MIN_QUERIES:
             console.print(
-                f"Fewer than {MIN_QUERIES} queries match nothing. Instead, matches are hidden from "
-                "their own queries."
+                f"Fewer than {MIN_QUERIES} queries match nothing. Instead, the calibration hides "
+                "the true matches of some queries."
             )
             queries = replace(queries, withheld=queries.withheld.subset([]))
         source = room.source(named, room.evidence.gallery_items)
@@ -264,13 +264,14 @@ def _fitted(
     if before is None:
         raise CalibrationError(
             "The bundle was never calibrated, so the outlier detector needs the gallery's images. "
-            "Name the source of the gallery with --gallery."
+            "Use --gallery to name the source of the gallery."
         )
     if len(queries.withheld) < MIN_QUERIES:
         raise CalibrationError(
             f"Only {len(queries.withheld)} queries match nothing; at least {MIN_QUERIES} are "
-            "needed. Add realistic queries without a match (no item, no label). Or name the "
-            "source of the gallery with --gallery: then matches are hidden from their own queries."
+            "needed. Add realistic queries without a match (no item, no label). Or use --gallery "
+            "to name the source of the gallery: the calibration then hides the true matches of "
+            "some queries."
         )
     _keep(room, queries.matched.subset([]), queries, gallery, staging, seed)
     calibration = calibrate_with_queries(

@@ -117,7 +117,7 @@ class Catalogue:
         return len(self._held_out_labels)
 
     def n_labels_to_hold_out(self) -> int:
-        """Return how many distinct labels the images of `n_to_hold_out` have."""
+        """Return the number of distinct labels among the images that `n_to_hold_out` counts."""
         return len(np.unique(self._held_out_labels))
 
     def n_different(self) -> int:
@@ -139,7 +139,7 @@ class Catalogue:
 
     @cached_property
     def _contents(self) -> NDArray[np.int64]:
-        """The codes (n,) of the contents of the existing images, in order.
+        """A code for each existing image (n,), in order; images of equal content have one code.
 
         If two files have the same size, their first bytes are read. If the first bytes are also
         equal, the whole files are read.

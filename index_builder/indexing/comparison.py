@@ -61,7 +61,7 @@ class Change:
 
 
 def compared(old: Side, new: Side) -> dict[str, Any]:
-    """Return a JSON object: error bounds of both sides, and numbers of changed answers."""
+    """Return a JSON object with error bounds of both sides and counts of changed answers."""
     changes = list(changes_of(old, new))
     counted = ComparedAnswers()
     for before, row in _rows_of_both(old, new):

@@ -26,8 +26,9 @@ from model_store.images.budget import DecodingBudget
 from model_store.memory import OF_INDEXING, tune_malloc
 
 N_TRIES = 2
-"""Number of crashes, in a process with only this image, after which the image counts as the cause.
-A single crash may have another cause: the kernel is out of memory, or a user runs `kill`."""
+"""Number of attempts to decode an image alone in a process. If every attempt crashes, the image
+counts as the cause. A single crash may have another cause: the kernel is out of memory, or a user
+runs `kill`."""
 
 _TOOK_IT_ALONG = Failure(
     "ImageTooCostly",

@@ -24,8 +24,8 @@ class Progress:
     Attributes
     ----------
     n_kept : number of images in shards of an earlier run.
-    n_embedded, failures, losses : number of embedded images, and failures and losses by id. They
-        include the shards of an earlier run.
+    n_embedded, failures, losses : number of embedded images, and failures and losses by id. All
+        three include the shards of an earlier run.
     """
 
     n_images: int

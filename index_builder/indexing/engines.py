@@ -36,8 +36,8 @@ class LocalEngine:
 
     Parameters
     ----------
-    n : number of batches that are encoded in parallel, each on one thread. On a GPU, one batch at a
-        time.
+    n : number of batches that are encoded in parallel, each on one thread. A GPU encodes only one
+        batch at a time.
     encode : see `embed`.
     fetching : downloads remote images; None if all images are local.
     """

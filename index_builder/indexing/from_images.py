@@ -46,7 +46,7 @@ def build_gallery(
     ----------
     directory : run directory; it is removed at the end. A run cannot be resumed, because the images
         of a configuration are unknown until they are read.
-    encoder : the encoder. Embeddings in its cache are not computed again.
+    encoder : the encoder. Embeddings in the encoder's cache are not computed again.
     milvus_uri : see `assemble`.
 
     Raises

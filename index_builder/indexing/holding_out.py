@@ -1,11 +1,11 @@
 """Chooses images of a collection to hold out: they become queries instead of gallery items.
 
-A group is held out as a whole, or not. The column ``group`` of a manifest defines groups; exact
-copies are always in the same group. Without this column, near-duplicates form groups, found by
-their thumbnails; vectors have no thumbnails. About a fifth of each label's images is held out. Of
-five labels with two images each, two labels have one image held out. So a few queries have only one
-match in the gallery. If a label has only one image or one group, no image is held out, because the
-gallery would lose the label.
+A group is held out as a whole or not at all. The column ``group`` of a manifest defines groups;
+exact copies are always in the same group. Without this column, near-duplicates form groups, found
+by their thumbnails; vectors have no thumbnails. About a fifth of each label's images is held out.
+If five labels have two images each, one image is held out for two of the labels. So a few queries
+have only one match in the gallery. If a label has only one image or one group, no image is held
+out, because the gallery would lose the label.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def code_of(column: str) -> str:
 def chosen(
     labels: Integers, groups: Integers, contents: Integers, order: Integers
 ) -> NDArray[np.bool_]:
-    """Return a mask (N,) of the images to hold out: about a fifth per label, whole groups.
+    """Return a mask (N,) of the images to hold out.
 
-    A group with an unlabelled image is never held out. A group that consists of exact copies is not
-    held out, because the copies would be the same query.
+    The mask contains whole groups, and about a fifth of each label's images. A group with an
+    unlabelled image is never held out. A group that consists of exact copies is not held out,
+    because the copies would be the same query.
 
     Parameters
     ----------

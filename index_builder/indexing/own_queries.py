@@ -1,8 +1,9 @@
 """Reads the user's queries: images or vectors, each with its true match.
 
-Queries are read like a collection. The column ``item`` has the id of the gallery item that a query
-shows, or the column ``label`` has the item's label. A query without item and label matches nothing
-in the gallery. If matches are defined by place, the columns are ``latitude`` and ``longitude``.
+The queries have the same formats as a collection. The column ``item`` has the id of the gallery
+item that a query shows, or the column ``label`` has the item's label. A query without item and
+label matches nothing in the gallery. If matches are defined by place, the columns are ``latitude``
+and ``longitude``.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def read_queries(
     storage: Storage,
     within: float | None = None,
 ) -> OwnQueries:
-    """Read queries; embed the readable queries into the cache of ``encoder``.
+    """Read and embed queries; the embeddings are stored in the cache of ``encoder``.
 
     Parameters
     ----------
@@ -177,7 +178,7 @@ def _embedded(
 
 
 def _truth(entry: Entry, gallery: Gallery) -> str:
-    """Return the label of a query's matches; if it has no match, a label that no item has."""
+    """Return the label of a query's matches. Without a match, the label belongs to no item."""
     name = entry.metadata.get(ITEM)
     if name is not None:
         return label_of_item(gallery, str(name), entry.origin, ITEM)

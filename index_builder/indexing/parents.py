@@ -55,7 +55,7 @@ class Parents:
 
 
 NO_PARENTS = Parents()
-"""Parents without table and fields: no label has a parent."""
+"""No source of parents: no label has a parent."""
 
 
 def read_parents(path: Path) -> Hierarchy:

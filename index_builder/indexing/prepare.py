@@ -43,8 +43,8 @@ Prepare = Callable[[Block], PreparedBlock]
 """A function that reads, decodes and resizes the images of a block."""
 
 BUDGET = DecodingBudget(cpu_s=10.0)
-"""Limits for one image. The CPU time is twice that of a query, because the owner of a collection is
-trusted."""
+"""Limits for one image. The limit of CPU time is twice the limit for a query image, because the
+owner of a collection is trusted."""
 
 NO_THUMBNAIL: EncodedThumbnail = b"", ""
 

@@ -40,7 +40,7 @@ def calibrate_bundle_texts(
     ----------
     captions : see `read_captions`.
     promises : error bounds by their names in `CalibrationConfig`. Other bounds keep their value for
-        texts. Without a text calibration, they get the value for images.
+        texts. Without a text calibration, other bounds get the value for images.
     feedback : the service's feedback file, for a correction of match probabilities; None for no
         correction.
     check : see `Check`.

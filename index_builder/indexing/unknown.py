@@ -37,8 +37,8 @@ class UnknownQueries:
     queries : all queries, including those with a match.
     verdicts : verdict → number of queries.
     unknown : (n,) indices of the queries that match nothing.
-    groups : groups of queries that probably show the same identity. Their rows are positions in
-        ``unknown``.
+    groups : groups of queries that probably show the same identity. The rows of a group are
+        positions in ``unknown``.
     precision : expected share of the pairs within groups that show the same identity.
     """
 

@@ -75,7 +75,7 @@ class Bundle:
 
     @property
     def description(self) -> str:
-        """The description of the gallery, for readers."""
+        """A description of the gallery, for a person to read."""
         if self.entry is not None:
             return self.entry.description
         return str(self.manifest.gallery["description"])
@@ -143,7 +143,7 @@ _MALFORMED = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
     *(FileNotFoundError, sqlite3.DatabaseError),
 )
-"""Errors from a file that has the digest of the manifest, but invalid content."""
+"""Errors from a file with invalid content whose digest agrees with the manifest."""
 
 OpenEncoder = Callable[[Path, ProviderChoice, int], Encoder]
 """A function that opens an encoder from file, provider and number of threads; see `OnnxEncoder`."""

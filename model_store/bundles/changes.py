@@ -1,4 +1,4 @@
-"""The logs of changes of bundles. Only the log of the current bundle accepts changes.
+"""The logs that store the changes of bundles. Only the log of the current bundle accepts changes.
 
 ::
 

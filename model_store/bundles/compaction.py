@@ -52,8 +52,8 @@ from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import of_the_system
 
 _N_FREE_BYTES = 2**20
-"""Minimum free space in bytes. If less is free, a library's write error is reported as a full
-disk."""
+"""Minimum free space in bytes. If a library cannot write and the disk has less free space, the
+error is reported as a full disk."""
 
 Calibrate = Callable[[FaissGallery, Path, Manifest], Manifest]
 """A function that calibrates a gallery, writes to the bundle's directory, and returns the
@@ -254,12 +254,12 @@ def _copy_rest(bundle: Path, staging: Path) -> None:
         if name not in GALLERY_FILES:
             target = staging / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if name in ENCODER_FILES:  # encoders never change, so bundles share their files
+            if name in ENCODER_FILES:  # an encoder never changes, so bundles share encoder files
                 link_or_copy(bundle / name, target)
             else:
                 shutil.copy2(bundle / name, target)
 
 
 def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:
-    """Return the same kind; auto for an exact index, which may have become too large."""
+    """Return ``kind``; auto for an exact index, because the gallery may now be too large for it."""
     return "auto" if kind == "flat" else kind

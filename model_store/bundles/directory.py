@@ -18,7 +18,7 @@ COMPACTION_LOCK = ".compacting"
 """Lock file of a compaction. It contains the id of the prepared bundle."""
 
 RESTORING = ".restoring-"
-"""Prefix of the temporary directory of a restore into an existing directory of bundles."""
+"""Prefix of a temporary directory. A restore into an existing directory of bundles uses it."""
 
 CURRENT_FILE = "CURRENT"
 PREVIOUS_FILE = "PREVIOUS"
@@ -71,7 +71,7 @@ def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
 
     Parameters
     ----------
-    instead_of : id of the bundle that must be current before; None allows any bundle.
+    instead_of : id of the bundle that must be current before the change; None allows any bundle.
 
     Raises
     ------

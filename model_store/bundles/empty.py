@@ -24,7 +24,7 @@ ENCODER_FILES = (ENCODER_FILE, TEXT_ENCODER_FILE, TOKENIZER_FILE)
 """Files that are identical in all bundles with the same encoder."""
 
 Items = tuple[int, Iterable[Part]]
-"""The number of items, and the parts: embeddings and items."""
+"""The number of items, and parts with the items and their embeddings."""
 
 NOTHING: Items = (0, ())
 
@@ -48,7 +48,7 @@ def write_bundle(
         copied.
     gallery : gallery section of the manifest, for example its ``name``.
     shared : a directory on the file system of ``staging``. If a file in ``like`` cannot be linked,
-        one copy in this directory is linked.
+        the file is copied into this directory, and the copy is linked.
     """
     staging.mkdir()
     for file in ENCODER_FILES:

@@ -294,13 +294,13 @@ def describe_shared(path: Path) -> dict[str, Any]:
 _SHARED_FILES: dict[tuple[int, int, int, int], dict[str, Any]] = {}
 
 SETTLED_S = 2.0
-"""Seconds after which another write gets a later time stamp, on any file system."""
+"""Minimum seconds between two writes that surely get different time stamps, on any file system."""
 
 
 def content_files(directory: Path) -> list[str]:
     """Return every file below ``directory`` except the manifest and its signature.
 
-    The temporary file of an incomplete signature is left out too.
+    The list also lacks the temporary file of an incomplete signature.
     """
     return [name for name in file_names(directory) if name not in _NOT_LISTED]
 

@@ -102,8 +102,8 @@ def prune(
 
     Parameters
     ----------
-    compacted : True removes only bundles with a log: they were changed, or made by a compaction. A
-        bundle without a log may be waiting for activation.
+    compacted : True removes only bundles that have a log. Such a bundle was changed, or a
+        compaction made it. A bundle without a log may be waiting for activation.
     dry_run : True only returns the ids, and removes nothing.
     """
     try:
@@ -150,14 +150,17 @@ def remove_leftovers(root: Path) -> None:
 
 
 def note(lock: Path, bundle_id: str) -> None:
-    """Write into a lock file which bundle to remove if the lock's holder is killed; "" for none."""
+    """Write an id into a lock file: the bundle to remove if the lock's holder is killed.
+
+    With an empty ``bundle_id``, no bundle is removed.
+    """
     lock.write_text(bundle_id, encoding="ascii")
     if bundle_id:
         flush(lock)
 
 
 def remove_left_under(root: Path, lock: str) -> None:
-    """Remove the files of killed holders of a lock. The caller must hold the lock."""
+    """Remove files of killed processes that held a lock. The caller must hold the lock now."""
     for path in _unfinished(root, lock):
         if path.name.endswith(high_water.UNFINISHED):
             high_water.remove_unfinished(path.parent)
@@ -217,7 +220,7 @@ def _remove(root: Path, bundle_id: str) -> bool:
 
 
 def _finish(root: Path, bundle_id: str) -> None:
-    """Remove the log of a renamed bundle, and then its files.
+    """Remove the log of a renamed bundle, and then the bundle's files.
 
     If the process is killed, the renamed files remain, and `remove_leftovers` continues.
     """

@@ -120,8 +120,8 @@ def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None
     """Rewrite the current bundle of ``root``, with its live changes, in the current schema.
 
     The new bundle becomes the current bundle, and the old bundle becomes the previous bundle.
-    Writers of a running service wait during the upgrade. Then their changes are refused, so no
-    change is lost.
+    Writers of a running service wait during the upgrade. After the upgrade, the service refuses the
+    changes of these writers, so no accepted change is lost.
 
     Parameters
     ----------

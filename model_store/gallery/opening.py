@@ -27,7 +27,7 @@ def open_gallery(directory: Path, access: MilvusAccess = NO_ACCESS) -> Gallery:
 
     Raises
     ------
-    BundleMismatch : files of the gallery contradict each other, or it has a wrong collection.
+    BundleMismatch : the files contradict each other, or the Milvus collection is wrong.
     GalleryUnavailable : the gallery is in Milvus, which does not answer.
     """
     if (directory / MILVUS_FILE).exists():

@@ -151,7 +151,7 @@ class Gallery(Protocol):
     def held_labels(self) -> Sequence[str]:
         """The labels of the current items; `labels` also has labels of removed items.
 
-        An engine that cannot tell returns all labels.
+        An engine returns all labels if it does not know the current labels.
         """
 
     @property

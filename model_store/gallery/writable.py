@@ -277,7 +277,7 @@ def plan_writes(
 
 @contextmanager
 def once_kept() -> Iterator[None]:
-    """Convert the errors of a stored change: a `WriteError` would report the change as lost.
+    """Convert errors after a change is stored; a `WriteError` would wrongly report a lost change.
 
     Raises
     ------

@@ -28,8 +28,8 @@ COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source", "bbox
 """Columns with a defined meaning. All other columns are metadata."""
 
 _LEAST_MISSPELT = 4
-"""Minimum length of a known column's name to check for misspelling. If one letter changes in a
-shorter name, the result is often another word."""
+"""Minimum length of a known column's name for the check for misspellings. In a shorter name, a
+change of one letter often gives another word."""
 
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
 """Pattern of a text that is read as a number. 007 and 1E5 do not match, because they are probably
@@ -48,10 +48,10 @@ class ImageManifest:
     Only the column ``path`` is required: a path relative to ``places``, or a URL. The default
     ``id`` is the path, or the URL without secrets. Optional columns are ``label``, ``metadata`` (an
     object), ``group`` (the same for images that are not independent), ``source`` (the image's
-    origin) and ``bbox`` (left, top, width and height of the part to use, in pixels). In a text
-    column, ``metadata`` and ``bbox`` are JSON. Every other column becomes a metadata field, unless
-    ``metadata`` has the field already. In CSV, a text that looks like a plain number becomes a
-    number. Empty fields are left out.
+    origin) and ``bbox`` (left, top, width and height of the part to use, in pixels). If the columns
+    ``metadata`` and ``bbox`` contain text, the text is JSON. Every other column becomes a metadata
+    field, unless ``metadata`` has the field already. In CSV, a text that looks like a plain number
+    becomes a number. Empty fields are left out.
 
     Attributes
     ----------

@@ -50,7 +50,7 @@ LEARNED_BYTES = 2**28
 at least ten indexes of a million items."""
 
 MOST_LEARNED = 256
-"""Maximum number of cached indexes that a process has built on first use."""
+"""Maximum number of indexes in the cache; a process builds such an index on its first use."""
 
 _ALWAYS = (Field("id"), Field("label"))
 _ITEMS = Source("items", "row")
@@ -82,7 +82,7 @@ class FieldsSeen:
                     seen[1] += len(part)
 
     def worth_indexing(self) -> list[Field]:
-        """Return the most frequent fields; fields with the least text come first."""
+        """Return the most frequent fields, in ascending order of the length of their text."""
         frequent = sorted(self._seen, key=lambda path: (-self._seen[path][0], path))
         chosen = sorted(frequent[:MOST_FIELDS], key=lambda path: (self._seen[path][1], path))
         return [Field("metadata", path) for path in chosen]
@@ -104,8 +104,8 @@ def write_fields(
 
     Parameters
     ----------
-    named : fields to index, without a size limit. None indexes the fields of ``seen`` with the
-        least text, up to `BYTES_OF_AN_ITEM`.
+    named : fields to index, without a size limit. None indexes fields of ``seen`` up to
+        `BYTES_OF_AN_ITEM`, in the order of `FieldsSeen.worth_indexing`.
     """
     wanted = (*_ALWAYS, *(seen.worth_indexing() if named is None else named))
     left = BYTES_OF_AN_ITEM * n_rows

@@ -98,7 +98,7 @@ class FaissGallery:
     def _ranked(
         self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the ``n`` nearest of ``rows`` and their similarities, nearest first."""
+        """Return the ``n`` rows nearest to ``query`` and their similarities, nearest first."""
         rows = np.sort(rows)  # the stable sort below then orders ties by id
         exact = similarities_of(self.directions(rows), query)
         similarities = np.round(exact, SIMILARITY_DECIMALS)

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from model_store.gallery.filters.grammar import Comparison, Scalar
 
 MISSING, NULL, FALSE, TRUE, LIST, OBJECT, FIRST_VALUE = range(7)
-"""Codes of a field without a number or text, and the first code of numbers and texts."""
+"""Codes of values that are neither number nor text, and the first code of numbers and texts."""
 
 NUMBER_KIND, TEXT_KIND = FIRST_VALUE, FIRST_VALUE + 1
-"""Kinds of numbers and texts in an `Entry`. The kind of every other value equals its code."""
+"""Kinds of numbers and texts in an `Entry`. Every other value has its code as its kind."""
 
 Entry = tuple[int, Any, int]
 """Kind of a value, the value, and its row. The value is a number, a text in UTF-8, or None."""

@@ -158,6 +158,6 @@ def _value(postings: Postings, code: int) -> Scalar:
 
 
 def _number(nearest: np.float64, left: int) -> float:
-    """Return the number from its nearest float64 and its remainder."""
+    """Compute a number from the nearest float64 and the remainder; see `Column`."""
     number = float(nearest)
     return int(number) + left if number.is_integer() else number

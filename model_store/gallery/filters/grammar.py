@@ -34,8 +34,8 @@ Scalar: TypeAlias = str | int | float | bool | None
 Comparison = Literal["eq", "ne", "in", "gt", "gte", "lt", "lte", "has", "exists"]
 
 MAX_BYTES = 1_500
-"""Maximum size of a filter's JSON in bytes. A filter with a hundred ids is smaller, and a URL has
-room for a page cursor that contains the filter."""
+"""Maximum size of a filter's JSON in bytes. The limit allows a filter with a hundred ids, and a
+page cursor that contains the filter still fits into a URL."""
 
 MAX_DEPTH = 8
 MAX_CONDITIONS = 32
@@ -65,7 +65,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A comparison of a field with one value; with any number of values for ``in``."""
+    """A comparison of a field with one value; ``in`` compares with any number of values."""
 
     field: Field
     comparison: Comparison

@@ -28,8 +28,8 @@ _WIDE = 32
 made by comparing all rows; in any other mask, the selected rows are set one by one."""
 
 _FEW = 8
-"""Maximum number of ranges that codes are compared with. For more ranges, each code is looked up in
-a table."""
+"""Maximum number of ranges for a comparison of each code with each range. If there are more ranges,
+each code is looked up in a table."""
 
 
 class Selection(Protocol):
@@ -61,7 +61,7 @@ def select(part: Filter, columns: Mapping[Field, Column], n_rows: int) -> Select
 
 
 def estimated_share(selection: Selection, n_rows: int) -> float:
-    """Estimate the share of selected rows; each call returns the same value, 0 without rows."""
+    """Estimate the share of selected rows; each call returns the same value. No rows give 0."""
     if not n_rows or isinstance(selection, _OfCodes | _OfHolders):
         return selection.at_most / max(n_rows, 1)
     sampled = np.random.default_rng(0).integers(0, n_rows, N_SAMPLED)
@@ -151,7 +151,7 @@ def _joined(codes: Iterable[range]) -> list[range]:
 
 
 def _between(codes: list[range], every: range) -> list[range]:
-    """Return the codes in ``every`` that are in none of the ranges ``codes``."""
+    """Return the parts of the range ``every`` that are outside all ranges in ``codes``."""
     starts = [every.start, *(part.stop for part in codes)]
     stops = [*(part.start for part in codes), every.stop]
     return [range(*ends) for ends in zip(starts, stops, strict=True) if ends[0] < ends[1]]

@@ -1,8 +1,8 @@
 """Indexes with very many inverted lists: centroids and lists are found in two levels.
 
-To compare every item with every centroid takes time in proportion to N^1.5. For ten million items
-and 8,192 lists, this is a quarter of an hour on one processor. With two levels, near centroids form
-groups, and an item is compared only with the centroids of the nearest groups.
+If every item is compared with every centroid, the time grows with N^1.5. For ten million items and
+8,192 lists, one processor needs a quarter of an hour. With two levels, near centroids form groups,
+and an item is compared only with the centroids of the nearest groups.
 """
 
 from __future__ import annotations

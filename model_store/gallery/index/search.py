@@ -26,9 +26,9 @@ index. The comparison takes some milliseconds and misses no row."""
 
 SEARCH_FIRST_SHARE = 0.3
 """Minimum share of allowed rows for a search without the filter. Such a search of an inverted index
-fetches more rows than requested, and then applies the filter to the result. In a test with 10⁶
-rows, it took 0.9 times the time of a search with a mask if half of the rows were allowed. It took
-twice the time if 5 % were allowed."""
+fetches more rows than requested, and then applies the filter to the result. A test with 10⁶ rows
+compared the search without the filter with a search with a mask. The search without the filter took
+0.9 times as long if half of the rows were allowed, and twice as long if 5 % were allowed."""
 
 _MARGIN = 4
 """Safety margin for the number of allowed rows in an unfiltered result, in standard deviations."""
@@ -50,7 +50,7 @@ class RowIndex(Protocol):
     ) -> tuple[list[Rows], Plan]:
         """Return at least ``n`` rows near each query, or all allowed rows, in any order.
 
-        The plan says how the rows were found.
+        The `Plan` describes how the rows were found.
         """
 
 
@@ -184,8 +184,9 @@ class ApproximateIndex:
     def _found_first(self, query: NDArray[np.float32], n: int, allowed: Allowed) -> Rows | None:
         """Search without the filter and return the nearest allowed rows; None if too few.
 
-        It reads as many lists as `_filtered_first` and returns as many rows. If the share is exact,
-        it returns the same rows. If the share is an estimate, some rows may differ.
+        This method reads as many lists as `_filtered_first` and returns as many rows. If the share
+        is exact, both methods return the same rows. If the share is an estimate, they may return
+        different rows.
         """
         wanted = max(n, FETCHED)
         fetched = math.ceil((wanted + _MARGIN * math.sqrt(wanted)) / allowed.share)
@@ -194,7 +195,7 @@ class ApproximateIndex:
         _, near = self._index.search(query[None], fetched, params=self._parameters(effort, None))
         every: Rows = near[0][near[0] >= 0]
         rows = every[allowed.at(every)][:wanted]
-        # If the lists that were read contain fewer rows, these rows are enough.
+        # If the lists that were read contain fewer rows than ``fetched``, ``n`` rows are enough.
         return None if len(rows) < (wanted if len(every) == fetched else n) else rows
 
     def _filtered_first(

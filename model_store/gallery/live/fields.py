@@ -27,8 +27,8 @@ search."""
 
 MOST_COLUMNS, MOST_BYTES = 1_024, 2**26
 """Maximum number of cached indexes, and maximum size of the cache in bytes. There is one index for
-each field and run. The cache is large enough for a hundred fields until a compaction, by default
-after 10,000 items."""
+each field and run. A compaction runs by default after 10,000 added items. The cache is large enough
+for a hundred fields of these items."""
 
 
 class LogColumns:

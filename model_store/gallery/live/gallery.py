@@ -138,7 +138,7 @@ class LiveGallery:
         self.log.close()
 
     def _catch_up(self, log: ChangesFile | Transaction) -> None:
-        """Apply the unread changes of the log; skip to its start if the log begins later."""
+        """Apply the unread changes of the log; skip the changes before the start of the log."""
         start = log.start()
         if self._version < start:
             self._version, self._snapshot = start, self._at(start)

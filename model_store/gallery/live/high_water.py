@@ -1,10 +1,10 @@
-"""A file beside a log with the number of the log's last change; it shows whether changes are lost.
+"""A file beside a log: it stores the number of the log's last change, to detect lost changes.
 
 SQLite reports no error if its journal was lost or damaged, or if the log was deleted. The number is
-written after a change is on the disk and before the change is acknowledged. So the number is never
-larger than that of the last stored change. The file is not flushed for each change, so a power cut
-may leave a smaller number. The file protects against lost and damaged files; SQLite itself protects
-against a power cut.
+written after a change is on the disk and before the change is acknowledged. So the number in the
+file is never larger than the number of the last stored change. The file is not flushed for each
+change, so after a power cut, the number may be smaller. The file detects that the log or its
+journal is lost or damaged; SQLite itself protects against a power cut.
 """
 
 from __future__ import annotations

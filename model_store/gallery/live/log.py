@@ -49,8 +49,8 @@ OUTCOME_LIFE_S = 24 * 3600.0
 """Seconds for which the outcome of an Idempotency-Key is kept, measured by the log's clock."""
 
 LONGEST_STEP_S = 3600.0
-"""Maximum advance of the log's clock between two stored outcomes, in seconds. If writes are rare,
-outcomes are therefore kept longer."""
+"""Maximum advance of the log's clock between two stored outcomes, in seconds. So if writes are
+rare, outcomes are kept longer than `OUTCOME_LIFE_S`."""
 
 
 class ChangesFile:
@@ -104,8 +104,8 @@ class ChangesFile:
     def mark(self) -> tuple[int, int] | None:
         """Return a token that changes when any process commits; (0, 0) before the first change.
 
-        The service compares the token before every request. It is in shared memory, so it takes
-        microseconds to read. None if it cannot be read, for example on a read-only disk.
+        The service compares the token before every request. The token is in shared memory, so a
+        read takes microseconds. None if the token cannot be read, for example on a read-only disk.
         """
         if self._damage is not None:
             raise self._damage
@@ -130,7 +130,7 @@ class ChangesFile:
         return self._read(rows.last_sequence, 0)
 
     def start(self) -> int:
-        """Return the number of the last change in the bundle; the log begins after it."""
+        """Return the number of the last change in the bundle; the log begins after this change."""
         return self._read(rows.first_sequence, 0)
 
     def items(self, sequences: Sequence[int]) -> list[Item]:
@@ -155,7 +155,7 @@ class ChangesFile:
         return [sequence for (sequence,) in found]
 
     def column(self, field: Field, sequences: NDArray[np.int64]) -> Column:
-        """Index a field of the items of ``sequences``, which must be without gaps."""
+        """Index a field of items by their ``sequences``, consecutive numbers without gaps."""
         return self._there(partial(rows.field_column, field=field, sequences=sequences))
 
     def upserts(self, sequences: Sequence[int]) -> Iterator[Upsert]:
@@ -367,7 +367,7 @@ class Transaction:
         )
 
     def copy_tail(self, path: Path, bundle_id: str, after: int) -> None:
-        """Write the changes after the change ``after`` to a new log for another bundle."""
+        """Create the log of another bundle, with the changes that follow the change ``after``."""
         with closing(connect(path, "rwc")) as target:
             target.execute("PRAGMA journal_mode=WAL")
             meta = rows.meta(self._connection)

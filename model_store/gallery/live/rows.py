@@ -62,7 +62,7 @@ SCHEMA = (
 Row = tuple[Any, ...]
 
 Beside = Literal["features", "previews"]
-"""Names of the tables with optional content of changes."""
+"""Names of the tables that store the optional content of changes."""
 
 _FLOATS = np.dtype("<f4")
 _CHECKSUM_BYTES = 16
@@ -101,7 +101,7 @@ def clock(connection: sqlite3.Connection) -> tuple[float, float]:
 
 
 def set_clock(connection: sqlite3.Connection, system: float, own: float) -> None:
-    """Store the times that `clock` returns."""
+    """Store both times; `clock` returns them."""
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('clock', ?)", (f"{system!r} {own!r}",))
 
 
@@ -138,9 +138,9 @@ def row_of(sequence: int, write: Upsert | Delete) -> Row:
 
 
 def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside, Row]]:
-    """Yield the table and row of each optional content: features (`HalfRows`) and preview.
+    """Yield table and row for each optional part of a write: features (`HalfRows`), preview.
 
-    A write without optional content yields nothing.
+    A write without optional parts yields nothing.
     """
     if isinstance(write, Delete):
         return
@@ -217,7 +217,7 @@ def thumbnail_at(connection: sqlite3.Connection, sequence: int) -> Thumbnail:
 def field_column(
     connection: sqlite3.Connection, field: Field, sequences: NDArray[np.int64]
 ) -> Column:
-    """Index a field of the items of ``sequences`` (n,), which must be without gaps."""
+    """Index a field of items by their ``sequences`` (n,), consecutive numbers without gaps."""
     ends = int(sequences[0]), int(sequences[-1])
     connection.execute("PRAGMA temp_store=MEMORY")  # sort in memory, because the items are few
     between = "mean IS NOT NULL AND sequence BETWEEN ? AND ?"

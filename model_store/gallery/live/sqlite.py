@@ -67,7 +67,7 @@ def errors_in_words(path: Path, doing: Literal["read", "written"] = "written") -
         if doing == "written" and code in _MEANING:
             kind, message = _MEANING[code]
             raise kind(message) from error
-        # A read may follow a change, so its error must not say that nothing was changed.
+        # A change may precede a read. So the error of a read must not say "nothing was changed".
         unchanged = "Nothing was changed. " if doing == "written" else ""
         raise StorageFailed(
             f"The changes in {path.name} cannot be {doing} ({error}). {unchanged}Check the "

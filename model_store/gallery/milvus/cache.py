@@ -13,8 +13,8 @@ REMEMBERED_ITEMS = 16_384
 
 MOSTLY_KNOWN = 0.6
 """Minimum share of cached rows for a search in two requests: the first request returns only row
-numbers, the second request reads the missing items. With a smaller share, one request for rows and
-items is faster."""
+numbers, the second request reads the missing items. If the share is smaller, one request that
+returns rows and items is faster than two requests."""
 
 _N_AVERAGED = 8
 """Number of recent searches in the average of the share of cached rows."""

@@ -2,9 +2,9 @@
 
 ::
 
-    row        int64, primary key: 0, 1, … in the order of the ids when the gallery is built, then
-               one for each change. The content of a row never changes: a replaced item gets a new
-               row, and the log determines the current row
+    row        int64, primary key: 0, 1, … in the order of the ids when the gallery is built;
+               each change adds a row. The content of a row never changes: a replaced item gets a
+               new row, and the log determines the current row
     id, label  text; labelled says whether there is a label
     direction  D float32, unit, searched by inner product
     variance   D float32, and norm, float32: of the embedding before normalisation
@@ -42,7 +42,7 @@ from model_store.installation import how_to_install
 MILVUS_FILE = "milvus.json"
 
 TEXT_BYTES = 65_535
-"""Maximum size of a text in Milvus in bytes. The limit for JSON is about the same."""
+"""Maximum size of a text in Milvus in bytes. JSON in Milvus has about the same limit."""
 
 MOST_FACTS = 4_096
 """Maximum number of elements of an array in Milvus."""
@@ -55,8 +55,8 @@ COMPLETE = "complete"
 """The mark that a complete collection has."""
 
 MOST_EFFORT = 8
-"""Maximum factor by which a narrow filter increases the search effort. If a filter is still
-narrower, Milvus compares all items that pass the filter."""
+"""Maximum factor by which a narrow filter increases the search effort. For a filter that would need
+a larger factor, Milvus compares all items that pass the filter."""
 
 EVENTUALLY = 1
 """A Milvus timestamp in the past: a read with this timestamp never waits for writes."""
@@ -101,7 +101,7 @@ class MilvusAccess:
 
 
 NO_ACCESS = MilvusAccess()
-"""Access without an address: galleries in Milvus cannot be opened."""
+"""Access to no server; with this access, a gallery in Milvus cannot be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class Collection:
                 self.client.load_collection(self.name, timeout=self.timeout_s)
                 return find()(self.name, *values, **options)
         except GalleryUnavailable as error:
-            if not self._is_reachable():  # if reachable, Milvus answered or was slow
+            if not self._is_reachable():  # a reachable server refused the call or was slow
                 self._availability.fail(str(error.__cause__)[:_SHOWN])
             raise
         finally:
@@ -257,7 +257,7 @@ class Collection:
         return {alias.removeprefix(prefix) for alias in aliases if alias.startswith(prefix)}
 
     def mark(self, mark: str) -> None:
-        """Add a mark of letters, digits and underscores."""
+        """Add a mark; its name has only letters, digits and underscores."""
         self.ask("create_alias", self._alias(mark))
 
     def unmark(self, mark: str) -> None:
@@ -379,7 +379,7 @@ def require_bare(uri: str) -> str:
 
 
 def _scalar_indexes(version: str) -> tuple[str, str | None]:
-    """Return the index types for texts and for arrays that a server's ``version`` has.
+    """Return a server's index types for texts and for arrays, by the server's ``version``.
 
     Since 2.4, Milvus has ``INVERTED`` for texts and arrays. Earlier releases have only ``Trie`` for
     texts. milvus-lite has ``INVERTED`` for texts only.

@@ -251,7 +251,7 @@ class MilvusGallery:
     def _ranked(
         self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the ``n`` nearest of ``rows`` and their similarities, nearest first."""
+        """Return the ``n`` rows nearest to ``query`` and their similarities, nearest first."""
         entities = list(self._entities(rows).items())
         if not entities:
             return np.empty(0, dtype=np.int64), np.empty(0)

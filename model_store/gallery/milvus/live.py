@@ -91,7 +91,7 @@ class MilvusLive:
         self.refresh()
 
     def snapshot(self, version: int | None = None) -> MilvusGallery:
-        """The current snapshot, or the one after an earlier change.
+        """Return the current snapshot, or the snapshot after an earlier change.
 
         Milvus deletes replaced and deleted items after `GRACE_S`, so an earlier snapshot may lack
         such items. The ``n_items`` of an earlier snapshot may be too large.

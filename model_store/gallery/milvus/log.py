@@ -99,15 +99,15 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The log's entry of a collection; see `Head`.
+    """The entry of a collection in the log; see `Head`.
 
     Attributes
     ----------
     log : name of the log.
     last : number of the last logged change; changes after ``version`` are not yet in Milvus.
-    n_items, n_changed : values after the change ``last``, for writers.
-    n_items_told, n_changed_told : values after the change ``version``, for readers.
-    forgotten : the log has deleted its entries of changes up to this number.
+    n_items, n_changed : counts after the change ``last``, for writers.
+    n_items_told, n_changed_told : counts after the change ``version``, for readers.
+    forgotten : number of the last change that the log has deleted.
     """
 
     log: str

@@ -23,7 +23,7 @@ class MilvusRows:
         self._n_built = n_built
 
     def end(self) -> int:
-        """Return the number of the last row plus 1, with the rows of all writers."""
+        """Return the number of the last row that any writer has written, plus 1."""
         if not self._any_from(self._n_built):
             return self._n_built
         step = 1
