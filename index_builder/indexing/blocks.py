@@ -69,8 +69,8 @@ class Place:
         """Return values that change if the image changes, but not if the collection is moved.
 
         In a bucket, the version identifies the content: an image that is uploaded again counts as
-        unchanged. Size and date of an image on the web are unknown before the download, so its URL
-        without the signature is used.
+        unchanged. The size and date of an image on the web are unknown before the download, so the
+        URL without its signature is used.
         """
         when: object = self.version or self.changed_ns
         named = [unsigned(self.path)] if self.is_remote and not self.version else []

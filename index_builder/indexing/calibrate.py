@@ -117,7 +117,7 @@ def too_few_queries(n_queries: int) -> CalibrationError:
     return CalibrationError(
         f"A fifth of each label's images is {n_queries} queries to calibrate with; at least "
         f"{MIN_QUERIES} are needed. Copies count as one image. A label with one image gives no "
-        "query; of labels with two images, two in five give one query. Add images; or use "
+        "query; five labels with two images each give two queries. Add images; or use "
         "--no-labels, which makes each image its own class and calibrates with augmented views; "
         "or index without --calibrate."
     )

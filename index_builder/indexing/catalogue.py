@@ -228,7 +228,7 @@ class _Files:
         """Return a hash of an image's content; for a remote image, of its version or URL."""
         content = place.path.encode() if not place.version else place.version.encode()
         if not place.is_remote:
-            with suppress(OSError):  # the embedding reports the error
+            with suppress(OSError):  # the error is reported when the image is embedded
                 content = self._read(place, n_bytes)
         named = f"{place.size} {place.box} ".encode()
         return hashlib.sha256(named + content).digest()

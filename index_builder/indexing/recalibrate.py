@@ -51,8 +51,8 @@ def recalibrate_bundle(
     Raises
     ------
     ConfigError : an error bound is out of range, or ``decisions`` does not exist.
-    CalibrationError : the bundle is not calibrated, stores too few queries, or the new calibration
-        predicts the queries worse than the current calibration.
+    CalibrationError : the bundle is not calibrated or stores too few queries, or the new
+        calibration predicts the queries worse than the current calibration.
     WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
     directory = locate(root)
@@ -77,7 +77,7 @@ def is_outdated(root: Path) -> bool:
 
 
 def can_be_renewed(root: Path) -> bool:
-    """Return whether the current bundle is outdated, and stores the queries for a recalibration."""
+    """Return True if the current bundle is outdated and stores queries for a recalibration."""
     return (locate(root) / KEPT_QUERIES_FILE).exists() and is_outdated(root)
 
 
@@ -120,7 +120,7 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
     Raises
     ------
     CalibrationError : too few pairs of query and item were reviewed, or the correction does not
-        predict the reviews better. No bundle is published.
+        improve the prediction of the reviews. No bundle is published.
     ConfigError : ``feedback`` does not exist.
     WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """

@@ -10,7 +10,7 @@ from model_store.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The maximum share of unreadable images, in [0, 1], or their maximum number; one is None."""
+    """A maximum ``share`` of unreadable images, in [0, 1], or a maximum ``count``; one is None."""
 
     share: float | None = None
     count: int | None = None

@@ -39,7 +39,7 @@ class UnknownQueries:
     unknown : (n,) indices of the queries that match nothing.
     groups : groups of queries that probably show the same identity. The rows of a group are
         positions in ``unknown``.
-    precision : expected share of the pairs within groups that show the same identity.
+    precision : expected share of pairs with the same identity, among all pairs within groups.
     """
 
     name: str
@@ -126,7 +126,7 @@ def group_unknown(
     Parameters
     ----------
     evidence : the queries; their true matches are ignored.
-    precision : expected share of the pairs within groups that show the same identity.
+    precision : expected share of pairs with the same identity, among all pairs within groups.
     expected_absent : expected share of queries without a match; None uses the bundle's value.
 
     Raises

@@ -87,7 +87,8 @@ class Manifest:
     encoder : fingerprint, posterior, preprocessing, dim, n_features. For an optional text encoder:
         fingerprint, context length, and a summary of its calibration.
     calibration : summary of the calibration; None if the bundle is not calibrated.
-    metrics : results of an evaluation on queries that did not calibrate; None without evaluation.
+    metrics : results of an evaluation on queries that the calibration did not use; None without
+        evaluation.
     samples : example query images.
     library_versions : versions of the libraries that built the bundle.
     files : path → ``sha256`` and ``bytes`` (size) of every file, except the manifest.

@@ -192,7 +192,7 @@ class Gallery(Protocol):
         """Return the rows (n_items,) of all items, ascending."""
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Return the rows of the next ``limit`` items after the row ``after``, in the order of ids.
+        """Return the rows of the ``limit`` items that follow ``after``, in the order of ids.
 
         If ``after`` is None, the first items are returned. The item at ``after`` may be removed
         already.

@@ -82,9 +82,9 @@ class _Sample:
 class Archive:
     """The images in a tar file, in the order of the file. Their names are the ids.
 
-    Sidecar files (as in webdataset) have the name of their image and another suffix: ``.cls``
-    contains the label, ``.json`` an object of metadata, which may have a ``label``, and ``.txt`` a
-    caption.
+    A sidecar file (as in webdataset) has the name of its image and another suffix. ``.cls``
+    contains the label, and ``.txt`` contains a caption. ``.json`` contains an object of metadata,
+    which may have a ``label``.
     """
 
     path: Path
@@ -103,7 +103,7 @@ class Archive:
                 yield from self._members(archive, plain, left_out)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # a disk error; errors of decompressors have no number
+                raise  # a disk error has a number; an error of a decompressor has none
             raise DatasetError(
                 f"{self.path.name} is not a complete tar file ({error}). Copy it again."
             ) from error

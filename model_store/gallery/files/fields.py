@@ -245,7 +245,7 @@ class FilteredRows:
 
     @cached_property
     def share(self) -> float:
-        """The estimated share of the N rows that is allowed; the same value at each call."""
+        """Estimated share of allowed rows among the N rows; each call returns the same value."""
         return estimated_share(self._selection, self._n_rows)
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:

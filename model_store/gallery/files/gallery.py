@@ -150,7 +150,7 @@ class FaissGallery:
         return Embeddings(mean, variance, np.empty((len(rows), 0), dtype=np.float32))
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Return the rows of the next ``limit`` items after ``after``, in the order of ids."""
+        """Return the rows of the ``limit`` items that follow ``after``, in the order of ids."""
         first = 0 if after is None else after + 1
         return np.arange(first, max(first, min(first + limit, self.n_items)))
 

@@ -73,7 +73,7 @@ class ItemsWriter:
         self._codes.extend(self._seen.setdefault(item.label, len(self._seen)) for _, item in added)
 
     def label_codes(self) -> NDArray[np.int32]:
-        """Return the positions (N,) of the items' labels in the sorted labels; -1 for no label."""
+        """Return label codes (N,): positions in the list of sorted labels; -1 for no label."""
         place = {label: place for place, label in enumerate(self._labels())} | {None: -1}
         codes = np.array([place[label] for label in self._seen], dtype=np.int32)
         return codes[np.frombuffer(self._codes, dtype=np.intc)] if self._codes else codes
@@ -100,8 +100,8 @@ class ItemsWriter:
 
 
 REMEMBERED_FILTERS = 16
-"""Maximum number of filters whose rows are cached: requests for the next page repeat a filter. The
-rows of a filter take at most one byte per item."""
+"""Maximum number of filters whose rows are cached. The cache helps because a request for the next
+page repeats the filter. The rows of a filter take at most one byte per item."""
 
 SMALL_BYTES, SMALL_CACHE_KIB = 64 * 2**20, 128
 """Maximum size of a small file, and the cache in KiB of a connection to a small file. SQLite's

@@ -23,9 +23,9 @@ variance."""
 class VarianceWriter(ExitStack):
     """A context manager that writes the variances of a gallery's items, part by part.
 
-    With ``half``, variances are stored in float16 (`HALF_ROUNDING`), divided by the squared norm
-    and by a power of two for each item. The power of two brings the item's largest variance to
-    between ½ and 1. Without ``half``, variances are stored unchanged in float32.
+    With ``half``, an item's variances are divided by the squared norm and by a power of two, and
+    stored in float16 (see `HALF_ROUNDING`). After the division by the power of two, the largest
+    variance is between ½ and 1. Without ``half``, variances are stored unchanged in float32.
 
     Parameters
     ----------

@@ -14,10 +14,10 @@ A filter is a JSON object that maps field names to conditions. All conditions mu
 Fields are ``id``, ``label`` and the metadata's keys; a dot selects a key of a nested object. A
 metadata key named ``id``, ``label``, ``and``, ``or`` or ``not`` needs a prefix, for example
 ``metadata.label``. Comparisons: ``eq``, ``ne``, ``in``, ``gt``, ``gte``, ``lt``, ``lte``, ``has``,
-``exists``. A bare value means ``eq``. Only values of the same kind are compared. The kinds are text
-(ordered by code point), number, true and false, and null. If the kinds differ, only ``ne`` is true.
-If the field is missing, only ``ne`` and ``exists: false`` are true. ``ne`` is always the opposite
-of ``eq``. An item without a label has the label null.
+``exists``. A bare value means ``eq``. Only values of the same kind are compared. The kinds are
+text, number, boolean and null. Texts are ordered by code point. If the kinds differ, only ``ne`` is
+true. If the field is missing, only ``ne`` and ``exists: false`` are true. ``ne`` is always the
+opposite of ``eq``. An item without a label has the label null.
 """
 
 from __future__ import annotations

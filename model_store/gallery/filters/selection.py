@@ -140,7 +140,7 @@ def _codes(condition: Condition, column: Column, *, negated: bool) -> list[range
 
 
 def _joined(codes: Iterable[range]) -> list[range]:
-    """Return the same codes as the smallest number of ranges, ascending."""
+    """Merge ranges of codes into the smallest number of ranges, in ascending order."""
     joined: list[range] = []
     for part in sorted((part for part in codes if part), key=lambda part: part.start):
         if joined and part.start <= joined[-1].stop:

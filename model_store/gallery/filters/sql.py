@@ -156,7 +156,7 @@ def _equal(source: _Source, wanted: Scalar) -> tuple[str, list[Scalar]]:
 
 
 def _compare(source: _Source, operator: str, wanted: Scalar) -> tuple[str, list[Scalar]]:
-    """Return a comparison with a value; it is false for values of other kinds."""
+    """Return a comparison with a value; the comparison is false for a value of another kind."""
     if isinstance(wanted, str):
         of_kind, mark, value = f"{source.kind} IS 'text'", "?", wanted
         marks = source.marks
@@ -249,7 +249,7 @@ def _entries(
 
 
 def as_stored(part: Filter) -> Filter:
-    """Return a filter with floats rounded as in SQLite, which may change the last bit."""
+    """Return a filter with floats as SQLite stores them: their last bit may differ."""
     match part:
         case Not(inner):
             return Not(as_stored(inner))

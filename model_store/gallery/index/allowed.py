@@ -23,7 +23,7 @@ class Allowed(Protocol):
 
     @property
     def share(self) -> float:
-        """The estimated share of the N rows that is allowed; the same value at each call."""
+        """Estimated share of allowed rows among the N rows; each call returns the same value."""
 
     @property
     def indexes(self) -> Mapping[str, IndexedBy]:

@@ -54,7 +54,7 @@ class IndexReport:
     ----------
     kind, factory : kind of the index, and its FAISS factory string.
     parameters : search parameter, ``nprobe`` or ``efSearch``; empty for an exact index.
-    recall_at_10 : share of the ten nearest items that a search finds after re-ranking, as the mean
+    recall_at_10 : mean share of a query's ten nearest items that a search finds after re-ranking,
         over ``n_queries`` queries. `_queries` makes the queries from the gallery's items.
     n_bytes : calculated size of the index in memory, in bytes.
     min_recall, memory_budget_bytes : settings of the build; a compaction uses the same settings.
@@ -92,11 +92,11 @@ def build_index(
     """Build the planned index and choose its search parameters; equal input gives equal bytes.
 
     An approximate index compares items by Euclidean distance. For unit vectors, distance and inner
-    product give the same order, but quantisation of x to x̂ harms the distance far less. The error
-    of the distance is the part of x − x̂ along q − x, which is short for a near neighbour. The
-    error of the inner product is the part of x − x̂ along q. For a million Fashion-MNIST embeddings
-    with 8 bits per dimension, recall at 10 before re-ranking is 0.96 by distance, and 0.59 by inner
-    product.
+    product give the same order, but quantisation of x to x̂ changes the distance far less than the
+    inner product. The error of the distance is the part of x − x̂ along q − x, which is short for a
+    near neighbour. The error of the inner product is the part of x − x̂ along q. For a million
+    Fashion-MNIST embeddings with 8 bits per dimension, recall at 10 before re-ranking is 0.96 by
+    distance, and 0.59 by inner product.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ def _tuned(
     settings: IndexSettings,
     generator: np.random.Generator,
 ) -> tuple[int, float, int]:
-    """Return the smallest search effort that reaches `min_recall`, its recall, and n_queries."""
+    """Return the smallest search effort that reaches `min_recall`, the recall, and n_queries."""
     queries = _queries(index, directions, generator)
     tenth = tenth_similarity(directions, queries)
     recall = 0.0

@@ -30,7 +30,7 @@ class RowsOfAll:
 
     @property
     def share(self) -> float:
-        """The estimated share of the N + M rows that is allowed; the same value at each call."""
+        """Estimated share of allowed rows among N + M rows; each call returns the same value."""
         of_base = self._of_base.share * self._n_base
         return (of_base + self._n_since) / max(len(self._removed), 1)
 
@@ -77,7 +77,7 @@ class RowsOfBase:
 
     @property
     def share(self) -> float:
-        """The estimated share of the N rows that is allowed; the same value at each call."""
+        """Estimated share of allowed rows among the N rows; each call returns the same value."""
         n: float = self._there
         if self._allowed is not None:
             n = min(n, self._allowed.share * self._n_rows)

@@ -92,7 +92,7 @@ def meta(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def clock(connection: sqlite3.Connection) -> tuple[float, float]:
-    """Return the times of the system's and the log's clock at the last outcome; at first 0, 0."""
+    """Return the system time and the log's time at the last outcome; 0, 0 before an outcome."""
     try:
         system, own = map(float, meta(connection).get("clock", "0 0").split())
     except ValueError:

@@ -203,7 +203,7 @@ class GallerySnapshot:
         ]
 
     def _counted(self, field: Field, of_base: Column) -> list[Counted]:
-        """Return the indexes of a field that together cover all items, with their removed rows."""
+        """Return a field's indexes, each with its removed rows; together, they index all items."""
         starts = {0: of_base}
         for start, column in self._columns.all(field, self._appended.sequences):
             starts[self._base.n_rows + start] = column
@@ -248,7 +248,7 @@ class GallerySnapshot:
         return values
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Return the rows of the next ``limit`` items after ``after``, in the order of ids."""
+        """Return the rows of the ``limit`` items that follow ``after``, in the order of ids."""
         n_base = self._base.n_rows
         start, first = 0, ""
         if after is not None:

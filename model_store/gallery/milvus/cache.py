@@ -17,7 +17,7 @@ numbers, the second request reads the missing items. If the share is smaller, on
 returns rows and items is faster than two requests."""
 
 _N_AVERAGED = 8
-"""Number of recent searches in the average of the share of cached rows."""
+"""Number of recent searches over which the share of cached rows is averaged."""
 
 
 class EntityCache:

@@ -40,7 +40,7 @@ class Database(Protocol):
     """A database that several processes read and write."""
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
-        """Return the rows of a query; no rows before the first write.
+        """Return the rows of a query; before the first write, the result is empty.
 
         Raises
         ------

@@ -1,12 +1,12 @@
 """Converts filters to boolean expressions of Milvus.
 
-Milvus and filters compare the values of a JSON field differently. Milvus does not distinguish a
-missing key from null, and it compares values of different kinds. The result of a negated comparison
-depends on the release of Milvus. So each item has `facts`: an array with a digest of each value. A
-field has a value if the array contains the value's digest. This test always has a definite result,
-needs no text of the client in the expression, and uses an inverted index. Only ``gt``, ``gte``,
-``lt`` and ``lte`` compare the values themselves. They also require a fact that the value exists and
-has the right kind.
+Milvus and the filters of Vouch have different rules for the comparison of JSON values. Milvus does
+not distinguish a missing key from null, and it compares values of different kinds. The result of a
+negated comparison depends on the release of Milvus. So each item has `facts`: an array with a
+digest of each value. A field has a value if the array contains the value's digest. This test always
+has a definite result, needs no text of the client in the expression, and uses an inverted index.
+Only ``gt``, ``gte``, ``lt`` and ``lte`` compare the values themselves. These comparisons also
+require a fact: the value exists and has the right kind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def facts(item_id: str, label: str | None, metadata: Mapping[str, Any]) -> list[
 
 
 def to_expression(part: Filter, *, holds: bool = True) -> str:
-    """Return an expression for the items that pass the filter; if not ``holds``, for all others.
+    """Return an expression for items that pass the filter; without ``holds``, for all other items.
 
     The expression uses the fields ``row`` (never negative), ``id``, ``label``, ``metadata`` and
     ``facts``. Only tests of facts are negated; a comparison is replaced by its opposite.

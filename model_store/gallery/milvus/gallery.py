@@ -157,7 +157,7 @@ class MilvusGallery:
         )
 
     def _compares(self, allowed: Allowed) -> bool:
-        """Return whether to read and compare each allowed row, because the rows are few."""
+        """Return True if the allowed rows are few enough to read and compare each row."""
         if isinstance(allowed, MatchingRows) or self.described.index["type"] == "FLAT":
             return False
         return allowed.at_most <= EXACT_ROWS
@@ -309,7 +309,7 @@ class MilvusGallery:
         return [entity.item for entity in self._each(rows)]
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Return the rows of the next ``limit`` items after the row ``after``, by row number."""
+        """Return the rows of the ``limit`` items that follow the row ``after``, by row number."""
         found: list[int] = []
         start = 0 if after is None else after + 1
         while start < self.n_rows and len(found) < limit:

@@ -190,7 +190,7 @@ class MilvusLive:
             there = {item_id for item_id, row in rows.items() if row is not None}
             n_items, last = turn.state.n_items, turn.state.last
             if any(isinstance(write, Edit) for write in writes):
-                self._deliver(turn)  # `_whole` reads items to edit from Milvus
+                self._deliver(turn)  # `_whole` reads an item from Milvus before the edit
             stored = with_whole_items(writes, partial(self._whole, rows))
             written = plan_writes(stored, there.__contains__, n_items, last, most_items)
             for write in stored:

@@ -3,9 +3,9 @@
 A turn is a write transaction of the log; only one writer at a time has a turn. In a turn, each
 change gets a number and a new row in the collection. The content of a row never changes. The log
 stores the number of the last change that Milvus has (`Head.version`): the head. A reader first
-reads the head. It then ignores rows of later changes, and rows that a change up to the head
-replaced. So all readers find a complete change at the same moment. A delayed request from a writer
-whose turn has ended is harmless: it can only write the same row again.
+reads the head. The reader then ignores rows of changes after the head, and rows that a change up to
+the head replaced. So all readers find a complete change at the same moment. A delayed request from
+a writer whose turn has ended is harmless: it can only write the same row again.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ class Turn:
         )
 
     def old(self, age_s: float) -> dict[int, int | None]:
-        """Return the oldest changes, with their replaced rows, that the log can forget.
+        """Return the oldest changes that the log can delete, with the rows that they replaced.
 
         Stops before the first change that is newer than ``age_s`` or whose replaced row is still in
         Milvus.
