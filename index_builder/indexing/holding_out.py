@@ -1,11 +1,11 @@
 """Chooses images of a collection to hold out: they become queries instead of gallery items.
 
-A group is held out as a whole or not at all. The column ``group`` of a manifest defines groups;
-exact copies are always in the same group. Without this column, near-duplicates form groups, found
-by their thumbnails; vectors have no thumbnails. About a fifth of each label's images is held out.
-If five labels have two images each, one image is held out for two of the labels. So a few queries
-have only one match in the gallery. If a label has only one image or one group, no image is held
-out, because the gallery would lose the label.
+Images of a group are held out together, or they all stay in the gallery. The column ``group`` of a
+manifest defines groups; exact copies are always in the same group. Without this column,
+near-duplicates form groups, found by their thumbnails; vectors have no thumbnails. About a fifth of
+each label's images is held out. If five labels have two images each, one image is held out for two
+of the labels. So a few queries have only one match in the gallery. If a label has only one image or
+one group, no image is held out, because the gallery would lose the label.
 """
 
 from __future__ import annotations
