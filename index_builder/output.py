@@ -24,7 +24,7 @@ def writing(what: str, kept: str = "") -> Iterator[None]:
     Parameters
     ----------
     what : name of the file or directory.
-    kept : sentence for the message that states which work is kept.
+    kept : a sentence of the error message; it states which work is kept.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def read_from(entries: Iterable[T], scratch: Path) -> Iterator[T]:
 
     Parameters
     ----------
-    scratch : directory of unpacked files; an error in this directory is a write error and not
+    scratch : directory of unpacked files. An error in this directory is a write error, so it is not
         converted.
 
     Raises

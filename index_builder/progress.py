@@ -45,7 +45,7 @@ class _Output:
     quiet: bool = False
 
     def shows(self, logger: str, level: int) -> bool:
-        """Return whether a message is shown: warnings of Vouch are, and errors of all libraries."""
+        """Return whether to show a message: warnings of Vouch, and errors of any library."""
         if not self.active or self.verbose or level >= logging.ERROR:
             return True
         package = logger.removeprefix("vouch_search.").partition(".")[0]  # as installed

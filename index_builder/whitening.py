@@ -1,6 +1,6 @@
 """Computes a last layer in closed form: it whitens the differences between images of one label.
 
-Two images of a label are more similar if the layer was fitted to them than if they are new. For
+If the layer was fitted to two images of a label, these images are more similar than new images. For
 calibration, an image must be embedded by a layer that was not fitted to it.
 `cross_fitted_whitenings` returns such layers, rotated to the coordinates of the layer that was
 fitted to all images. Embeddings by these layers can therefore be searched in the served gallery.
@@ -122,7 +122,7 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
 
     Raises
     ------
-    ValueError : D is larger than F, or the number of features differs from the number of labels.
+    ValueError : D is larger than F, or ``blocks`` and ``codes`` have different numbers of rows.
     """
     _, codes = np.unique(codes, return_inverse=True)
     n_labels = int(codes.max(initial=0)) + 1

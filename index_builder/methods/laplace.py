@@ -49,8 +49,8 @@ from model_store.errors import CalibrationError, DatasetError
 from model_store.threads import one_blas_thread
 
 TEMPERATURES = np.logspace(-9, 3, 25)
-"""Candidate temperatures of a validation. With the smallest, all samples are nearly equal to the
-mean; with the largest, the samples are random."""
+"""Candidate temperatures of a validation. With the smallest temperature, all samples are nearly
+equal to the mean. With the largest temperature, the samples are random."""
 
 NOTHING_BUT_NORM = 0.95
 """Above this correlation with the norm of the features, the uncertainty adds no information to the
@@ -112,7 +112,7 @@ class Laplace(Method):
 
     @property
     def prior_chosen_by(self) -> Literal["curvature", "marginal_likelihood"]:
-        """The rule for the prior of the first fit; it also applies if validation cannot choose."""
+        """The criterion for the prior of the first fit; validation may replace this prior."""
         likeliest = self.settings.prior_chosen_by == "marginal_likelihood"
         return "marginal_likelihood" if likeliest else "curvature"
 

@@ -11,8 +11,8 @@
 =================  ==============================================================================
 
 An undefined metric, for example a rate over an empty set, is None. NaN raises a ``ValueError``.
-Metrics do not depend on the order of the images. Images with equal values are on the same side of a
-threshold, or each of them gets the mean of their results.
+Metrics do not depend on the order of the images. If several images have equal values, all of these
+images are on the same side of a threshold, or each image gets the mean result of these images.
 """
 
 from index_builder.metrics.calibration import (

@@ -38,9 +38,9 @@ def reliability(
     """Return a reliability diagram with equal numbers of predictions in the bins.
 
     The bins have equal numbers of predictions, not equal widths (Nixon et al. 2019). Predictions
-    with a probability of exactly 1 are included. If equal probabilities fall into different bins,
-    each of them gets their mean outcome, see `evened`. The result therefore does not depend on the
-    order of the predictions.
+    with a probability of exactly 1 are included. The outcome of a prediction is the mean outcome of
+    all predictions with equal probability, see `evened`. The result therefore does not depend on
+    the order of the predictions.
 
     Parameters
     ----------
@@ -87,8 +87,8 @@ def calibration_spread(
 
     The errors of two predictions are correlated if the queries have the same label. The bootstrap
     therefore draws labels (cluster bootstrap). The gap of a bin is the mean of outcome minus
-    probability. The result is the mean absolute difference between the gaps of the drawn labels and
-    those of all labels.
+    probability. For each draw, the gaps of the drawn labels are compared with the gaps of all
+    labels. The result is the mean absolute difference of these gaps.
 
     Parameters
     ----------

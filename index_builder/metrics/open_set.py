@@ -15,8 +15,8 @@ def detection_and_identification_rate(
     """Return the share of queries with a match that are accepted and have a correct first result.
 
     Detection and identification rate at a false alarm rate (Phillips et al. 2011). A query is
-    accepted if its confidence is above a threshold. The threshold is as low as possible while at
-    most ``false_alarm_rate`` of the absent queries are accepted. A confidence equal to the
+    accepted if its confidence is above a threshold. The threshold is the lowest value that accepts
+    at most the share ``false_alarm_rate`` of the absent queries. A confidence equal to the
     threshold is rejected. The rate is therefore not exceeded if several confidences are equal.
 
     Parameters

@@ -1,7 +1,7 @@
 """Metrics of selective answering: errors when the most uncertain queries are not answered.
 
-If several queries are equally uncertain, each of them gets the mean of their values. This is the
-expectation over all orders.
+If several queries are equally uncertain, each query counts with the mean correctness of these
+queries. The mean is the expectation over all orders of these queries.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def aurc(uncertainties: Floats, correct: Bools) -> float:
 
 
 def augrc(uncertainties: Floats, correct: Bools) -> float:
-    """Return the mean over all coverages of the share of wrong answers among all queries.
+    """Return the share of wrong answers among all queries, averaged over all coverages.
 
     This is the area under the generalised risk coverage curve (Traub et al. 2024): risk times
     coverage. The best value is 0. In `aurc`, an error of a very certain query dominates the mean;
-    here it does not.
+    in `augrc`, such an error does not.
     """
     coverages, risks = risk_coverage(uncertainties, correct)
     return float((coverages * risks).mean())

@@ -105,7 +105,7 @@ def all_features(encoder: MetricEncoder, images: LabelledImages) -> Tensor:
 
 
 def repeatable_blocks(encoder: MetricEncoder, images: LabelledImages) -> FeatureBlocks:
-    """Return `feature_blocks` that can be iterated repeatedly; small ones are kept in memory."""
+    """Return repeatable `feature_blocks`; features up to `_CACHED_BYTES` are kept in memory."""
     if len(images) * encoder.trunk.n_features * 4 <= _CACHED_BYTES:
         kept = list(feature_blocks(encoder, images))
         return lambda: kept

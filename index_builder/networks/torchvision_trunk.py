@@ -140,8 +140,8 @@ def pad_as_tensorflow(module: nn.Module) -> None:
 def freeze_batch_norm(module: nn.Module) -> None:
     """Keep the batch-normalisation statistics of the pretraining.
 
-    A batch contains few labels, so its statistics differ. Fine-tuning would otherwise replace the
-    statistics of the pretraining by those of batches.
+    A batch contains few labels, so the statistics of a batch differ from those of the pretraining.
+    Fine-tuning would otherwise replace the statistics of the pretraining.
     """
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):

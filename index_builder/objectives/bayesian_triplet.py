@@ -25,7 +25,7 @@ class BayesianTripletLoss(Objective):
 
     The loss is that of Warburg et al. 2021, with three corrections. The sign of the margin is
     corrected: the positive must be closer by m, so P(τ < −m) is maximised. The Gaussian divergence
-    is summed over the right axis. The divergence from the uniform distribution on the sphere is
+    is summed over the correct axis. The divergence from the uniform distribution on the sphere is
     corrected. The log of the normal cdf is computed directly, because hard triplets would otherwise
     have no gradient. The loss is an evidence lower bound only if ``kl_weight`` is 1.
 

@@ -32,7 +32,7 @@ class OnlineLaplaceLoss(Objective):
     ----------
     last_layer : the last layer, which determines the shape of the curvature.
     labels : (N,) int64 codes of the training images, from 0 without gaps.
-    plan : how minibatches are drawn. With the plan, the curvature is unbiased also if labels have
+    plan : how minibatches are drawn. The plan is needed for an unbiased curvature if labels have
         different numbers of images.
     margin : margin of the contrastive loss.
     structure : structure of the curvature.

@@ -35,8 +35,8 @@ def smooth_ap(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
 
     AP_i is the mean of R⁺/R over positives p, with R = 1 + Σ_j σ((s_ij − s_ip) / τ) over all other
     images j, and R⁺ over positives j only. Labels may have any number of images. The form in
-    pytorch-metric-learning requires sorted labels of equal size, and uses the number of labels
-    where the size is right.
+    pytorch-metric-learning requires sorted labels with equal numbers of images. It uses the number
+    of labels instead of the number of images of a label.
 
     Parameters
     ----------

@@ -150,7 +150,7 @@ def _angle_at(level: Tensor, concentration: Tensor, dim: int) -> Tensor:
     """Quantiles (B, S) of the angle for levels in [0, 1).
 
     The mode solves (D − 2) cos θ = κ sin² θ. The table spans ten standard deviations on each side
-    of the mode; they come from a normal approximation.
+    of the mode; the standard deviation is that of a normal approximation.
     """
     kappa, order = concentration[:, None], dim - 2
     fixed = kappa.detach()

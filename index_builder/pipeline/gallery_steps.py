@@ -74,8 +74,8 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 
     Parameters
     ----------
-    feedback : the feedback file of the service. The reviewer decisions in it correct the match
-        probabilities; None corrects nothing.
+    feedback : the feedback file of the service. The reviewer decisions in this file correct the
+        match probabilities. None for no correction.
     """
     if feedback is not None and not feedback.exists():
         raise ConfigError(

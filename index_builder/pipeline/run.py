@@ -154,6 +154,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def forget(*paths: Path) -> None:
-    """Remove the results of a finished step, because a step is about to rewrite its inputs."""
+    """Remove results before a step rewrites the files from which these results were computed."""
     for path in paths:
         path.unlink(missing_ok=True)

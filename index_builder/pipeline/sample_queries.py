@@ -19,7 +19,7 @@ from model_store.images import decode_image
 N_MATCHED = 4
 
 _Sample = tuple[NDArray[np.uint8], str, bool]
-"""Pixels, caption, and whether the gallery has a true match of a sample query."""
+"""Pixels and caption of a sample query, and whether the gallery has a true match of the query."""
 
 
 def write_samples(

@@ -76,9 +76,9 @@ def fit_ensemble(layers: Sequence[nn.Linear], features: Sequence[Tensor]) -> Ens
     a random rotation or reflection, and the mean over members has no meaning. Rotating a member by
     an orthogonal matrix R changes none of its distances. Let Z_m be the unit embeddings of the
     training images by member m. The rotation is argmin_R ‖Z_m R − Z_1‖ (Schönemann 1966); it is
-    multiplied into the member's last layer. R is arbitrary in directions that no training image
-    has. In these directions the members disagree, which is correct: the data say nothing about
-    them.
+    multiplied into the member's last layer. In directions outside the span of the training
+    embeddings, R is arbitrary. The members disagree in these directions. This is correct, because
+    the data contain no information about them.
 
     Parameters
     ----------

@@ -143,7 +143,7 @@ def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
 
 
 Outcome = tuple[str, int, str | None]
-"""Method, seed, and the reason if the cell failed; None as the reason if it was measured."""
+"""Method, seed, and the reason of a failure; the reason is None if the cell was measured."""
 
 
 def _one_by_one(plan: Plan, cells: Sequence[tuple[str, int]]) -> Iterator[Outcome]:

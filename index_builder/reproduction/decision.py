@@ -1,4 +1,4 @@
-"""Runs Vouch's decision layer on a protocol: fit on the development task, decide the test.
+"""Fits Vouch's decision layer to the development task of a protocol; applies it to the test.
 
 The fit learns two functions. One maps the signals of a result list to match probabilities, the
 other maps the signals of an image to an outlier score. As in the service, label means and features
@@ -112,7 +112,7 @@ def fit_decision(
 def decide_test(
     encoder: Encoder, world: World, calibration: Calibration, data: ProtocolData, seed: int
 ) -> tuple[Decided, Mapping[str, Decided]]:
-    """Decide the queries and all outliers of the test; ``world`` has the gallery of the test."""
+    """Apply the decision layer to all queries and outliers of the test in the gallery ``world``."""
     task = data.test
     if task.leave_one_out:
         observed = _left_out(encoder, world, seed)
@@ -145,7 +145,7 @@ def decided(calibration: Calibration, observed: RetrievedQueries) -> Decided:
 
 
 def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:
-    """Search with gallery items as queries; lists, label means and detectors exclude the query.
+    """Use gallery items as queries; result lists, label means and detectors exclude the query.
 
     Items are processed in random blocks, because the features of all items do not fit into memory.
     """

@@ -95,7 +95,7 @@ def measure_method(
     has_say = bool(results.queries.variance.any())
     uncertainties = {name: _spread(one) for name, one in outliers.items()}
     confidences, agreed = None, None
-    if has_say and data.test.positions is None:  # samples vote for labels; places have none
+    if has_say and data.test.positions is None:  # samples vote for labels; places have no labels
         confidences, agreed = consensus(results)
     own = results.uncertainties
     first = next(iter(outliers))

@@ -44,7 +44,7 @@ class PaperMethod:
 
 
 def _laplace(approximation: str, split: str) -> dict[str, PaperMethod]:
-    """Return post-hoc and online Laplace with one curvature; it is diagonal, as in the papers."""
+    """Return post-hoc and online Laplace with the same diagonal curvature, as in the papers."""
     suffix = "" if split == "euclidean" else f"_{split}"
     curvature = {"structure": "diagonal", "approximation": approximation, "split": split}
     return {
@@ -138,9 +138,9 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
 
     Parameters
     ----------
-    base : the configuration to change. Its posterior is replaced. If both posteriors are Laplace,
-        the options for prior and temperature are kept. The objective is kept if the method accepts
-        any objective; otherwise, the method has its own loss.
+    base : the configuration to change. Its posterior is replaced. If the method and ``base`` use
+        Laplace, the options for prior and temperature are kept. The objective is kept if the method
+        accepts any objective; otherwise, the method has its own loss.
     name : a name in `METHODS`.
     checkpoint : checkpoint of a ``deterministic`` encoder. Post-hoc methods use it; other methods
         train an encoder.
@@ -171,7 +171,7 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
 
 
 def _carried_over(base: EncoderConfig, method: PaperMethod) -> dict[str, Any]:
-    """Return the prior and temperature options of ``base`` if both posteriors are Laplace."""
+    """Return the prior and temperature of ``base`` if ``base`` and ``method`` use Laplace."""
     if base.posterior.method != "laplace" or "laplace" not in method.posterior["method"]:
         return {}
     shared = {"prior_precision", "prior_chosen_by", "prior_scale", "temperature"}

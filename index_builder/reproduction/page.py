@@ -91,7 +91,7 @@ def _best(column: Column, methods: Sequence[Method]) -> set[int]:
 
 
 def _shown_at_first(methods: Sequence[Method]) -> set[int]:
-    """Return the decision layer, which is the last method, and the best other methods by AUSC."""
+    """Return the row of the decision layer (the last row) and of the methods with the best AUSC."""
     last = len(methods) - 1
     others = sorted(range(last), key=lambda place: -(_mean(methods[place], "ausc") or 0.0))
     return {last, *others[: N_SHOWN - 1]}

@@ -32,8 +32,8 @@ def pictures(
     Returns
     -------
     Lists of queries by name: ``surest``, ``least_sure``, and ``wrong`` with the most certain query
-    first. A query has thumbnails and labels of query and first result, an uncertainty and a
-    confidence.
+    first. A query has its thumbnail and label, the thumbnail and label of its first result, an
+    uncertainty and a confidence.
     """
     order = np.argsort(uncertainties, kind="stable")
     wrong = order[~results.correct[order]]

@@ -104,7 +104,7 @@ def nearest(
 
 
 def _others(found: Rows, own: Rows) -> NDArray[np.bool_]:
-    """Return a mask (B, n) that leaves out one result: the query itself, or else the last."""
+    """Return a mask (B, n) that leaves out the query; the last result if the query is not found."""
     kept: NDArray[np.bool_] = found != own[:, None]
     kept[kept.all(axis=1), -1] = False  # with many equally near items, the query may not be found
     return kept
@@ -167,7 +167,7 @@ def label_codes(task: Task) -> tuple[Rows, Rows]:
 def consensus_of_queries(
     results: RetrievalResults, fingerprint: str
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the confidence of each query's consensus, and whether it is correct, (B,) each.
+    """Return the confidence of each query's consensus, and the correctness of the consensus, (B,).
 
     As in the service, 100 samples of a query vote for the label of their nearest candidate. The
     most frequent label is the consensus.

@@ -41,7 +41,10 @@ COLUMNS = (
         "Mean average precision of the first R results; R is the number of true matches.",
     ),
     Column(
-        "ood_auroc", "AUROC", True, "Separation of outliers from ordinary queries; 0.5 is chance."
+        "ood_auroc",
+        "AUROC",
+        True,
+        "Detection of outliers: area under the ROC curve; 0.5 is chance.",
     ),
     Column(
         "ood_auprc", "AUPRC", True, "Detection of outliers: area under the precision-recall curve."
@@ -52,7 +55,12 @@ COLUMNS = (
         False,
         "Share of ordinary queries that are rejected if 95 % of outliers are rejected.",
     ),
-    Column("error_auroc", "error AUROC", True, "Separation of wrong from right first results."),
+    Column(
+        "error_auroc",
+        "error AUROC",
+        True,
+        "AUROC of the uncertainty for detecting wrong first results.",
+    ),
     Column("ausc", "AUSC", True, "Mean accuracy while uncertain queries are removed step by step."),
     Column(
         "aurc",
@@ -72,13 +80,15 @@ COLUMNS = (
         "dir_at_far_0.1",
         "DIR",
         True,
-        "Share of known queries that are right and accepted if 10 % of outliers are accepted.",
+        "Share of queries with a match that have a right first result and are accepted. The "
+        "threshold accepts 10 % of outliers.",
     ),
     Column(
         "oscr",
         "OSCR",
         True,
-        "Probability that a known query is right and more certain than an outlier.",
+        "Probability that a query with a match has a right first result and is more certain than "
+        "an outlier.",
     ),
 )
 
@@ -118,7 +128,8 @@ STRUCTURE = (
         "ausc_with_neighbour",
         "AUSC, both",
         True,
-        "AUSC by the sum of the variances of query and first result.",
+        "AUSC if the uncertainty is the sum of two variances: of the query and of the first "
+        "result.",
     ),
     Column(
         "similarity_ood_auroc", "AUROC, sim.", True, "AUROC if the similarity is the only signal."
@@ -144,7 +155,8 @@ STRUCTURE = (
         "dir_at_far_0.01",
         "DIR at 1 %",
         True,
-        "Share of known queries that are right and accepted if 1 % of outliers are accepted.",
+        "Share of queries with a match that have a right first result and are accepted. The "
+        "threshold accepts 1 % of outliers.",
     ),
 )
 
@@ -165,7 +177,7 @@ def further_outliers(report: Report) -> tuple[Column, ...]:
             f"ood_auroc: {name}",
             f"AUROC, {name}",
             True,
-            f"Separation of {name} ({one['kind']} outliers) from ordinary queries.",
+            f"Detection of {name} ({one['kind']} outliers): area under the ROC curve.",
         )
         for name, one in protocol["outliers"].items()
         if name != protocol["main_outliers"]
@@ -178,8 +190,8 @@ def report_of(plan: Plan, cells: Sequence[Cell], failures: Sequence[Failure] = (
     Returns
     -------
     A JSON object with ``protocol``, ``seeds``, ``epochs``, ``methods``, ``failures``, ``machines``
-    and ``config``. A method has its metrics for each seed, their means and standard deviations, and
-    its costs. It also has the curves and pictures of the first seed.
+    and ``config``. A method has the metrics of each seed, means and standard deviations over seeds,
+    and costs. It also has the curves and pictures of the first seed.
     """
     protocol = PROTOCOLS[plan.base.dataset.protocol]
     first = cells[0]

@@ -25,8 +25,8 @@ class Guard:
 
     Attributes
     ----------
-    is_redirected : whether the next host comes from a redirect by another server. Each task has its
-        own value.
+    is_redirected : whether another server has redirected the request to the next host. Each task
+        has its own value.
     """
 
     def __init__(self, trust: Callable[[], Trust]) -> None:

@@ -189,7 +189,7 @@ class Storage:
             await self._tried(once)
 
     async def _copy(self, url: str, copy: Copy) -> None:
-        """Write a whole file; after a broken connection, continue behind the last received byte."""
+        """Write a whole file; if the connection breaks, resume after the last received byte."""
         source, patience = self._source(url), self.patience
         async with _in_time(source, url, patience.file_s) as clock:
             with copy.writing(url) as writing:
@@ -213,7 +213,7 @@ class Storage:
     async def _tried(
         self, once: Callable[[], Awaitable[None]], reached: Callable[[], int] = lambda: 0
     ) -> None:
-        """Call ``once`` with retries; progress of ``reached`` resets the number of tries."""
+        """Call ``once`` with retries; an increase of ``reached`` resets the count of tries."""
         n_left, before = self.patience.n_tries, 0
         while True:
             try:

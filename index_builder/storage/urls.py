@@ -104,7 +104,7 @@ def folder_of(url: str) -> str:
 
 
 def file_name(url: str) -> str:
-    """Return the last part of a URL's path as a file name; for a bucket, its name; or the host."""
+    """Return a file name for a URL: the last part of its path, its bucket, or its host."""
     path = url.partition("://")[2] if in_a_bucket(url) else unquote(urlsplit(url).path)
     name = PurePosixPath(path.replace("\0", "")).name
     name = "" if name == ".." else name

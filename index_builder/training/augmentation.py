@@ -24,8 +24,8 @@ class Augmentation:
     Attributes
     ----------
     mirrored : (B,) whether each image is mirrored; None without mirroring.
-    offsets : (2, B) vertical and horizontal shift in pixels, plus ``most``, so from 0 to twice
-        ``most``; None without shifts.
+    offsets : (2, B) vertical and horizontal shift in pixels plus ``most``, in [0, 2 ``most``]. None
+        without shifts.
     most : maximum shift in pixels, in either direction.
     boxes : (B, 4) crops: share of height and of width, then vertical and horizontal position of the
         centre from −1 to 1; None without crops.

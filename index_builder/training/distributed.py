@@ -3,9 +3,9 @@
 Every process draws the same batches and computes the features of its part of a batch. The process
 gathers the features of the other processes, with their gradients. It then computes the loss of the
 whole batch, because a loss over pairs cannot be computed from the parts. `DistributedDataParallel`
-averages the gradients over the processes. This average is the gradient of the whole batch. The
-reason is that the gradient of the gathering sums over all processes, and each process has the same
-loss.
+averages the gradients over the processes. Each process has the same loss, and the backward pass of
+the gathering sums the gradients of all processes. The average is therefore the gradient of the
+whole batch.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Group:
     def part(self, rows: Tensor) -> Tensor:
         """Return the positions (P,) in ``rows`` (B,) for which this process computes the features.
 
-        P must be equal in all processes for the gathering, so missing positions repeat the last
-        row.
+        The gathering needs the same P in all processes, so missing positions are filled with the
+        last row.
         """
         each = -(-len(rows) // self.size)
         positions = torch.arange(self.rank * each, (self.rank + 1) * each)
@@ -65,7 +65,7 @@ class Group:
             torch.distributed.barrier()
 
     def together(self, step: nn.Module) -> nn.Module:
-        """Return the module ``step``, whose gradients are then averaged over all processes."""
+        """Return a module that computes ``step`` and averages the gradients over all processes."""
         if self.size == 1:
             return step
         return nn.parallel.DistributedDataParallel(step)

@@ -162,7 +162,7 @@ def feature_source(
     generator: torch.Generator,
     group: Group = ALONE,
 ) -> FeatureSource:
-    """Return a function from rows to features; for a frozen trunk, they are computed once.
+    """Return a function from rows to features; the features of a frozen trunk are computed once.
 
     Parameters
     ----------

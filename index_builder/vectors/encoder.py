@@ -19,7 +19,7 @@ GPU_BATCH = 64
 
 
 def batch_size(encoder: Encoder) -> int:
-    """Return the batch size. It is part of `recipe`, because rounding may depend on it."""
+    """Return the batch size, which is a part of `recipe` because it may change the rounding."""
     return CPU_BATCH if encoder.provider == PROVIDERS["cpu"] else GPU_BATCH
 
 

@@ -15,7 +15,7 @@ def find_encoder(path: Path) -> Path:
 
     Raises
     ------
-    BundleNotFound : ``path`` is none of these.
+    BundleNotFound : there is no encoder file at ``path``.
     BundleTampered : the bundle of the encoder was changed.
     """
     if path.is_file() and path.suffix == ".onnx":

@@ -2,8 +2,8 @@
 
 The trunk maps images to features, the head maps features to embeddings. A build has the trunk
 before it has the encoder. The features of an image are therefore computed once for the last layer,
-the posterior, the gallery and the calibration. ONNX Runtime computes the features. It takes a third
-of torch's time, and results are bit-identical for any number of threads.
+the posterior, the gallery and the calibration. ONNX Runtime computes the features. ONNX Runtime
+takes a third of torch's time, and the results are bit-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class OnnxTrunk:
         return found
 
     def vectors(self, known: VectorFile | None) -> ImageVectors:
-        """Return the features of images as cached vectors in ``known``."""
+        """Return the features of images as `ImageVectors`, with the cache ``known``."""
         maker = f"trunk {self.fingerprint} {CPU_BATCH} {libraries()}"
         return ImageVectors(self.features, maker, self.preprocessing, CPU_BATCH, known)
 
@@ -79,7 +79,7 @@ class Trunk(Protocol):
     """Images to features."""
 
     def vectors(self, known: VectorFile | None) -> ImageVectors:
-        """Return the features of images as cached vectors in ``known``."""
+        """Return the features of images as `ImageVectors`, with the cache ``known``."""
 
 
 class Head(Protocol):

@@ -34,8 +34,8 @@ threads."""
 
 CPU_BATCH = 8
 """Batch size on a CPU. With one thread, larger batches are not faster. MobileNetV2 at 224 px
-encodes 121 images a second in batches of 8. In batches of 64, it encodes 102 and needs eight times
-the memory."""
+encodes 121 images a second in batches of 8. In batches of 64, it encodes 102 images a second and
+needs eight times the memory."""
 
 AT_ONCE = 256
 """The number of images that are looked up, computed and cached together is a multiple of this."""

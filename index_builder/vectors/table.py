@@ -62,7 +62,7 @@ class VectorTable:
     chunks: Callable[[], Iterator[Chunk]]
 
     def described(self, made_by: str) -> VectorInput:
-        """Return the input of an encoder for these vectors, with the name ``made_by``."""
+        """Return the `VectorInput` of these vectors; ``made_by`` is the name of the encoder."""
         dim, n_variance, n_features = self.sizes
         return VectorInput(made_by, dim, n_variance > 0, n_features or None)
 

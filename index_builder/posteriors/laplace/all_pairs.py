@@ -119,7 +119,7 @@ def positives_curvature(
 def fixed_pull(
     z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split, margin: float
 ) -> Tensor:
-    """Return each image's sum over its partners, which the terms of single images in `fixed` need.
+    """Return the sum over the partners of each image, for the terms of single images in `fixed`.
 
     Parameters
     ----------

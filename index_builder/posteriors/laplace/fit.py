@@ -45,7 +45,7 @@ LaplacePosterior = LastLayerPosterior | KroneckerPosterior
 
 @dataclass(frozen=True, slots=True)
 class LaplaceFit:
-    """A fitted posterior, with its prior, its temperature, and how both were chosen.
+    """A fitted posterior with its prior and temperature, and the criteria that chose these two.
 
     Attributes
     ----------

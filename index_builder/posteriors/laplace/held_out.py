@@ -3,9 +3,9 @@
 The labels form four folds. For each fold, a posterior is fitted without the labels of the fold. The
 last layer is fitted again too, if it has a closed form. Images of the left-out labels are absent
 queries; held-out images of the other labels are queries with a match. The uncertainty of a query is
-the standard deviation of its similarity to the nearest item. This uncertainty must separate wrong
-from right first results, and absent queries from queries with a match. The score of a prior is the
-sum of these two AUROCs. The temperature hardly changes an AUROC, so it has another score: how well
+the standard deviation of its similarity to the nearest item. Two AUROCs measure how well this
+uncertainty detects wrong first results and absent queries. The score of a prior is the sum of the
+two AUROCs. The temperature hardly changes an AUROC, so the temperature has another score: how well
 sampled neighbours predict the label of a query (see `votes`).
 """
 
@@ -40,8 +40,8 @@ SPREADS = np.logspace(2, -4, 13)
 spread gives one candidate temperature."""
 
 TYPICAL_SPREAD = 0.3
-"""Priors are compared at temperatures that give this spread. On five data sets, the votes choose
-spreads of 0.2 to 1.4."""
+"""Each prior is compared at the temperature that gives this spread. On five data sets, the
+temperatures chosen by votes give spreads of 0.2 to 1.4."""
 
 N_FOLDS = 4
 
@@ -49,8 +49,8 @@ MIN_LABELS = 6
 """With fewer labels, no fold of labels is left out."""
 
 MIN_IMAGES = 3
-"""The images of a label can be queries if there are at least this number of them: one query and a
-positive pair. A fold's gallery has at least this number of images too."""
+"""The images of a label can be queries if the label has at least this number of images: one query
+and a positive pair. The gallery of a fold has at least this number of images too."""
 
 MIN_QUERIES = 30
 
@@ -136,8 +136,8 @@ def folds_of(
     ----------
     labels : (N,).
     may_ask : (N,) whether the image can be a query.
-    divided : whether the queries of one fold are gallery images in the other folds. If not, images
-        that can be queries are in no gallery.
+    divided : whether the queries of one fold are gallery images in the other folds. If not, no
+        gallery contains an image that can be a query.
     """
     generator = np.random.default_rng(seed)
     names = np.unique(labels)
@@ -174,7 +174,7 @@ class _Asked:
     asked, found : features (Q, F) of the queries, and (M, F) of the gallery.
     nearest : (Q,) gallery row of the nearest item.
     similarities : (Q,) similarity to the nearest item.
-    is_right : (n, M) whether an item has the label of each of n queries with a match.
+    is_right : (n, M) whether query and item have the same label; n queries have a match.
     """
 
     fit: LaplaceFit

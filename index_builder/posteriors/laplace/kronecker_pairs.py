@@ -38,13 +38,13 @@ def feature_basis(
 ) -> Tensor | None:
     """Return an orthonormal basis (F + 1, K) of the features; None means all F + 1 dimensions.
 
-    All dimensions are kept if F ≤ `MAX_DENSE`, except if there are so few images that they span a
-    much smaller space.
+    All dimensions are kept if F ≤ `MAX_DENSE`, unless the images are so few that they span a much
+    smaller space.
 
     The basis is the uncentred principal directions of φ̃ / ‖h‖, after dividing each feature by its
-    root mean square. They are computed from at most `_SAMPLE` images, spread evenly over the data
-    set. Within the basis, the traces over all images are exact. Outside the basis, only the
-    diagonal is exact, and the curvature is assumed to be isotropic.
+    root mean square. These directions are computed from at most `_SAMPLE` images, spread evenly
+    over the data set. Within the basis, the traces over all images are exact. Outside the basis,
+    only the diagonal is exact, and the curvature is assumed to be isotropic.
 
     Parameters
     ----------

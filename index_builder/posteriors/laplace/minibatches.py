@@ -120,8 +120,8 @@ def minibatch_curvature(
     weight, bias : (D, F), (D,); the last layer.
     margin : distance on the unit sphere.
     approximation, split : see `Approximation` and `Split`.
-    drawn : targets of the data set, and the plan. If None, Eq. 20 is used, which is right for
-        classes of equal size.
+    drawn : targets of the data set, and the sampling plan. If None, Eq. 20 is used, which is
+        correct for classes of equal size.
     """
     of_pairs = partial(
         pair_curvature, features, weight, bias, approximation=approximation, split=split

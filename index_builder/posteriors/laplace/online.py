@@ -43,8 +43,8 @@ class OnlineLaplace(Generic[Sum]):
     prior_precision : inverse prior variance of each weight, > 0.
     memory_factor : α in (0, 1]; the average is over about the last 1 / α minibatches.
     initial_precision : ≥ 0, added to the prior precision for sampling; the added value decays with
-        (1 - α)^t. With 0, the posterior of an untrained layer is wider than its weights, so sampled
-        layers are noise. (The authors' code starts with a curvature of 1e6.)
+        (1 - α)^t. With 0, the standard deviations of untrained weights are larger than the weights,
+        so sampled layers are noise. (The authors' code starts with a curvature of 1e6.)
     """
 
     decayed: Sum

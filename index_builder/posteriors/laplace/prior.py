@@ -17,8 +17,8 @@ FeltCurvature = Curvature | KroneckerCurvature
 
 PRIOR_FRACTION = {"kronecker": 3.0, "diagonal": 0.01}
 """Default prior precision divided by the mean curvature, see `relative_prior_precision`. With
-Kronecker factors, a few feature directions have most of the curvature: many times the mean. A
-diagonal distributes the curvature evenly."""
+Kronecker factors, the curvature of a few feature directions is many times the mean. With a
+diagonal, the curvature is distributed evenly over the weights."""
 
 _BISECTIONS = 60
 """Number of bisections in log λ, enough for float64 precision from any start interval."""
@@ -77,9 +77,9 @@ def relative_prior_precision(curvature: FeltCurvature, fraction: float) -> float
     The posterior is wide in feature directions that the training data do not determine. An outlier
     has large features in these directions, which makes it detectable. If the prior precision is far
     above the curvature, the posterior has the same width in all directions; the uncertainty is then
-    only the norm of the features. If the prior precision is far below the curvature, directions
-    that only noise determines become narrow too. Between these extremes, the choice hardly matters.
-    The temperature sets the overall width of the posterior.
+    only the norm of the features. If the prior precision is far below the curvature, the posterior
+    is also narrow in directions that only noise determines. Between these extremes, the choice
+    hardly matters. The temperature sets the overall width of the posterior.
 
     Raises
     ------

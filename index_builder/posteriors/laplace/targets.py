@@ -18,7 +18,7 @@ to 1 / |A|, and those of its negatives to -1 / |A|. The proof of Prop. F.3 of Wa
 uses these weights; with them, `fixed` cannot be negative. `global`: Eq. 13, every positive pair has
 the weight 1 / |D²pos| and every negative pair -1 / |D²neg|. With these weights, large classes
 dominate, and `fixed` can be negative for images of small classes. The two scalings are equal for
-classes of equal size. Both leave out pairs of an image with itself."""
+classes of equal size. Both scalings leave out pairs of an image with itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class AnchorTargets:
     n_classes: int
 
     def of(self, rows: Tensor) -> AnchorTargets:
-        """Return the targets of the anchors ``rows`` (B,) int64; all images remain partners."""
+        """Return the targets of the anchors ``rows`` (B,) int64; all images are still partners."""
         return replace(
             self,
             positive=self.positive[rows],
@@ -93,9 +93,9 @@ def minibatch_targets(is_positive: Tensor, is_inside: Tensor, dtype: torch.dtype
     The targets are Warburg et al. 2023, Eq. 20, times the factor |D²| / |B| of Eq. 21. A positive
     pair has the target 1 / |B_pos|, a negative pair inside the margin -1 / |B_neg|. |B_neg| also
     counts the negative pairs outside the margin. The targets estimate sums of `global` without bias
-    under two conditions. Positive and negative pairs are each drawn uniformly, and their numbers
-    are equal in all minibatches. A sampler that draws labels, and then n images of each label,
-    fulfils the conditions for classes of equal size.
+    under two conditions. Positive and negative pairs are each drawn uniformly. The number of
+    positive pairs and the number of negative pairs are the same in all minibatches. A sampler that
+    draws labels, and then n images of each label, fulfils the conditions for classes of equal size.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ N_SAMPLES = 50
 N_NEAREST, N_OTHERS = 100, 400
 """Number of candidates of a query: nearest items and random items. If a label has hundreds of
 images, nearly all of the nearest items have the same label. Without random items, a posterior that
-is too wide would then get as many correct votes as the right posterior."""
+is too wide would get as many correct votes as a posterior with the right width."""
 
 _CHUNK = 50
 """Number of queries in a batch; the similarities of 50 queries × 50 samples × 500 candidates fit

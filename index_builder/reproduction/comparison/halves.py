@@ -48,7 +48,7 @@ class TorchTrunk:
         return found
 
     def vectors(self, known: VectorFile | None) -> ImageVectors:
-        """Return the features of images as cached vectors in ``known``."""
+        """Return the features of images as `ImageVectors`, with the cache ``known``."""
         maker = f"torch {torch.__version__} {trunk_fingerprint(self.encoder)}"
         return ImageVectors(self.features, maker, self.encoder.preprocessing, BATCH, known)
 

@@ -117,7 +117,8 @@ def _on_shared_trunk(
     Returns
     -------
     The configuration of a run whose last layer starts as the whitening. All objectives of a seed
-    start from the same whitening; another seed learns from other images.
+    start from the same whitening. Another seed has another whitening, because it has other training
+    images.
     """
     start = Run(shared.directory / f"seed-{config.seed}")
     if not start.checkpoint.exists():

@@ -44,7 +44,7 @@ def _cost(stage: str) -> Callable[[Cell], float | None]:
 
 
 def _views(metric: str, *, larger_is_better: bool) -> tuple[Figure, ...]:
-    """Return the columns of a metric: by plain similarity, length, posterior and decision layer."""
+    """Return the columns of a metric: for similarity, length, posterior and decision layer."""
     return (
         Figure("cosine", larger_is_better, _metric(LAPLACE, f"similarity_{metric}")),
         Figure("length", larger_is_better, _metric(NORM, metric)),

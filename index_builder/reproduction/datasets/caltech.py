@@ -17,7 +17,7 @@ from model_store.images import decode_image
 CALTECH = Publication(
     "Caltech-101",
     "",
-    "caltech-101/101_ObjectCategories/<category>/*.jpg, or caltech101*/*.zip with the same inside",
+    "caltech-101/101_ObjectCategories/<category>/*.jpg, or caltech101*/*.zip with the same files",
     "https://data.caltech.edu/records/mzrjq-6wc02",
     {"all": (8_677, 101)},
 )

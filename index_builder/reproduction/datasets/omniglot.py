@@ -19,8 +19,8 @@ from model_store.errors import DatasetError
 OMNIGLOT = Publication(
     "Omniglot",
     "omniglot",
-    "images_background and images_evaluation, each a folder <alphabet>/character<NN>/*.png, or a "
-    ".zip or .tar.xz of it",
+    "images_background and images_evaluation: each is a folder with "
+    "<alphabet>/character<NN>/*.png, or a .zip or .tar.xz file of this folder",
     "https://github.com/brendenlake/omniglot",
     {"background": (19_280, 964), "evaluation": (13_180, 659)},
 )

@@ -37,7 +37,7 @@ WITHHELD_DIGITS = frozenset({"3", "8"})
 def load_fashion_mnist(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Fashion-MNIST: test images search the training images; MNIST images are outliers."""
+    """Fashion-MNIST: queries are test images, the gallery is training images; MNIST is outliers."""
     parts = mnist_like("FashionMNIST", origin).parts
     test_outliers = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
     return _in_training(parts["train"], parts["test"], test_outliers, generator, validation_share)
@@ -46,7 +46,7 @@ def load_fashion_mnist(
 def load_fashion_mnist_small(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """A tenth of Fashion-MNIST; a tenth of MNIST as outliers. All seeds use the same images."""
+    """A tenth of Fashion-MNIST; a tenth of MNIST is outliers. All seeds use the same images."""
     parts = mnist_like("FashionMNIST", origin).parts
     outside = mnist_like("MNIST", origin).parts["test"]
     some = {
@@ -66,7 +66,7 @@ def load_fashion_mnist_small(
 def load_fashion_mnist_authors(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Fashion-MNIST as in the code of the Laplace paper: the test images search each other."""
+    """Fashion-MNIST as in the code of the Laplace paper: test images are queries and gallery."""
     parts = mnist_like("FashionMNIST", origin).parts
     test_outliers = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
     kept, held_out = stratified(
@@ -86,7 +86,10 @@ def load_fashion_mnist_authors(
 def load_cifar10(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """CIFAR-10: test images search the training images; SVHN or Chars74K are outliers."""
+    """CIFAR-10: queries are test images, the gallery is training images.
+
+    SVHN or Chars74K images are outliers.
+    """
     found = cifar10(origin)
     numbers = svhn(origin)
     test_outliers = (
@@ -109,8 +112,8 @@ def load_digits(
 ) -> ProtocolData:
     """The digits of scikit-learn; 3 and 8 are near outliers. The protocol takes seconds.
 
-    All seeds have the same test images, as in a published split, because the members of an ensemble
-    have different seeds.
+    All seeds have the same test images, as in a published split. The members of an ensemble have
+    different seeds, but need the same test images.
     """
     everyone = digits()
     known = everyone.subset(with_label(everyone, WITHHELD_DIGITS, wanted=False))

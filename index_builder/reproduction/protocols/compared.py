@@ -44,9 +44,10 @@ here."""
 def load_fashion_mnist_tiny(
     origin: Origin, generator: np.random.Generator, _validation_share: float
 ) -> ProtocolData:
-    """500 test images search 1,000 training images of Fashion-MNIST; MNIST images are outliers.
+    """A part of Fashion-MNIST: 500 queries and 1,000 training images; MNIST images are outliers.
 
-    All seeds use the same images. The seed chooses which 250 of the 1,000 are for calibration.
+    All seeds use the same images. The seed chooses which 250 of the 1,000 training images are for
+    calibration.
     """
     parts = mnist_like("FashionMNIST", origin).parts
     learning, asking = (
@@ -110,7 +111,7 @@ def _open_set(
     test_outliers: dict[str, Outliers],
     generator: np.random.Generator,
 ) -> ProtocolData:
-    """Hold out a share of the labels for calibration, half of their images as queries."""
+    """Hold out a share of the labels for calibration; half of the held-out images are queries."""
     kept, development = without_some_labels(learning, held_out, generator)
     training, validation = stratified(kept, 1 - VALIDATION_SHARE, generator)
     return ProtocolData(

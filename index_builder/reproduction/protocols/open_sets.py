@@ -34,10 +34,10 @@ HELD_OUT_LABELS = 0.2
 def load_omniglot(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Omniglot: train on the background alphabets; evaluation drawings search each other.
+    """Omniglot: background alphabets for training; evaluation drawings are queries and gallery.
 
-    Near outliers are the digits of MNIST. They are inverted to dark on bright, as the characters
-    are.
+    Near outliers are the digits of MNIST. They are inverted to dark strokes on a bright background,
+    as in Omniglot.
     """
     found = omniglot(origin)
     test = all_against_all(found.parts["evaluation"])
@@ -52,35 +52,35 @@ def load_omniglot(
 def load_cub(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """CUB-200-2011: its last 100 classes search each other; Cars-196's last 98 are outliers."""
+    """CUB-200-2011: the last 100 classes are queries and gallery; Cars-196 has the outliers."""
     return _halves(cub, {"Cars-196": cars}, origin, generator, validation_share)
 
 
 def load_cars(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Cars-196: its last 98 classes search each other; CUB-200-2011's last 100 are outliers."""
+    """Cars-196: the last 98 classes are queries and gallery; CUB-200-2011 has the outliers."""
     return _halves(cars, {"CUB-200-2011": cub}, origin, generator, validation_share)
 
 
 def load_lfw(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """LFW: test people search each other; the test classes of CUB-200-2011 are outliers."""
+    """LFW: images of the test people are queries and gallery; CUB-200-2011 has the outliers."""
     return _halves(lfw, {"CUB-200-2011": cub}, origin, generator, validation_share)
 
 
 def load_stanford_online_products(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Stanford Online Products: the images of the test products search each other."""
+    """Stanford Online Products: the images of the test products are queries and gallery."""
     return _halves(stanford_online_products, {}, origin, generator, validation_share)
 
 
 def load_in_shop(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """In-Shop: the official queries search the official gallery."""
+    """In-Shop: the official queries and the official gallery."""
     found = in_shop(origin)
     test = Task(found.parts["query"], found.parts["gallery"])
     return _open_set(
@@ -91,7 +91,7 @@ def load_in_shop(
 def load_msls(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """MSLS: queries of the validation cities search their databases; a match is within 25 m."""
+    """MSLS: queries and databases of the validation cities; a match is within 25 m of the query."""
     places = msls(origin)
     parts = places.official.parts
 
@@ -128,7 +128,7 @@ def _halves(
     generator: np.random.Generator,
     validation_share: float,
 ) -> ProtocolData:
-    """Return the data: part ``train`` for training; images of part ``test`` search each other."""
+    """Return the data: part ``train`` for training, part ``test`` for queries and gallery."""
     found = reader(origin)
     others = {name: other(origin) for name, other in unrelated.items()}
     test_outliers = {name: Outliers(one.parts["test"], "far") for name, one in others.items()}

@@ -33,8 +33,8 @@ class Task:
     ----------
     leave_one_out : whether the queries are items of the gallery. A query is then removed from its
         own result list.
-    positions : positions of images; an item within `MATCH_DISTANCE` is then a match. None if an
-        item with the same label is a match.
+    positions : returns the positions of images; an item within `MATCH_DISTANCE` is a match. None if
+        an item with the same label is a match.
     """
 
     queries: LabelledImages

@@ -50,8 +50,8 @@ _INTERIM = (
 _OURS = "A protocol for comparing objectives in minutes; it is not from a paper."
 
 EXPECTED_ABSENT = 0.001
-"""Assumed share of absent queries. Every test query has a match; a small share keeps the
-probability of "no match" above zero."""
+"""Assumed share of absent queries. Every test query has a match, so the share is small. It is above
+zero, because otherwise the probability of "no match" would be zero."""
 
 _LAPLACE = LaplaceConfig(structure="diagonal", prior_precision=1.0, temperature="validation")
 """Configuration of Laplace posteriors: the prior is that of the papers, the temperature is chosen
@@ -149,9 +149,9 @@ PROTOCOLS: Mapping[str, Protocol] = {
         published.FASHION_MNIST,
         (
             (
-                "Embeddings have three dimensions, and test images search each other. 12,500 "
-                "training images are held out for calibration. The optimizer is AdamW with a "
-                "cosine schedule; the authors use RMSprop."
+                "Embeddings have three dimensions, and test images are queries and gallery. "
+                "12,500 training images are held out for calibration. The optimizer is AdamW "
+                "with a cosine schedule; the authors use RMSprop."
             ),
             _INTERIM,
         ),
@@ -168,12 +168,12 @@ PROTOCOLS: Mapping[str, Protocol] = {
         (
             (
                 "Queries are the test images. The gallery is the training images, except a "
-                "twelfth for calibration. In the authors' code, test images search each "
-                "other, so the results are not comparable."
+                "twelfth for calibration. In the authors' code, test images are queries and "
+                "gallery, so the papers' results are not comparable."
             ),
             (
                 "If SVHN is missing, the outliers are characters of Chars74K. The AUROC is then "
-                "not comparable."
+                "not comparable with the papers' AUROC."
             ),
             _INTERIM,
         ),
@@ -237,8 +237,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
         notes=(
             (
                 "Every drawing of the 20 evaluation alphabets (659 characters, 20 drawings each) "
-                "searches the other drawings. The reproduced papers have no results for "
-                "Omniglot."
+                "is a query; its gallery is all other drawings. The reproduced papers have no "
+                "results for Omniglot."
             ),
         ),
     ),

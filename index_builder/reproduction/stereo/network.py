@@ -61,7 +61,7 @@ class PatchEmbedding(nn.Module):
 
 
 def standardised(image: NDArray[np.uint8]) -> Tensor:
-    """Scale an image (H, W, 3) to mean 0 and deviation 1, (3, H, W), because cameras differ."""
+    """Scale an image (H, W, 3) to mean 0 and deviation 1, (3, H, W); cameras differ in exposure."""
     values = torch.from_numpy(image).permute(2, 0, 1).float()
     return (values - values.mean()) / values.std().clamp_min(1)
 

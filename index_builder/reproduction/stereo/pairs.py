@@ -79,8 +79,8 @@ def made_pair(
     """Make a synthetic pair from a photograph: planes at different depths, viewed by two cameras.
 
     In the right image, each pixel of the left image is shifted by its disparity. Nearer pixels
-    cover farther pixels. A pixel of the right image that nothing covers shows another part of the
-    photograph. The right image has another brightness, and both images have noise.
+    cover farther pixels. If no plane covers a pixel of the right image, this pixel shows another
+    part of the photograph. The right image has another brightness, and both images have noise.
 
     Parameters
     ----------
