@@ -328,7 +328,7 @@ class TestLabels:
         self, start: StartClient, bundle: Bundle
     ) -> None:
         class Catalogue:
-            labels = tuple(f"{number:05d}" for number in reversed(range(100_000)))
+            labels = held_labels = tuple(f"{n:05d}" for n in reversed(range(100_000)))
 
             def __getattr__(self, name: str) -> object:
                 return getattr(bundle.retriever.gallery, name)
