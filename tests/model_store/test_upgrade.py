@@ -148,7 +148,7 @@ def _rewritten(root: Path, **fields: object) -> None:
 def test_upgrade_of_later_release_is_refused(tmp_path: Path) -> None:
     root = released("0.1.0", tmp_path)
     _rewritten(root, schema_version=SCHEMA_VERSION + 1)
-    with pytest.raises(BundleMismatch, match="or a later one"):
+    with pytest.raises(BundleMismatch, match="or a later release"):
         upgrade(root)
 
 

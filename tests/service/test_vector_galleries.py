@@ -61,7 +61,7 @@ def test_images_are_refused(client: TestClient, digit: bytes) -> None:
         assert response.status_code == 422, response.text
         problem = response.json()
         assert problem["code"] == "images_not_taken"
-        assert "send its vector" in problem["detail"]
+        assert "send the vector" in problem["detail"]
 
 
 def test_its_items_have_no_pictures(client: TestClient) -> None:

@@ -111,7 +111,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"k": 2.5}, r"k: .*valid integer.*float '2.5'"),
     ({"k": True}, r"k: .*number.*bool 'True'"),
     ({"limit": 3}, r"`k`"),
-    ({"alph": 0.1}, r"alph: is no option.*`alpha`"),
+    ({"alph": 0.1}, r"alph: is not a search option.*`alpha`"),
     ({"alpha": "x"}, r"alpha: .*valid number.*str 'x'"),
     ({"filter": 3}, r"filter: received int, wanted a mapping"),
     ({"order": "random"}, r"order: .*'similarity' or 'probability'.*'random'"),

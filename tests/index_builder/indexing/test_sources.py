@@ -402,7 +402,7 @@ def test_files_of_other_formats_are_told_and_texts_are_not(folder: Path, suffix:
         (b'{"path": "\\ud83d/x.png"}', "not a valid file name"),
         (b'{"path": "0/x.png", "id": "\\udce9"}', "line 1: .* is no Unicode"),
         (b'{"path": "0/x.png", "label": "\\udce9"}', "line 1: .* is no Unicode"),
-        (b'{"path": "t\\udcffp.jpg", "id": "x"}', "of a file, rename it"),
+        (b'{"path": "t\\udcffp.jpg", "id": "x"}', "file name, rename the file"),
     ],
 )
 def test_a_wrong_json_line_is_named(folder: Path, content: bytes, said: str) -> None:
