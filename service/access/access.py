@@ -58,6 +58,12 @@ SECURITY_SCHEMES = {
 """The two ways to send a key, for the OpenAPI document."""
 
 
+_SEND_A_KEY = (
+    "Send a valid key as `Authorization: Bearer vouch_…` or as `X-API-Key`; the service's operator "
+    "creates keys with `vouch-keys create`."
+)
+
+
 class Access:
     """Identifies callers, and checks their scopes and limits.
 
@@ -155,7 +161,9 @@ class Access:
         """
         if caller.name is None:
             if not allows(caller.scope, scope):
-                raise self._challenge(request, f"A key with the scope {scope} is needed.")
+                raise self._challenge(
+                    request, f"A key with the scope {scope} is needed. {_SEND_A_KEY}"
+                )
             if scope != "read":
                 self._refuse_foreign_page(request)
         elif not allows(caller.scope, scope):
@@ -200,11 +208,11 @@ class Access:
             address = _address(request)
             return Caller(address, account_of_address(address), None, scope, self._rate)
         if presented is None:
-            raise self._challenge(request, "A key is needed.")
+            raise self._challenge(request, f"A key is needed. {_SEND_A_KEY}")
         try:
             key = self._keyring.find(presented)
         except Unauthenticated as refused:
-            raise self._challenge(request, str(refused)) from None
+            raise self._challenge(request, f"{refused} {_SEND_A_KEY}") from None
         rate = self._rate if key.rate_limit is None else parse_rate(key.rate_limit)
         account = account_of_key(key.id)
         limits = KeyLimits.of(key)
@@ -223,16 +231,14 @@ class Access:
             raise self._challenge(
                 request,
                 "This service has no keys, so it accepts programs on its own machine only. The "
-                "request comes from another machine or through a proxy.",
+                "request comes from another machine or through a proxy. Ask the service's operator "
+                "to create keys with `vouch-keys create`.",
             )
         return self._elsewhere
 
     def _challenge(self, request: Request, why: str) -> Unauthenticated:
         request.state.answer_headers["WWW-Authenticate"] = "Bearer"
-        return Unauthenticated(
-            f"{why} Send a valid key as `Authorization: Bearer vouch_…` or as `X-API-Key`; the "
-            "service's operator makes keys with `vouch-keys create`."
-        )
+        return Unauthenticated(why)
 
     def _refuse_foreign_page(self, request: Request) -> None:
         """Refuse a write that a web page of another origin sends through a visitor's browser.

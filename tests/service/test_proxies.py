@@ -77,7 +77,10 @@ def test_anyone_may_be_allowed_to_read_and_write_all_the_same(start: StartClient
 def test_a_proxy_that_is_named_is_believed(start: StartClient) -> None:
     client = start(trusted_proxies=("127.0.0.1",))
     assert client.post(COMPACT, headers={"X-Forwarded-For": "127.0.0.1"}).status_code == 404
-    assert client.post(COMPACT, headers={"X-Forwarded-For": ELSEWHERE}).status_code == 401
+    refused = client.post(COMPACT, headers={"X-Forwarded-For": ELSEWHERE})
+    assert refused.status_code == 401
+    assert refused.json()["detail"].endswith("create keys with `vouch-keys create`.")
+    assert "Send a valid key" not in refused.json()["detail"]  # the service has no keys
     assert client.post(COMPACT, headers={"X-Real-IP": "127.0.0.1"}).status_code == 401
 
 
