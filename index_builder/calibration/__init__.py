@@ -2,17 +2,22 @@
 
 `calibrate` is the entry point for builds, collections and the user's queries; `captions` is the
 entry point for text queries. `plan` counts the queries before the build runs. `queries` holds the
-calibration queries. `retrieval` searches the queries in the gallery that `setup` describes. `lists`
-sets the length of the result lists. Three modules make more queries: `hidden_labels` makes absent
-queries by hiding labels, `leave_one_out` uses gallery images that the encoder was not trained on,
-and `item_queries` uses items, embedded by layers that were not fitted to them.  `fit` runs all fits
-and collects the evidence for the error bounds: `detector` fits the outlier detector,
-`probabilities` the match probabilities, `label_choices` the result sets, and `levels` the parents
-of labels. `pictures` measures the quality of images. `picture_state` learns how far degradation
-moves the embedding of an image.  `kept_queries` stores the queries in the bundle, so that
-`fit_again` needs no image; `decided_queries` adds reviewed queries. `feedback` corrects match
-probabilities by users' decisions. `evaluate` evaluates a bundle on separate queries. `open_set`
-measures the verdicts on queries with and without a match.
+calibration queries. `setup` describes the gallery, and `retrieval` searches this gallery with the
+queries. `lists` sets the length of the result lists.
+
+Three modules make more queries. `hidden_labels` makes absent queries by hiding labels.
+`leave_one_out` uses gallery images that the encoder was not trained on. `item_queries` uses items,
+embedded by layers that were not fitted to these items.
+
+`fit` runs all fits and collects the evidence for the error bounds. `detector` fits the outlier
+detector, `probabilities` fits the match probabilities, `label_choices` fits the result sets, and
+`levels` fits the parents of labels. `pictures` measures the quality of images. `picture_state`
+learns how far degradation moves the embedding of an image.
+
+`kept_queries` stores the queries in the bundle, so `fit_again` needs no image. `decided_queries`
+adds reviewed queries. `feedback` corrects match probabilities by users' decisions. `evaluate`
+evaluates a bundle on separate queries. `open_set` measures the verdicts on queries with and without
+a match.
 """
 
 from index_builder.calibration.detector import fit_detector

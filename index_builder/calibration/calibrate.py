@@ -62,7 +62,7 @@ def calibration_queries(
 
     If too few labels are withheld, matched queries also become absent queries: their label is
     hidden from the result list and the outlier detector. If the queries are views, the original
-    pictures of the views become absent queries instead.
+    pictures of the views become absent queries, not the views.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def calibration_queries(
 def _observe_hidden(
     setup: RetrievalSetup, images: LabelledImages, embeddings: Embeddings
 ) -> tuple[RetrievedQueries, NDArray[np.int64]]:
-    """Search images with their own label hidden; also return the rows of the searched images."""
+    """Find candidates for images with a hidden label; also return the rows of these images."""
     assert setup.label_folds is not None  # noqa: S101 - the caller has looked
     return look_up_hidden(
         setup.gallery,
@@ -146,7 +146,7 @@ def calibrate_gallery(
     are_views : whether the queries are augmented views of gallery images, because there are no
         labels. Each image is then its own label.
     unseen : whether the encoder was not trained on the gallery's images.
-    enough : minimum number of matched queries. If there are fewer and the gallery is ``unseen``,
+    enough : minimum number of matched queries. With fewer matched queries in an ``unseen`` gallery,
         gallery images become queries too, each hidden from its own results. If labels have parents,
         the minimum is at least `ENOUGH_WITH_PARENTS`.
     rule : the rule for a match, and the parents of labels.
@@ -200,8 +200,7 @@ def observe_gallery(
     ----------
     was_put : (N,) mask of the images that were added to the gallery after the queries were held
         out. Images added later become queries, too; each is hidden from its own results.
-    known_labels : the gallery's labels at the time when the absent queries were declared absent;
-        empty for all labels.
+    known_labels : the gallery's labels when the absent queries were chosen; empty for all labels.
     items : see `calibrate_gallery`.
     """
     embeddings = embed_with_features(encoder, images, "features of the gallery")

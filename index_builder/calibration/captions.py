@@ -1,7 +1,7 @@
 """Calibration for text queries: captions of items or labels, or search texts that led to a click.
 
-Image queries do not show how similar texts are to items, or which texts are unusual. So text
-queries have a separate calibration for the same gallery.
+Texts have other similarities to items than images have, and other outlier scores. So text queries
+have a separate calibration for the same gallery.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Captions:
     Attributes
     ----------
     texts : (N,).
-    labels : (N,) labels of the gallery, or ids if it has no labels; None if nothing in the gallery
-        matches.
+    labels : (N,) label that each text describes; in a gallery without labels, the id of an item.
+        None if no item matches the text.
     clusters : (N,) cluster of each text. Texts of one cluster are not independent.
     sources : (N,) origin of each text; None if unknown.
     """

@@ -34,9 +34,8 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
     matched = [row for row, truth in enumerate(truths) if truth is not None]
     absent = [row for row, truth in enumerate(truths) if truth is None]
     unlabelled = kept.unlabelled
-    if (
-        unlabelled is not None and matched
-    ):  # no layer was fitted to reviewed queries: the same mean serves for both
+    if unlabelled is not None and matched:
+        # No layer was fitted to a reviewed query, so its mean does not depend on its label.
         unlabelled = HalfRows.concatenate(
             [unlabelled, _rows([drawn[row] for row in matched], "mean")]
         )

@@ -23,16 +23,17 @@ slightly better (AUROC +0.004) and other image types no better. But 128 directio
 per query."""
 
 MOST_BASIS_ENTRIES = 82_000
-"""Maximum number of entries in the basis, because every query reads the whole basis. This number
-allows 64 directions of the 1,280 features of a MobileNet."""
+"""Maximum number of entries in the basis, because every query reads the whole basis. For the 1,280
+features of a MobileNet, this number allows 64 directions."""
 
 MIN_REFERENCES = 20
 """Minimum number of gallery images to estimate a subspace."""
 
 REFERENCES_PER_LABEL, LEAST_REFERENCES, MOST_REFERENCES = 50, 500, 2000
-"""Number of reference images that a query is compared with: per label on average, then minimum and
-maximum in total. Every query reads all reference images. On the ten labels of Fashion-MNIST, four
-times as many reference images were not better (AUROC −0.007 to 0.000, one seed)."""
+"""Three numbers of reference images: the mean number per label, the minimum in total and the
+maximum in total. Every query is compared with all reference images. On the ten labels of
+Fashion-MNIST, four times as many reference images were not better (AUROC −0.007 to 0.000, one
+seed)."""
 
 LEAST_OF_LABEL = 5
 """Minimum number of reference images per label, if the label has so many. Without reference images,

@@ -102,7 +102,10 @@ class Answers:
 def ask(
     retriever: Retriever, queries: LabelledImages, description: str, order: Order | None = None
 ) -> Answers:
-    """Search with every query as the service does; None is the gallery's default order."""
+    """Search the gallery with every query, as the service does.
+
+    Results have the gallery's default order if ``order`` is None.
+    """
     answers: list[Answer] = []
     matches = np.zeros((len(queries), LIMIT), dtype=bool)
     covered = np.zeros(len(queries), dtype=bool)
@@ -144,11 +147,12 @@ class Evaluation:
 
     Attributes
     ----------
-    report : the report of `evaluate`, and the key ``stream``: the outcomes of verdicts at the
+    report : the report of `evaluate`. Its key ``stream`` has the outcomes of verdicts at the
         expected share of absent queries, see `Outcomes`.
     queries : the N queries with and without a match; corrupted and far queries are left out.
-    answers, correct, absent : for each query: the answer, whether the first item is a true match,
-        and whether the gallery has no true match.
+    answers : the answer to each query.
+    correct : (N,) whether the first item is a true match.
+    absent : (N,) whether the gallery has no true match of the query.
     surest_errors : rows of the queries with a wrong first item, most confident first.
     """
 
@@ -172,7 +176,7 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
 
     - the recall;
     - the calibration of probabilities: ECE and Brier score. If labels are withheld, absent queries
-      have their expected share;
+      are weighted to their expected share;
     - the AUROC of detecting errors, absent labels and out-of-distribution images, for the match
       probability and for single signals;
     - the rate of false alarms at several α;
@@ -181,7 +185,7 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
 
     ``far`` images are of another type, ``near`` images have labels that the gallery does not have,
     and ``corrupted`` images are degraded matched queries. Results are in the gallery's default
-    order; ``orders`` reports both orders.
+    order; the key ``orders`` has the results of both orders.
     """
     if not len(queries.matched):
         return _of_items(retriever, queries)
@@ -365,10 +369,10 @@ def _of_first(
 
     Parameters
     ----------
-    matched, correct : (B,) for queries with a match: match probability of the first item, and
-        whether this item is a true match.
-    absent : for queries of withheld labels: match probability of the first item. None without such
-        queries.
+    matched : (B,) match probability of the first item of each query with a match.
+    correct : (B,) whether this item is a true match.
+    absent : match probability of the first item of each query of a withheld label. None without
+        such queries.
     """
     probabilities, outcomes, weights = matched, correct, np.full(len(matched), 1 / len(matched))
     if absent is not None:

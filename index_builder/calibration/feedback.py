@@ -21,8 +21,8 @@ MIN_OF_EACH = 10
 N_FOLDS = 5
 
 MIN_DRAWN = 30
-"""Minimum number of requested pairs: pairs drawn at random, or pairs from the review queue. If
-there are fewer, volunteered pairs count as requested."""
+"""Minimum number of requested pairs: pairs drawn at random, or pairs from the review queue. With
+fewer requested pairs, volunteered pairs count as requested pairs."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -34,10 +34,10 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     The fit uses uncorrected log-odds, so feedback on corrected probabilities is not applied twice.
     Pairs drawn at random for review represent all answers. The weight of a drawn pair is the
     inverse of the probability of its draw. The review queue chooses pairs by verdict, not by
-    correctness, so its pairs have no weights (covariate-dependent sampling). If there are enough
-    drawn and queued pairs together, all other pairs count as volunteered. The correction is
-    cross-fitted by query. The corrected log loss is compared with the uncorrected log loss, on the
-    drawn pairs if there are enough. If the correction does not predict users' decisions better, it
+    correctness, so its pairs have no weights (covariate-dependent sampling). If the number of drawn
+    and queued pairs is at least `MIN_DRAWN`, all other pairs count as volunteered. The correction
+    is cross-fitted by query. The corrected log loss is compared with the uncorrected log loss; see
+    `_judged` for the compared pairs. If the correction does not predict users' decisions better, it
     is not applied, and the report contains this result.
 
     Raises
@@ -56,7 +56,7 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     if not applied:
         console.print(
             f"Feedback on {len(pairs.correct)} pairs changes nothing: corrected probabilities "
-            f"would not predict it better (log loss {after:.4f}, uncorrected {before:.4f})."
+            f"predict this feedback no better (log loss {after:.4f}, uncorrected {before:.4f})."
         )
     report = {
         "n": len(pairs.correct),
@@ -75,8 +75,8 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
 def _judged(pairs: SaidPairs) -> Bools:
     """Return a mask of the pairs that the log loss is measured on.
 
-    If there are enough drawn pairs, only drawn pairs are used. Otherwise all requested pairs are
-    used, or all pairs if the requested pairs are too few.
+    These are the drawn pairs if there are at least `MIN_DRAWN`. Otherwise, if there are at least
+    `MIN_DRAWN` requested pairs, these are the requested pairs. Otherwise, these are all pairs.
     """
     for judged in (pairs.drawn, pairs.drawn | pairs.ordered):
         if int(judged.sum()) >= MIN_DRAWN:
@@ -85,7 +85,10 @@ def _judged(pairs: SaidPairs) -> Bools:
 
 
 def _volunteered(pairs: SaidPairs) -> Bools:
-    """Return a mask of the volunteered pairs; all False if there are too few requested pairs."""
+    """Return a mask of the volunteered pairs.
+
+    All False if there are fewer than `MIN_DRAWN` requested pairs.
+    """
     asked = pairs.drawn | pairs.ordered
     return ~asked if int(asked.sum()) >= MIN_DRAWN else np.zeros_like(asked)
 
@@ -120,7 +123,8 @@ def _require_enough(pairs: SaidPairs, n_confirmed: int) -> None:
     if n < MIN_PAIRS or min(n_confirmed, rejected) < MIN_OF_EACH or n_queries < N_FOLDS:
         raise CalibrationError(
             f"Users decided on {n} pairs of {n_queries} queries ({n_confirmed} confirmed, "
-            f"{rejected} rejected) with these probabilities, and on {pairs.n_others} with others; "
-            f"at least {MIN_PAIRS} pairs of {N_FOLDS} queries are needed, {MIN_OF_EACH} confirmed "
-            f"and {MIN_OF_EACH} rejected. Collect more, or calibrate without --feedback."
+            f"{rejected} rejected) with these probabilities, and on {pairs.n_others} pairs with "
+            f"other probabilities; at least {MIN_PAIRS} pairs of {N_FOLDS} queries are needed, "
+            f"{MIN_OF_EACH} confirmed and {MIN_OF_EACH} rejected. Collect more, or calibrate "
+            "without --feedback."
         )

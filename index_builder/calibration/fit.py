@@ -82,7 +82,7 @@ def fit_calibration(
     The served models are fitted to all queries. All evidence and measurements come from five-fold
     cross-fits. Gallery images can be additional queries, each excluded from its own results. A
     gallery image is a slightly harder query than a new photograph, because its label has one item
-    less. Gallery images are used for probabilities, operating points and result sets. Percentiles
+    less. Probabilities, operating points and result sets also use gallery images. Percentiles
     of uncertainties use only held-out queries. Outlier p-values use held-out queries and items
     added later.
 
@@ -136,9 +136,9 @@ def fit_calibration(
 def _guarantee_share(calibration: Calibration, seed: int) -> float:
     """Return the share of bootstrap samples that give a guarantee.
 
-    Objects and labels are resampled. The confidence 1 − δ refers to all calibrations, including
-    calibrations that give no guarantee. If few calibrations give a guarantee, a large part of the
-    given guarantees may be wrong.
+    Objects and labels are resampled. At most a share δ of all calibrations gives a wrong guarantee.
+    Calibrations without a guarantee are counted, too. So if few calibrations give a guarantee, a
+    large share of the given guarantees may be wrong.
     """
     generator = np.random.default_rng(seed)
     evidence = replace(calibration.evidence.of_order(calibration.order), levels=None)
@@ -173,7 +173,7 @@ def _ordinary_scores(parts: Sequence[_Part], n_put: int) -> Floats:
 
 
 def _absent_scores(queries: CalibrationQueries, parts: Sequence[_Part]) -> Floats:
-    """Return the sorted outlier scores of absent queries, without gallery images."""
+    """Return the sorted outlier scores of absent queries; leave out gallery images."""
     kinds = queries.absent, queries.withheld
     scores = [
         part.observed.outlier_scores for part in parts if any(part.observed is one for one in kinds)
@@ -346,7 +346,7 @@ def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
 
 
 def _outlier_p_values(parts: list[_Part], n_put: int) -> Floats:
-    """Return the outlier p-values (N,); ordinary queries are not compared with themselves."""
+    """Return the outlier p-values (N,); no score is compared with itself."""
     ordinary = _ordinary_scores(parts, n_put)
     n, p_values = len(ordinary), []
     for place, part in enumerate(parts):

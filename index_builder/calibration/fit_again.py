@@ -39,11 +39,11 @@ from model_store.gallery import FaissGallery, Gallery
 Floats = NDArray[np.float64]
 
 NEGLIGIBLE = 0.02
-"""Negligible increase of the mean log loss, in nats. The comparison is harder for the new
-calibration. The new calibration is also fitted to items excluded from their own results, and its
-cross-fits use four fifths of the data. After half of the items of Caltech-101 and Omniglot were
-replaced, these conditions raised the loss by 0.015 and 0.007 nats. On fresh queries, both
-calibrations were equally good."""
+"""Negligible increase of the mean log loss, in nats. Two differences raise the loss of the new
+calibration. It is also fitted to items excluded from their own results, and its cross-fits use only
+four fifths of the data. After half of the items were replaced, the loss rose by 0.015 nats on
+Caltech-101 and by 0.007 nats on Omniglot. On fresh queries, the new calibration was as good as the
+previous calibration."""
 
 _LEAST = 1e-6
 """Minimum probability in a log loss, so that a single query does not dominate."""
@@ -155,7 +155,7 @@ def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
     """Return a calibration with the feedback correction of the previous one.
 
     The correction stays valid, because feedback comes from served queries, not from calibration
-    queries. A correction of another release's probabilities is dropped.
+    queries. The correction is dropped if another release computed the previous calibration.
     """
     if before.outdated is not None:
         return fitted
@@ -170,9 +170,8 @@ def _queries(
 
     Returns
     -------
-    The queries, and an array or None. If the queries are items, the array has the embedding means
-    (B, D) of the matched queries. These embeddings come from layers that were not fitted to the
-    queries' labels.
+    The queries, and the embedding means (B, D) of the matched queries from layers that were not
+    fitted to the queries' labels. The means are None if the queries are not items.
     """
     held = _held(kept, items, gallery)
     of_matched, of_withheld = (
@@ -229,7 +228,7 @@ def _items(
     items: ItemFeatures, gallery: FaissGallery, seed: int
 ) -> tuple[LabelledImages, NDArray[np.bool_]]:
     """Return the items with stored features, shuffled, and a mask of the items added later."""
-    if items.was_put.any():  # they are at the end
+    if items.was_put.any():  # items added later are at the end
         items = items.at(np.random.default_rng(seed).permutation(len(items)))
     rows = np.array([gallery.row(item_id) for item_id in items.ids], dtype=np.int64)
     of_gallery, features = gallery.embeddings(rows), items.features.whole()
@@ -242,7 +241,7 @@ def _items(
 
 
 def _put_queries(queries: CalibrationQueries, was_put: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the positions of the items added later, among the gallery items used as queries."""
+    """Among the gallery items that are queries, return the positions of the items added later."""
     left_out = queries.leave_one_out
     if left_out is None:
         return np.empty(0, dtype=np.int64)
@@ -261,9 +260,10 @@ def _compared(
 ) -> Refit:
     """Compare two calibrations on queries with a match.
 
-    Both calibrations were fitted to the held-out queries, so both losses on these queries are
-    equally optimistic. Only the new calibration was fitted to items added later and to reviewed
-    queries. For these queries, its cross-fitted probabilities are compared.
+    Both calibrations were fitted to the held-out queries, so the losses of both calibrations on
+    these queries are equally optimistic. Only the new calibration was fitted to items added later
+    and to reviewed queries. For these queries, the cross-fitted probabilities of the new
+    calibration are compared.
     """
     held_out = queries.matched
     of_held_out = _embeddings(encoder, matched)

@@ -21,13 +21,13 @@ N_FOLDS = 20
 """Maximum number of label folds. A detector fitted without a fold lacks all labels of the fold, not
 only the query's label. So the outlier scores of queries with a hidden label are higher than the
 scores of truly absent queries in the service. With ten folds of 15 labels of Caltech-101, truly
-absent queries got a match 1.23 times as often as queries with a hidden label. With 15 folds, it was
-1.10 times."""
+absent queries got a match 1.23 times as often as queries with a hidden label. With 15 folds, the
+factor was 1.10."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelFolds:
-    """Outlier detectors of a gallery, each fitted without some of its labels.
+    """Outlier detectors of a gallery, each fitted without some of the gallery's labels.
 
     Attributes
     ----------

@@ -1,8 +1,8 @@
 """Uses the items of a gallery as calibration queries, so that all images can be indexed.
 
-Each item is searched in the rest of the gallery. A last layer that was fitted to an item gives too
+Each item is a query for the rest of the gallery. A last layer that was fitted to an item gives too
 high similarities for this item. So each item is embedded by a layer that was fitted without the
-item. For absent queries, the layer was fitted without the item's label. See
+item. If the item is an absent query, the layer was fitted without the item's label. See
 `index_builder.whitening`.
 """
 
@@ -29,13 +29,13 @@ from model_store.errors import ItemNotFound
 from model_store.gallery import Gallery
 
 MOST_QUERIES = 2_000
-"""Maximum number of items that become queries; more add little."""
+"""Maximum number of items that become queries. More queries hardly improve the calibration."""
 
 N_FOLDS = 20
 """Number of cross-fitted layers. Each layer is fitted without a twentieth of the labels, and
 without a twentieth of the items of each label. On 38 labels with 15 photographs each, similarities
-of items were within 0.005 of the similarities of new photographs. With ten layers, they were 0.02
-to 0.03 too high."""
+of items were within 0.005 of the similarities of new photographs. With ten layers, similarities of
+items were 0.02 to 0.03 too high."""
 
 Integers = NDArray[np.int64]
 
@@ -47,9 +47,9 @@ class CrossFittedLayers:
     Attributes
     ----------
     weights : the weights (D, F) of each fold.
-    fold_of_item : by id: the fold whose layer was fitted with the item's label but without the
-        item.
-    fold_of_label : by label: the fold whose layer was fitted without the label.
+    fold_of_item : for each id of an item, the fold whose layer was fitted with the item's label but
+        without the item.
+    fold_of_label : for each label, the fold whose layer was fitted without the label.
     """
 
     weights: tuple[NDArray[np.float32], ...]
@@ -178,7 +178,7 @@ def cross_fitted_items(
     weight: NDArray[np.floating[Any]],
     seed: int,
 ) -> ItemQueries:
-    """Choose items as queries, and embed each by layers that were fitted without the item.
+    """Choose items as queries, and embed each item by layers that were fitted without the item.
 
     Parameters
     ----------

@@ -101,13 +101,13 @@ class KeptQueries:
 
     Attributes
     ----------
-    matched, withheld : queries by kind, see `CalibrationQueries`.
+    matched, withheld : queries with a match, and queries without a match.
     are_views, unseen : see `calibrate_gallery`.
     seed : seed of the calibration.
     labels : labels of the gallery at the time when the queries were chosen; empty in bundles of
         earlier releases.
-    unlabelled : if the matched queries are items: their embedding means (B, D), from layers fitted
-        without the item's label; else None.
+    unlabelled : embedding means (B, D) of matched queries that are items, from layers fitted
+        without the item's label. None if the matched queries are not items.
     """
 
     matched: Kept

@@ -17,16 +17,17 @@ from model_store.encoder.contract import Embeddings
 from model_store.gallery import Gallery
 
 ENOUGH = 1000
-"""Sufficient number of matched queries. If there are fewer, gallery images become queries, too."""
+"""Sufficient number of matched queries. With fewer matched queries, gallery images become queries,
+too."""
 
 ENOUGH_WITH_PARENTS = 2000
 """Sufficient number of matched queries if labels have parents. The error bounds of parents use only
-queries whose label is not confident, at most half of all queries."""
+queries without a confident label. These are at most half of all queries."""
 
 N_FOLDS = 20
 """Number of gallery folds for outlier scores. A detector must not be fitted to the image that it
-scores, because their distance would be zero. With 20 folds, each detector is almost as good as a
-detector fitted to all images."""
+scores: this image would have distance zero from its own copy in the detector. With 20 folds, each
+detector is almost as good as a detector fitted to all images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class PutItems:
         ----------
         images : gallery images in random order.
         was_put : (N,) mask of the images that were added later.
-        n_held_out : number of held-out matched queries. Held-out queries represent the images that
+        n_held_out : number of held-out matched queries. Held-out queries represent only images that
             were not added later.
         """
         codes = gallery.label_codes(np.arange(gallery.n_items))
@@ -78,7 +79,8 @@ def leave_one_out_queries(
     images : gallery images in random order; the encoder was not trained on them.
     n_held_out : number of held-out matched queries.
     enough : wanted total of matched queries.
-    put : items added later; they are chosen first, because no held-out query represents them.
+    put : items added later. These items are chosen first, because no held-out query represents such
+        items.
 
     Returns
     -------
@@ -174,7 +176,7 @@ def group_keys(images: LabelledImages) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class DetectorFolds:
-    """Outlier detectors of a gallery, each fitted without one fold of its groups."""
+    """Outlier detectors of a gallery, each fitted without one fold of the gallery's groups."""
 
     detectors: tuple[OutlierDetector | None, ...]
 

@@ -12,16 +12,16 @@ from model_store.search import N_CANDIDATES
 
 PARTS = 4
 """If labels are hidden, a result list has at most 1 / `PARTS` of the gallery's items. A hidden
-label leaves fewer items to search. A longer list would reach less similar items than a list of the
-service."""
+label leaves fewer items to search. Without this limit, the list would contain less similar items
+than the result lists of the service."""
 
 LEAST_LISTED = 10
 """Minimum length of a result list in a small gallery."""
 
 
 PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
-"""Rows (n,) of matched queries that are views, then the items that the views show, and their
-embeddings."""
+"""Three parts: the rows (n,) of the matched queries that are views, the items that these views
+show, and the embeddings of these items."""
 
 
 def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
@@ -60,8 +60,9 @@ def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
 def largest_hidden(gallery: Gallery) -> int:
     """Return the size of the largest label that can be hidden: at most half of the gallery.
 
-    A result list cannot be longer than the gallery without the query's label. A larger label would
-    leave too few items, so its queries do not become absent queries.
+    A result list cannot be longer than the gallery without the query's label. Without a larger
+    label, too few items would remain. So the queries of a larger label do not become absent
+    queries.
     """
     if not gallery.labels:
         return 1

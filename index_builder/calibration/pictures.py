@@ -11,8 +11,8 @@ from index_builder.progress import track
 from model_store.images.quality import ordinary_limits, quality_measures
 
 N_MEASURED = 250
-"""Minimum number of queries to measure; all queries, if there are fewer. Missing queries are
-decoded again."""
+"""Minimum number of queries to measure. With fewer queries, all queries are measured. Queries
+without a measurement are decoded again."""
 
 
 class MeasuredPictures:
@@ -29,7 +29,7 @@ class MeasuredPictures:
         self._measures: dict[int, NDArray[np.float64]] = {}
 
     def look_at(self, position: int, pixels: Pixels) -> None:
-        """Measure a decoded query; ignores vectors."""
+        """Measure a decoded query; do nothing for a vector."""
         if pixels.ndim < 3:
             return
         if self._smallest_side is None or min(pixels.shape[:2]) < self._smallest_side:

@@ -27,7 +27,8 @@ class Plan:
     n_images, n_labels : images and labels of the source, including withheld labels.
     n_gallery, n_gallery_labels : items and labels of the gallery.
     is_labelled : whether there are labels; otherwise each image is its own class.
-    items_are_queries : whether the items are the queries, each searched in the rest of the gallery.
+    items_are_queries : whether the items are the queries, each compared with the rest of the
+        gallery.
     n_matched : (calibration, evaluation) queries with a match.
     n_withheld : (calibration, evaluation) queries of withheld labels.
     n_withheld_labels : number of withheld labels.
@@ -70,7 +71,7 @@ class Plan:
 
     @property
     def least_queries(self) -> int:
-        """Minimum number of `match` verdicts that guarantees `max_error` if all are right."""
+        """Minimum number of right `match` verdicts that guarantees `max_error`."""
         return math.ceil(least_queries(self.promises.max_error, self.promises.delta))
 
     @property
@@ -129,7 +130,7 @@ class Plan:
     def _matched(self) -> str:
         calibration, evaluation = self.n_matched
         if self.items_are_queries:
-            return f"{calibration:,} items, each searched in the rest of the gallery"
+            return f"{calibration:,} items, each compared with the rest of the gallery"
         kind = "held-out images" if self.is_labelled else "augmented views of items"
         return f"{self._halves(calibration, evaluation)} ({kind})"
 

@@ -29,10 +29,10 @@ FEW_LABELS, N_SIGNALS_OF_FEW = 15, (3, 4)
 signals overfitted: with four signals, the AUROC of absent queries was higher by 0.02."""
 
 _STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
-"""Kinds of absent queries that differ from truly absent queries, so a fit uses only the first
-signals. An encoder places the images of a training label apart from other images. If this label is
-hidden, the remaining neighbours have many labels. Images of a truly unknown label lie among the
-images of a few labels."""
+"""Kinds of absent queries that differ from truly absent queries. For these kinds, a fit uses only
+the first signals. An encoder separates the images of a training label from all other images. If a
+query's label is a hidden training label, the other neighbours of the query have many labels. The
+neighbours of a truly absent query have few labels."""
 
 _MOST_LOG_ODDS = 20.0
 """Maximum magnitude of the intercept, which is unbounded if every query has a match."""

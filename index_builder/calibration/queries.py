@@ -25,8 +25,8 @@ Integers = NDArray[np.int64]
 Names = tuple[str, ...]
 
 LEAST_LABELS = 10
-"""Minimum number of withheld labels. If there are fewer, queries with a hidden label become absent
-queries, too. In a gallery with few labels, hidden labels are easier to detect than truly new
+"""Minimum number of withheld labels. With fewer withheld labels, queries with a hidden label become
+absent queries, too. In a gallery with few labels, hidden labels are easier to detect than truly new
 labels."""
 
 
@@ -110,18 +110,19 @@ class CalibratedGallery:
 class LeaveOneOut:
     """Gallery images as queries; each image and its group are hidden from the image's results.
 
-    No model may be fitted to these images. Otherwise the results of an image in the rest of the
-    gallery would be better than the results of held-out queries.
+    No model may be fitted to these images. A model gives better results for images that it was
+    fitted to than for held-out queries.
 
     Attributes
     ----------
     matched : the queries that share their label with another item.
     absent, absent_of : see `CalibrationQueries`; None if no labels are hidden.
-    clusters : cluster numbers of ``matched``; a cluster has the same number among held-out queries.
+    clusters : cluster numbers of ``matched``. Held-out queries of the same cluster have the same
+        number.
     sources : see `CalibrationQueries`.
-    places : indices of ``matched`` among the given gallery images.
+    places : for each query in ``matched``, its index in the given gallery images.
     n_put : number of items added after the other queries were held out. Items added later come
-        first in ``matched``. No held-out query represents them.
+        first in ``matched``. No held-out query represents such items.
     """
 
     matched: RetrievedQueries
@@ -140,19 +141,20 @@ class CalibrationQueries:
     Attributes
     ----------
     matched : held-out queries whose label is in the gallery.
-    absent : absent queries: matched queries with their label hidden, or images of withheld labels.
-    absent_of : if labels are hidden: the index in ``matched`` of each absent query. None if
-        ``absent`` are images of withheld labels.
+    absent : absent queries: matched queries with a hidden label, or images of withheld labels.
+    absent_of : index in ``matched`` of each query whose label is hidden. None if ``absent`` has
+        images of withheld labels.
     are_views : whether all queries are augmented views of gallery images, because there are no
         labels.
     clusters : cluster numbers of ``matched``; copies and photographs of one object share a number.
     sources : source of each matched query; None if unknown.
-    withheld : if labels are hidden: images of withheld labels as further absent queries; else None.
-    absent_sources, absent_labels : sources and labels of queries of withheld labels.
-    absent_rivals : number of labels in the gallery, divided by the number of labels that images of
-        withheld labels were compared with.
-    leave_one_out : gallery images as additional queries. The outlier scores of gallery images are
-        not exchangeable with scores of new queries. None if there are enough queries, or if the
+    withheld : further absent queries: images of withheld labels. None if ``absent`` has these
+        images, or if no labels are withheld.
+    absent_sources, absent_labels : sources and labels of the images of withheld labels.
+    absent_rivals : ratio of the gallery's labels to the labels that images of withheld labels were
+        compared with; see `rivals` of `index_builder.calibration.setup.Earlier`.
+    leave_one_out : gallery images as additional queries. Outlier scores of gallery images are not
+        exchangeable with outlier scores of new queries. None if there are enough queries, or if the
         encoder was trained on the gallery's images.
     unseen : whether the encoder was not trained on the gallery's labels.
     are_items : whether the matched queries are items, each excluded from its own results.

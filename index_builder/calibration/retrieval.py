@@ -139,7 +139,7 @@ def observe(
     seen: Seen | None = None,
     within: float | None = None,
 ) -> RetrievedQueries:
-    """Embed ``queries`` in batches, and search ``n`` candidates for each.
+    """Embed ``queries`` in batches, and find ``n`` candidates for each query.
 
     In a gallery without labels, the label of a query is the id of the item that the query shows.
 
@@ -215,7 +215,7 @@ def look_up(
     among: NDArray[np.bool_] | None = None,
     correlation: Correlation = INDEPENDENT,
 ) -> RetrievedQueries:
-    """Search ``n`` candidates for each of B embedded queries.
+    """Find ``n`` candidates for each of B embedded queries.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def look_up(
     sizes = _Sizes(item_codes, codes, hidden)
     directions = embeddings.directions
     n = min(n, gallery.n_items)
-    if hide_label:  # this also hides an item that is the query
+    if hide_label:  # if the query is an item, this also hides that item
         rows, similarities = _without_own_label(gallery, directions, n, item_codes, codes, alike)
     elif among is not None:
         rows, similarities = _among(gallery, directions, n, among)
@@ -301,10 +301,10 @@ def look_up_hidden(
     n: int,
     alike: Integers | None = None,
 ) -> tuple[RetrievedQueries, Integers]:
-    """Search embedded queries with their own label hidden.
+    """Find candidates for embedded queries; hide the label of each query.
 
-    Leaves out a query if too few items remain, or if no detector was fitted without its label. Also
-    returns the rows of the searched queries.
+    Leaves out a query if too few items remain, or if no detector was fitted without the query's
+    label. Also returns the rows of the queries that were not left out.
 
     Parameters
     ----------
@@ -352,7 +352,7 @@ def _without_own_label(
 def _among(
     gallery: Gallery, directions: NDArray[np.float32], n: int, among: NDArray[np.bool_]
 ) -> tuple[Integers, Floats]:
-    """Return rows and similarities (B, n) of candidates in the mask ``among`` (N,)."""
+    """Return rows and similarities (B, n) of candidates that the mask ``among`` (N,) selects."""
     found = gallery.candidates(directions, min(n, int(among.sum())), MaskedRows(among))
     return found.rows, found.similarities
 

@@ -25,16 +25,17 @@ from model_store.search import N_CANDIDATES
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """The part of a gallery that existed when the absent queries were declared absent.
+    """The part of a gallery that existed when the absent queries were chosen.
 
-    A label that was added later may be the label of an absent query. For example, an unknown animal
-    gets a name, but its earlier photographs stay absent queries.
+    A label that was added later may be the label of an absent query. For example, photographs of an
+    unknown animal are absent queries. They stay absent queries after the gallery gets a label for
+    this animal.
 
     Attributes
     ----------
     rows : (N,) mask of the items with one of the earlier labels, or without a label.
     detector : outlier detector fitted to images of the earlier labels only.
-    rivals : current number of labels, divided by the number of earlier labels.
+    rivals : ratio of the current number of labels to the earlier number of labels.
     """
 
     rows: NDArray[np.bool_]
@@ -50,7 +51,10 @@ class Earlier:
         labels: Collection[str],
         seed: int,
     ) -> Earlier | None:
-        """Leave out labels that were added later; None without such labels, or with too few images.
+        """Leave out the labels that were added later.
+
+        None if no label was added later, if the earlier labels are unknown, or if too few images
+        remain.
 
         Parameters
         ----------
@@ -81,7 +85,7 @@ class RetrievalSetup:
     alike : for a gallery without labels, see `look_up`; None if every item is its own label.
     n_candidates : length of every result list, see `list_length`.
     rule : the rule for a match, and the parents of labels.
-    earlier : the part of the gallery in which absent queries are searched; None for the whole
+    earlier : the part of the gallery that is searched with absent queries; None for the whole
         gallery.
     """
 
@@ -152,14 +156,14 @@ class RetrievalSetup:
         return correlation_of(self.encoder.metadata)
 
     def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:
-        """Embed and search queries; ``seen`` is called for each decoded query."""
+        """Embed queries, and search the gallery with them; call ``seen`` for each decoded query."""
         return observe(
             *(self.encoder, self.gallery, self.detector, self.means, queries),
             *(self.n_candidates, seen, self.rule.within),
         )
 
     def observe_absent(self, queries: LabelledImages) -> RetrievedQueries:
-        """Search absent queries in the earlier part of the gallery; see `Earlier`."""
+        """Search the earlier part of the gallery with absent queries; see `Earlier`."""
         if self.earlier is None:
             return self.observe(queries)
         embeddings = embed_with_features(self.encoder, queries, "queries without a match")

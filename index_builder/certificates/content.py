@@ -49,7 +49,7 @@ def open_certified(path: Path) -> CertifiedBundle:
     calibration = Calibration.load(directory)
     if calibration is None:
         raise CertificateError(
-            f"The bundle {manifest.id} is not calibrated and promises nothing. Run "
+            f"The bundle {manifest.id} is not calibrated, so it has no guarantees. Run "
             "`vouch-build calibrate`, or build it with `vouch-build index --calibrate`."
         )
     return CertifiedBundle(manifest, calibration)
@@ -97,15 +97,15 @@ def _valid_while(calibration: Calibration) -> list[str]:
     """Return sentences on how long the guarantees hold."""
     share, n_items = calibration.default_share, int(calibration.search.get("n_items", 0))
     gallery = (
-        f"The promises are for {int(calibration.n_labels.sum()):,} labels. They hold while at most "
-        f"{TOLERATED_CHANGES:.0%} of the {n_items:,} calibrated "
-        "items have been added, replaced or removed, each of these labels has an item, and encoder "
-        "and search settings are unchanged."
+        f"The promises are for {int(calibration.n_labels.sum()):,} labels. They hold under three "
+        "conditions. The number of added, replaced or removed items is at most "
+        f"{TOLERATED_CHANGES:.0%} of the {n_items:,} calibrated items. Each of these labels has an "
+        "item. The encoder and the search settings are unchanged."
     )
     drift = (
         "The promises do not hold for a caller while the service reports drift for this caller. "
-        "The queries of this caller then differ from the calibration queries, and another share "
-        "of absent queries does not explain the difference."
+        "The queries of this caller then differ from the calibration queries. A different share of "
+        "absent queries alone does not explain the difference."
     )
     errors = (
         "The promises end when reviews of randomly drawn matches show that more than "

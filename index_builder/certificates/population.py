@@ -25,7 +25,7 @@ ABSENCE: dict[Absence, str] = {
 
 QUERIES = {
     "held_out_images": "Queries are images that were held out of the gallery.",
-    "left_out_items": "Queries are items of the gallery, each searched in the rest of the gallery.",
+    "left_out_items": "Queries are items of the gallery, each compared with the other items.",
     "views_of_items": "Queries are augmented views of gallery items, because there are no labels. "
     "Photographs by users may be harder to recognise.",
 }

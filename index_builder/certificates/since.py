@@ -22,7 +22,7 @@ from model_store.errors import CertificateError
 from model_store.feedback import FeedbackLog
 
 N_STEPS = 12
-"""Number of points of the reported course of evidence. The last point is the last review."""
+"""Number of points at which the evidence is reported. The last point is the last review."""
 
 _Count = Annotated[int, Field(ge=0)]
 

@@ -76,7 +76,8 @@ def verify_command(
     bundle: Annotated[
         Path,
         typer.Option(
-            help="The certified bundle, or a directory of bundles with this current bundle."
+            help="The certified bundle, or a directory of bundles whose current bundle is the "
+            "certified bundle."
         ),
     ],
     public_key: Annotated[

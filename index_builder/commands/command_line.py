@@ -25,7 +25,7 @@ from model_store.programs import INTERRUPTED
 GLOBAL_OPTIONS = "Global options"
 
 _WIDEST, _DESCRIPTION = 100, 10
-"""Maximum width of help, and indentation of an option's description, in columns."""
+"""Maximum width of help in columns, and number of columns before an option's description."""
 
 _VALUES = {"str": "TEXT", "path": "PATH", "int": "N", "float": "NUMBER"}
 """Names of option values in the help, by type of the value."""

@@ -288,7 +288,8 @@ def compare_command(
     new: Annotated[
         Path,
         typer.Argument(
-            help="Another directory of bundles; its current bundle is compared with the first."
+            help="Another directory of bundles; the command compares the current bundles of both "
+            "directories."
         ),
     ],
     queries: Annotated[

@@ -324,7 +324,10 @@ class BuildConfig(EncoderConfig):
 
     @property
     def gallery_share(self) -> float | None:
-        """Share of each label's images that are indexed; None if all are items and queries."""
+        """Share of each label's images that are indexed.
+
+        None if all images are items, and also queries.
+        """
         is_closed_form = self.training.epochs == 0 and self.network.last_layer == "whitening"
         if self.dataset.gallery_share is None and not (
             is_closed_form and not self.dataset.unseen_share

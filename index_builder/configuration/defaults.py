@@ -17,7 +17,7 @@ key that is left out          its value
 ``outliers``                  60 digits with a folder, none with vectors
 ============================  ===================================================================
 
-All other keys have the default of their model.
+All other keys have the default value in their pydantic model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ ENCODER_IN_THE_BOX = "mobilenet_v2"
 """The built-in encoder; see `index_builder.encoders`."""
 
 WHITENED_DIM = 256
-"""Dimensions of a whitened last layer. If the trunk has fewer features, the number of features."""
+"""Dimensions of a whitened last layer. A trunk with fewer features gets one dimension for each
+feature."""
 
 N_FEATURES: Mapping[str, int] = {
     "small_cnn": 9216,
@@ -58,8 +59,8 @@ _OUTLIERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 _NOT_OF_TRAINING = frozenset({"epochs", "margin", "device", "precision"})
-"""Keys of [training] that do not require training. For example, the margin also belongs to the
-Laplace posterior, and the device also computes features."""
+"""Keys of [training] that do not require training. For example, the Laplace posterior also uses
+`margin`, and the computation of features also uses `device`."""
 
 
 def of_build(fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:

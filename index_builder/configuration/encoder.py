@@ -242,8 +242,8 @@ class TrainingConfig(Section):
         25,
         ge=2,
         description="Number of images of each label in a batch. Some objectives need no positives "
-        "in a batch (cross_entropy, center, proxies, views). Batches of these objectives have "
-        "labels_per_batch × images_per_label images of any labels.",
+        "in a batch (cross_entropy, center, proxies, views). For these objectives, a batch "
+        "has labels_per_batch × images_per_label images, chosen regardless of their labels.",
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="adamw or sgd.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of sgd; 0 for none.")
@@ -389,7 +389,7 @@ class EncoderConfig(Section):
                 yield (
                     "posterior.n_passes",
                     (
-                        "dropout before the last layer needs no passes: its moments are exact. "
-                        "Drop `n_passes`, or set network.dropout_inside."
+                        "dropout before the last layer needs no forward passes: mean and variance "
+                        "are exact. Drop `n_passes`, or set network.dropout_inside."
                     ),
                 )

@@ -40,7 +40,7 @@ FIRST = (
 top."""
 
 EXAMPLE = "For example:"
-"""Text in front of a key without default: the value of the key is an example."""
+"""Text in front of a key without a default value; the value of such a key is an example."""
 
 _FOLDER = "photographs"
 """The folder of images in `starting_file`."""
@@ -107,7 +107,10 @@ def _tables() -> list[str]:
 
 
 def _of_table(node: Schema, table: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a paragraph for each key of a table; of alternative tables, only the default's keys."""
+    """Yield a paragraph for each key of a table.
+
+    If there are alternative tables, the keys are the keys of the default table.
+    """
     chosen, *others = variants_of(node)
     keys = list(chosen["properties"])
     for key in sorted(keys, key=lambda one: _place_among_first(f"{table}.{one}".lstrip("."))):

@@ -46,10 +46,11 @@ class _LaplaceConfig(Section):
     prior_chosen_by: Literal["validation", "curvature", "marginal_likelihood"] = Field(
         "validation",
         description="How to choose the prior precision. validation: the value whose uncertainty "
-        "best detects wrong first results and absent labels, on labels and images that the "
-        "fit has not used. With too few such images, `curvature` is used. curvature: a fixed "
-        "fraction of the mean curvature of the training images. marginal_likelihood: the "
-        "value with the highest marginal likelihood of the training images.",
+        "detects wrong first results and absent labels with the highest AUROC, on labels and "
+        "images that the fit has not used. With too few such images, `curvature` is used. "
+        "curvature: a fixed fraction of the mean curvature of the training images. "
+        "marginal_likelihood: the value with the highest marginal likelihood of the training "
+        "images.",
     )
     prior_scale: Literal["isotropic", "features"] = Field(
         "isotropic",
@@ -59,9 +60,10 @@ class _LaplaceConfig(Section):
     )
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
-        description="Factor of the posterior's variances. validation: the factor whose sampled "
-        "neighbours best predict the labels of images that the fit has not used. The factor "
-        "is 1 without such images, or if they do not determine the factor.",
+        description="Factor of the posterior's variances. validation: the factor for which "
+        "neighbours of sampled embeddings best predict the labels of images that the fit has "
+        "not used. The factor is 1 without such images, or if the best candidate is the "
+        "smallest or the largest.",
     )
 
     @property
@@ -167,7 +169,7 @@ class MonteCarloDropoutConfig(Section):
         None,
         ge=2,
         description="Number of forward passes through small_cnn, with network.dropout_inside. If "
-        "not set: 20. Dropout on the features alone needs no passes.",
+        "not set: 20. Dropout on the features alone needs no forward passes.",
     )
 
     @property
@@ -194,9 +196,9 @@ class EmbeddingNormConfig(Section):
     method: Literal["embedding_norm"]
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
-        description="Divisor of the embedding's length. validation: the value whose sampled "
-        "neighbours best predict the labels of images that the encoder was not trained on. "
-        "The value is 1 without such images.",
+        description="Divisor of the embedding's length. validation: the value for which "
+        "neighbours of sampled embeddings best predict the labels of images that the encoder "
+        "was not trained on. The value is 1 without such images.",
     )
 
     @property

@@ -18,14 +18,14 @@ NOISE = 60
 """Standard deviation of the noise, in grey levels from 0 to 255."""
 
 NOISE_AT_ONCE = 2**18
-"""Maximum number of noise values per draw. A single draw for a large image needs a gigabyte of
-memory and six times as long."""
+"""Maximum number of noise values per draw. A single draw of all values for a large image needs a
+gigabyte of memory and six times as much time."""
 
 EXCHANGED = (0.25, 0.5, 1.0)
 """Shares of the numbers in a vector that are replaced by numbers of other vectors."""
 
 N_OTHERS = 16
-"""Number of other vectors from which the replacements in one vector come."""
+"""Number of other vectors that give the replacements in one vector."""
 
 
 def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
@@ -44,9 +44,9 @@ def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
 def corrupted_vectors(images: LabelledImages, seed: int) -> LabelledImages:
     """Return vectors with a quarter, half or all of the numbers replaced; the shares alternate.
 
-    Each replacement is the number at the same position of another vector. The distribution at each
-    position stays the same, but the positions become independent, as in the synthetic samples of
-    Breiman 2001.
+    Each replacement is the number at the same position of another vector. The numbers at one
+    position keep their distribution. The numbers at different positions become independent, as in
+    the synthetic samples of Breiman 2001.
     """
 
     def change(row: Pixels, position: int) -> Pixels:

@@ -42,12 +42,13 @@ def held_out_groups(
     """Choose whole groups to hold out, with about the wanted number of images of each label.
 
     Two passes visit the groups in ``order``. The first pass holds out a group if this brings the
-    group's labels closer to their wanted numbers. A tie is a group that would not change the
-    distance to the wanted numbers. About half of the ties are held out: only the first tie of each
-    label, and only after another held-out image of the label. The first pass may hold out no image
-    of a label with two images or with a few large groups. For all such labels together, the second
-    pass holds out ``share`` of the images, at most one group of each label. For example, with two
-    images in each label and a share of 0.2, it holds out one image in two of five labels.
+    group's labels closer to their wanted numbers. A group is a tie if its labels would stay equally
+    close. The first pass holds out about half of the ties: only the first tie of each label, and
+    only if another image of the label is already held out. A label with two images, or with a few
+    large groups, may have no held-out image after the first pass. The second pass holds out
+    ``share`` of the images of all these labels together, at most one group of each label. For
+    example, if each label has two images and ``share`` is 0.2, two of five labels get one held-out
+    image each.
 
     Parameters
     ----------

@@ -140,7 +140,7 @@ class LeftOut:
         self.files.append(LeftOutFile(shown, reason, content))
 
     def takes(self, name: str, head: Callable[[], bytes]) -> bool:
-        """Return whether to decode a file as an image; if not, record it.
+        """Return whether to decode a file as an image; record each file that is not decoded.
 
         A file of unknown content with the suffix of an image is decoded, too. If decoding fails,
         the file counts as an unreadable image.

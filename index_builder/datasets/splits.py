@@ -48,17 +48,18 @@ class Splits:
 
     Attributes
     ----------
-    gallery : the indexed images: the training and validation images; with `unseen_share`, instead
-        images of labels that are not trained on.
-    training : images for training the encoder and fitting its posterior. Without labels, these are
-        one half of the gallery; the calibration queries are views of the other half.
+    gallery : the indexed images. These are the training and validation images; with `unseen_share`,
+        these are images of labels that the encoder is not trained on.
+    training : images for training the encoder and fitting its posterior. Without labels, one half
+        of the gallery is for training; the calibration queries are views of the other half.
     validation : images for the choice of the prior precision; the encoder is not trained on them.
-    calibration, evaluation : queries that are in no other part. Without labels, views of items.
+    calibration, evaluation : query images that are in no other part. Without labels, the queries
+        are views of items.
     labelled : whether labels are known. If not, each image has its own label.
     items_are_queries : whether the items are also the queries with a match, each excluded from its
         own results. In this case, ``calibration`` and ``evaluation`` have no queries with a match.
     gallery_unseen : whether the encoder was trained on neither the gallery's images nor their
-        labels. If so, items are like new queries.
+        labels. The items of such a gallery are like new queries.
     """
 
     gallery: LabelledImages
@@ -165,8 +166,8 @@ def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator
     """Divide images without labels; the positives and the queries are views of images.
 
     One half of the images is for training and evaluation, the other half is for calibration. If the
-    image of a calibration query is hidden, the query finds near misses. The near misses are like
-    the near misses of a new photograph only if the encoder was not trained on the image.
+    original image of a calibration query is hidden, the query finds near misses. A new photograph
+    finds similar near misses only if the encoder was not trained on the original image.
     """
     assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
     gallery = folder(config.dataset.path, labelled=False)
@@ -212,8 +213,8 @@ def _parts(
 ) -> tuple[LabelledImages | None, LabelledImages, LabelledImages | None]:
     """Return separate training images, the other images, and separate queries.
 
-    The training images are None if the encoder is trained on the other images. The queries are None
-    if the data have no predefined split.
+    There are no separate training images (None) if the encoder is trained on the other images.
+    There are no separate queries (None) if the data have no predefined split.
     """
     if config.kind == "fashion-mnist":
         return None, idx_dataset("FashionMNIST", "train"), idx_dataset("FashionMNIST", "t10k")
@@ -252,9 +253,9 @@ def stratified(
 ) -> tuple[LabelledImages, LabelledImages]:
     """Divide images at random into two sides; the first side has ``share`` of each label's images.
 
-    Both sides keep the order of the source. No group is divided. So the share of a label with large
-    groups can differ, up to all of the label's images. Of the images of all labels, about ``share``
-    are on the first side.
+    Both sides keep the order of the source. No group is divided. So if a label has large groups,
+    the first side may have another share of this label, even all of its images. Of all images
+    together, the first side has about ``share``.
 
     Parameters
     ----------
@@ -298,7 +299,7 @@ def _second_side(
     Parameters
     ----------
     names : group name of each image.
-    order : (N,) images in random order. A group is visited at the place of its first image.
+    order : (N,) images in random order. Groups are visited in the order of their first images.
     """
     groups = np.unique(np.array(names), return_inverse=True)[1].astype(np.int64)
     visited, starts = np.unique(groups[order], return_index=True)
@@ -310,6 +311,9 @@ def _second_side(
 def with_label(
     images: LabelledImages, labels: Collection[str], *, wanted: bool
 ) -> NDArray[np.int64]:
-    """Return the positions of images with a label that is (``wanted``) or is not in ``labels``."""
+    """Return the positions of the images whose label is in ``labels``.
+
+    If not ``wanted``, return the positions of all other images.
+    """
     member = np.array([label in labels for label in images.labels], dtype=bool)
     return np.flatnonzero(member == wanted)

@@ -23,8 +23,8 @@ class ForeignNetwork:
 
     Attributes
     ----------
-    module : standardised images (B, 3, H, W) → features (B, F). If the network predicts its
-        uncertainty: → embedding mean, variance and features.
+    module : standardised images (B, 3, H, W) → features (B, F). A network that predicts its
+        uncertainty returns embedding mean, variance and features instead.
     input_format : the preprocessing of images.
     reference : the pipeline of the library, for the comparison; None if the network does not come
         from a library.

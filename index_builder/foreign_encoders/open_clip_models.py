@@ -72,8 +72,8 @@ def open_clip_network(
 
     Parameters
     ----------
-    name : ``MODEL/PRETRAINED`` from OpenCLIP's list. With ``weights`` or ``untrained``, only
-        ``MODEL``.
+    name : ``MODEL/PRETRAINED`` from OpenCLIP's list. With ``weights`` or ``untrained``, the name is
+        only ``MODEL``.
     weights : a local file; None for OpenCLIP's weights.
     untrained : whether to use random weights.
 

@@ -24,9 +24,9 @@ MIN_COSINE = 0.9999
 """Minimum cosine between Vouch's vector and the library's vector of an image."""
 
 MIN_CENTRED_COSINE = 0.999
-"""Minimum cosine between both vectors of an image after subtracting the mean over all images.
-Without the subtraction, even wrong vectors would agree if all vectors had nearly the same
-direction."""
+"""Minimum cosine between the same two vectors, after the mean over all images is subtracted from
+each vector. Without the subtraction, even wrong vectors would agree if all vectors had nearly the
+same direction."""
 
 _ROUNDING = 1e-4
 """Maximum difference from the mean, relative to the largest number, that may be a rounding

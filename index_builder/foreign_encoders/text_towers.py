@@ -45,8 +45,9 @@ def text_source(
 
     Parameters
     ----------
-    tower : token ids (B, L) int64 → embedding mean (B, D). If the tower predicts its uncertainty: →
-        mean and variance. If ``reads_mask``, the tower also takes the attention mask.
+    tower : token ids (B, L) int64 → embedding mean (B, D). A tower that predicts its uncertainty
+        returns mean and variance instead. If ``reads_mask``, the tower also takes the attention
+        mask.
     tokenizer : tokenizer that pads and truncates to L.
     cleaning, ids, reference : see `TextSource`.
     """

@@ -28,7 +28,7 @@ OF_ITEMS = Plan(
 def test_plan_of_items_counts_every_kind_of_query() -> None:
     assert OF_ITEMS.lines() == [
         "570 images of 38 labels; 330 in the gallery",
-        "queries with a match: 330 items, each searched in the rest of the gallery",
+        "queries with a match: 330 items, each compared with the rest of the gallery",
         (
             "queries without a match: the same queries with their own label hidden; 128 to "
             "calibrate, 112 to evaluate, of 16 withheld labels"

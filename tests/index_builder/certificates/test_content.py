@@ -222,7 +222,7 @@ def test_a_bundle_without_calibration_has_nothing_to_certify(tmp_path: Path) -> 
     )
     done = run(tmp_path, "certify", bare)
     assert done.returncode == 1
-    assert "is not calibrated and promises nothing" in " ".join(done.stderr.split())
+    assert "is not calibrated, so it has no guarantees" in " ".join(done.stderr.split())
 
 
 @pytest.mark.process
