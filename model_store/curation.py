@@ -1,6 +1,6 @@
 """Checks of a gallery for its curator: near duplicates, and labels that may be wrong.
 
-Both checks read only stored embeddings. A gallery is examined in parts, in the order of the ids. So
+The checks read only stored embeddings. A gallery is examined in parts, in the order of the ids. So
 the time of a request is limited, and does not depend on the size of the gallery.
 """
 

@@ -15,8 +15,8 @@ wanted_until: ContextVar[float] = ContextVar("wanted_until", default=math.inf)
 """Deadline of the current request, on the monotonic clock."""
 
 _LOOK_EVERY = 10_000
-"""Number of SQLite instructions between two checks of the deadline. They take at most about a
-millisecond."""
+"""Number of SQLite instructions between two checks of the deadline. This number of instructions
+takes at most about a millisecond."""
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """A map of a gallery: all its items as points in two dimensions.
 
-The axes are the first two principal components of the items' directions. They are computed from a
-seeded sample, so the map of a gallery is the same on every replica. Two dimensions do not show all
-distances: `Plane.shares` is the share of the variance that each axis shows.
+The axes are the first two principal components of the items' directions. The axes are computed from
+a seeded sample, so the map of a gallery is the same on every replica. Two dimensions do not show
+all distances: `Plane.shares` is the share of the variance that each axis shows.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class ItemPoints:
     ----------
     rows : (n,) ascending rows. While the bundle is served, a row always belongs to the same item.
     positions : (n, 2), see `Plane.positions`.
-    n_passing : number of items that pass the filter. It is larger than n if the map shows a sample.
+    n_passing : number of items that pass the filter. This number is larger than n if the map shows
+        a sample.
     """
 
     rows: NDArray[np.int64]

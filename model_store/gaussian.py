@@ -70,9 +70,10 @@ def triplet_margin_moments(
         E[τ]   = Σ_d (p² + σ²_p − n² − σ²_n)
         Var[τ] = Σ_d (2 σ⁴_p + 2 σ⁴_n + 4 [σ²_p p² + σ²_n n² + σ²_a (σ²_p + σ²_n + (p − n)²)])
 
-    Both moments are exact for any diagonal covariances. The distribution of τ is only approximately
-    normal. The largest difference between the two distribution functions is 0.08 at D = 1, 0.026 at
-    D = 4 and 0.007 at D = 128 (medians over random settings).
+    Mean and variance are exact for any diagonal covariances. The distribution of τ is only
+    approximately normal. The largest difference between the distribution function of τ and the
+    normal distribution function is 0.08 at D = 1, 0.026 at D = 4 and 0.007 at D = 128 (medians over
+    random settings).
 
     Parameters
     ----------

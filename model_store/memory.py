@@ -43,9 +43,9 @@ def tune_malloc(kept: Kept = OF_QUERIES) -> None:
     """Let the C library keep freed memory for the next query or batch.
 
     By default, glibc returns every freed block above 128 KiB to the system immediately. The system
-    must then clear new pages for the next query. This costs 26 page faults per query: a tenth of
-    the service's CPU time, without the encoder's time. With other C libraries, the function has no
-    effect.
+    must then clear new pages for the next query. These pages cost 26 page faults per query: a tenth
+    of the service's CPU time, without the encoder's time. With other C libraries, the function has
+    no effect.
     """
     with suppress(OSError, AttributeError):
         tune = ctypes.CDLL(None).mallopt

@@ -1,20 +1,20 @@
 """The uncertainty of a similarity, in closed form, if query and item are both uncertain.
 
-A posterior over the last layer moves both embeddings of a pair, and their errors are correlated.
-The query is a = û + δ with δ ~ N(0, diag v). The item is b = ĝ + λ (r δ + √(1 − r²) ε), and ε has
-the same distribution as δ. û and ĝ are unit vectors. The cosine s of the pair has the derivatives
-∂s/∂a = ĝ − s û and ∂s/∂b = û − s ĝ. So by the delta method, the error of s is E·δ + (û − s ĝ)·λ √(1
-− r²) ε with E = (1 − rλs) ĝ + (rλ − s) û. The nearest published form is ProbCosine of BayesVLM
-(Baumann et al. 2026).
+A posterior over the last layer moves both embeddings of a pair, so the errors of the two embeddings
+are correlated. The query is a = û + δ with δ ~ N(0, diag v). The item is b = ĝ + λ (r δ + √(1 − r²)
+ε), and ε has the same distribution as δ. û and ĝ are unit vectors. The cosine s of the pair has the
+derivatives ∂s/∂a = ĝ − s û and ∂s/∂b = û − s ĝ. So by the delta method, the error of s is E·δ + (û
+− s ĝ)·λ √(1 − r²) ε with E = (1 − rλs) ĝ + (rλ − s) û. The nearest published form is ProbCosine of
+BayesVLM (Baumann et al. 2026).
 
 Only the mean and the total variance of an item are used, so two quantities are approximated. First,
 the item's variance is assumed to be proportional to the query's variance in every dimension. This
-is exact for a Kronecker-factored posterior: its variance is a factor of the image times a factor of
-the dimension. λ is the square root of the ratio of the image factors. Second, r is the cosine of
-the features under the posterior, which would need all features of each item. So r is approximated
-by a + b s, fitted to validation images together with the posterior. On Caltech-101, Fashion-MNIST
-and CIFAR-10, the standard deviation differs by at most 2 % from the standard deviation over sampled
-layers (one division of each data set; `make bench NAME=uncertainty`).
+assumption is exact for a Kronecker-factored posterior: its variance is a factor of the image times
+a factor of the dimension. λ is the square root of the ratio of the image factors. Second, r is the
+cosine of the features under the posterior, which would need all features of each item. So r is
+approximated by a + b s, fitted to validation images together with the posterior. On Caltech-101,
+Fashion-MNIST and CIFAR-10, the standard deviation differs by at most 2 % from the standard
+deviation over sampled layers (one division of each data set; `make bench NAME=uncertainty`).
 """
 
 from __future__ import annotations

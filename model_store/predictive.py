@@ -109,8 +109,8 @@ def predict(
     ----------
     embeddings : B embeddings.
     outlier_scores : (B,) outlier scores; NaN without a detector.
-    noise : (S, D) standard normal noise (`model_store.sphere.base_noise`). It is fixed for an
-        encoder, so that every replica draws the same samples for an image.
+    noise : (S, D) standard normal noise (`model_store.sphere.base_noise`). The noise is fixed for
+        an encoder, so that every replica draws the same samples for an image.
     kind : kind of the queries.
     displacements : (B,), see `Predictive`; None if not known.
     """

@@ -2,8 +2,8 @@
 
 A search with each of S predictive samples would cost S searches of the gallery. But the samples are
 close to their mean. So one search with the mean finds the neighbours of all samples as candidates.
-A small matrix product of samples and candidates then ranks them for each sample. Items are
-uncertain too; see `model_store.pairs`.
+A small matrix product of samples and candidates then ranks the candidates for each sample. The
+embeddings of items are also uncertain; see `model_store.pairs`.
 """
 
 from __future__ import annotations

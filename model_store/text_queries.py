@@ -23,8 +23,8 @@ class EmbeddedText:
 
     Attributes
     ----------
-    predictive : predictive distribution of the text. It has no uncertainty if the text encoder
-        gives no variance.
+    predictive : predictive distribution of the text. The distribution has no uncertainty if the
+        text encoder gives no variance.
     n_tokens : number of tokens that were used, including the start and end tokens.
     warnings : sentences about the text, for example if it was cut.
     """

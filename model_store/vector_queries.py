@@ -2,8 +2,8 @@
 
 A query vector must come from the gallery's encoder. If the gallery was made of vectors, the query
 vector must come from the encoder of these vectors, and is processed like an image. `decide_list`
-decides on neighbours that another store has found, for example a vector database. It uses only the
-calibration of the gallery's bundle, and does not search the gallery.
+decides on neighbours that another store has found, for example a vector database. `decide_list`
+uses only the calibration of the gallery's bundle, and does not search the gallery.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from model_store.retriever import Retriever
 Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-5
-"""Rounding tolerance: a float32 cosine may exceed 1 by this. It may also exceed the preceding
-cosine in a list by this."""
+"""Rounding tolerance: a float32 cosine may exceed 1 by at most this value. A cosine may also exceed
+the preceding cosine in a list by at most this value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ item is hidden from the list."""
 
 OutcomeBasis = Literal["evaluation", "calibration"]
 """Source of the numbers of a gallery's outcome: separate evaluation queries, or the calibration
-queries (each predicted by models that were fitted without it)."""
+queries. Each calibration query is predicted by models that were fitted to other queries."""
 
 OUTCOME_NUMBERS = (
     "n_queries",

@@ -45,8 +45,8 @@ after many queries."""
 
 _CHANGES = ((0.7, 1.0), (-0.7, 1.0), (1.4, 1.0), (0.0, 1.5), (0.0, 1.9), (0.0, 0.65))
 """Alternative hypotheses, as pairs (move, scale). A hypothesis adds ``move`` standard deviations of
-the matched scores to each score. It multiplies the distance of each score from the median of the
-matched scores by ``scale``."""
+the matched scores to each score. The hypothesis also multiplies the distance of each score from the
+median of the matched scores by ``scale``."""
 
 _CHANGED_SHARES = (0.05, 0.4)
 """Shares of absent queries. Each alternative hypothesis is combined with each share."""

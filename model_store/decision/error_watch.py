@@ -6,9 +6,10 @@ Match j was served with the predicted error f_j, and is drawn for review with pr
     Z_j = f_j + (y_j − f_j) ξ_j / π_j
 
 has the expectation P(y_j = 1) for any f_j. The weight 1 / π_j removes the bias of the draw. The
-control variate f_j removes most of the variance that the draw adds (active inference: Zrnic &
-Candès 2024). An undrawn match adds only f_j to Σ Z_j. So each drawn match is stored with sums over
-the undrawn matches since the previous draw. A drawn match and these undrawn matches form a block.
+control variate f_j removes most of the variance that the random draw adds (active inference: Zrnic
+& Candès 2024). An undrawn match adds only f_j to Σ Z_j. So each drawn match is stored with sums
+over the undrawn matches since the previous draw. A drawn match and these undrawn matches form a
+block.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _NARROWEST_AT = 200
 """Number of reviews at which the interval is narrowest."""
 
 _BETS = (0.5, 1.0, 2.0, 3.5)
-"""Sizes a of the bets, see `ErrorTest`. All are below 4, so that a correct match never takes the
-whole capital."""
+"""Sizes a of the bets, see `ErrorTest`. All sizes are below 4, so that the capital stays positive
+after a correct match."""
 
 _JUMP = 0.001
 """Part of the capital that moves between the bets and a reserve at each review. The reserve keeps
@@ -116,8 +117,8 @@ class ErrorTest:
     because f ≤ π / (4 least). For an undrawn match, the factor is replaced by its lower bound exp(u
     − u²), with u = λ (f − m). This bound needs only the sums of the block. Capital moves between
     several bets and a reserve. The test is valid after every review: under the null hypothesis, the
-    capital ever reaches 100 with probability at most 1/100. The test assumes that wrong and correct
-    drawn matches are reviewed equally often.
+    probability that the capital ever reaches 100 is at most 1/100. The test assumes that wrong and
+    correct drawn matches are reviewed equally often.
 
     Parameters
     ----------
@@ -162,14 +163,14 @@ def estimate_error(reviews: Sequence[MatchReview], confidence: float = CONFIDENC
 
     The estimate is Σ T_b / Σ n_b, where T_b is the sum of Z and n_b the number of matches in block
     b. The interval is an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy &
-    Ramdas 2024, theorem 2.2). With many reviews, it is valid for all k simultaneously. It is
-    narrowest at k = `_NARROWEST_AT`:
+    Ramdas 2024, theorem 2.2). With many reviews, the interval is valid for all k simultaneously.
+    The interval is narrowest at k = `_NARROWEST_AT`:
 
         ± σ / n̄ · √(2 (k ρ² + 1) / (k² ρ²) · log(√(k ρ² + 1) / (1 − confidence)))
 
     Here σ² is the mean of (T_b − rate · n_b)², but at least the mean of f (1 − f) / π². This
-    minimum is the expectation of σ² if the predictions are right. It keeps the interval wide enough
-    after many correct matches.
+    minimum is the expectation of σ² if the predictions are right. The minimum keeps the interval
+    wide enough after many correct matches.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ class LevelEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The outcomes of N calibration queries, each predicted by models that were fitted without it.
+    """The outcomes of N calibration queries, each predicted by models fitted to other queries.
 
     Attributes
     ----------
@@ -57,11 +57,11 @@ class Evidence:
     correct : (N,) whether the first item is a true match.
     absent : (N,) whether the gallery holds no true match.
     first_classes : (N,) size class of the first item's label.
-    likeliest_probabilities, likeliest_correct, likeliest_classes : (N,) the same three values for
-        the nearest item of the most probable label. This item is first in a list ordered by
-        probability.
+    likeliest_probabilities, likeliest_correct, likeliest_classes : (N,) probability, correctness
+        and size class of the nearest item of the most probable label. This item is first in a list
+        ordered by probability.
     true_classes : (N,) size class of the query's own label; −1 for absent queries.
-    critical : (N,) largest threshold whose result set contains a true match. It is ∞ if the
+    critical : (N,) largest threshold whose result set contains a true match. The value is ∞ if the
         likeliest label is right, and −1 if no candidate is right or the query is absent.
     clusters : (N,) cluster of each query. Queries of one cluster are not independent: copies,
         photographs of one object, absent queries of one label.
@@ -73,7 +73,7 @@ class Evidence:
         of wrong labels in service, divided by the number in the calibration. With n labels in the
         gallery, the factor is n / (n − 1) if one label was hidden from each absent query. If m
         labels were added to the gallery after the absent queries were compared with it, the factor
-        is n / (n − m). Otherwise it is 1.
+        is n / (n − m). Otherwise, the factor is 1.
     levels : outcomes at the levels of parents; None if labels have no parents.
     outlier_p_values : (N,) p-value of the outlier score among ordinary queries; None for
         calibrations before release 0.3.
@@ -139,8 +139,8 @@ class Evidence:
     def of_level(self, level: int) -> Evidence:
         """Return the evidence for answers with the likeliest parent at a level.
 
-        If the parent is right for an absent query, the query is left out. It counts neither as an
-        error nor as an answer.
+        If the parent is right for an absent query, the query is left out. Such a query counts
+        neither as an error nor as an answer.
 
         Raises
         ------

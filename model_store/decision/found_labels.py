@@ -62,8 +62,8 @@ class Terms:
         that every true match passes the filter.
     stale : reason why the calibration is not valid; None if it is valid. With a reason, no verdict
         is `match`.
-    drift : reason why the guarantees do not hold; None if they hold. It does not change the
-        verdict.
+    drift : reason why the guarantees do not hold; None if they hold. This reason does not change
+        the verdict.
     order : order of the result list.
     """
 

@@ -2,8 +2,8 @@
 
 Answers to photographs of one object are right or wrong together. The same is true for absent
 queries of one label. So the independent units are objects and labels, not queries. Bounds count
-each object as one query. They count each absent label as one observation: the mean over the queries
-of this label.
+each object as one query. Bounds count each absent label as one observation: the mean over the
+queries of this label.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _STEPS = 10**5
 """Number of steps between the errors 0 and 1: the resolution of an error bound."""
 
 MANY_TIMES = 50.0
-"""Maximum factor by which a plan multiplies the calibration queries. A plan finds how many queries
-a guarantee needs."""
+"""Maximum factor by which a plan multiplies the calibration queries. A plan finds the number of
+queries that a guarantee needs."""
 
 _STEP = 1.1
 """Factor between successive numbers of queries in a plan."""
@@ -101,13 +101,13 @@ class Stream:
         distribution. Rates are shares of all queries, flagged or not.
     expected : share of absent queries.
     absence_known : whether the absent queries are representative of served absent queries.
-    rivals : see `Evidence`; the observed acceptance of absent queries is multiplied by it.
+    rivals : see `Evidence`; the observed acceptance of absent queries is multiplied by this factor.
     most_effective : maximum effective number of queries.
     delta : one minus the confidence of all bounds.
     times, absent_times : in plans, factors of the number of objects and of the number of absent
         labels.
-    absent_as_likely : whether FPIR is replaced by its upper bound at confidence ½; then nothing is
-        guaranteed for absent queries.
+    absent_as_likely : whether FPIR is replaced by its upper bound at confidence ½. If it is
+        replaced, nothing is guaranteed for absent queries.
     """
 
     probabilities: Floats
@@ -232,8 +232,8 @@ class Stream:
     def error_bound(self, accepted: Bools) -> float:
         """Return the upper confidence bound of the error among the ``accepted`` (n,).
 
-        It is the smallest error for which `keeps_error` holds. After a correction by feedback,
-        matched and absent queries are counted together.
+        The bound is the smallest error for which `keeps_error` holds. After a correction by
+        feedback, matched and absent queries are counted together.
         """
         accepted = accepted & self.chosen
         if not math.isinf(self.most_effective):
@@ -562,7 +562,7 @@ def errors_allowed(n: int, coverage: float, delta: float) -> int:
 def at_most(k: float, n: float, rates: Floats) -> Floats:
     """Return the probability (m,) of at most ``k`` errors among ``n``, for each error rate.
 
-    The result is the binomial distribution function, interpolated between integers. It is not taken
-    from scipy.stats, because that import takes a third of a second.
+    The result is the binomial distribution function, interpolated between integers. The function
+    does not use scipy.stats, because that import takes a third of a second.
     """
     return np.ones(len(rates)) if k >= n else np.asarray(betaincc(k + 1, n - k, rates))

@@ -212,8 +212,8 @@ class Outcome:
 
     Attributes
     ----------
-    basis : source of the numbers: an evaluation, or the calibration queries (each predicted by
-        models that were fitted without it).
+    basis : source of the numbers: an evaluation, or the calibration queries. Each calibration query
+        is predicted by models that were fitted to other queries.
     n_queries : queries with a match in the gallery.
     recall_at_1 : share of these queries with a right first result.
     match_share : share of these queries with verdict `match`.

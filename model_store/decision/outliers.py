@@ -29,8 +29,8 @@ _TINY = 1e-12
 """Keeps the logarithm of a zero distance or variance finite."""
 
 _COSINE_FLOOR = 1e-4
-"""Constant added to cosine distances. Without it, the logarithm for an exact copy would dominate
-the score."""
+"""Constant added to cosine distances. Without this constant, the logarithm for an exact copy would
+dominate the score."""
 
 _LEAST = np.finfo(np.float32).tiny
 """Minimum divisor, for vectors of length zero."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 _LEAST_ANGLE = 0.05
 """Scale in radians of a soft lower bound at 0. The bound hardly changes predictions above the
-scale. It replaces a negative prediction by a small positive angle."""
+scale. The bound replaces a negative prediction by a small positive angle."""
 
 Floats = NDArray[np.floating]
 
@@ -19,9 +19,10 @@ class PictureState:
     """A linear model of an encoder's features that predicts the displacement of an embedding.
 
     The displacement is 1 minus the cosine between the embeddings of the degraded and the original
-    picture. The model is trained on degraded copies of the gallery's images, without labels. It
-    measures the uncertainty that comes from the picture (aleatoric). The posterior over weights
-    does not include this uncertainty. Kirchhof et al. (2024) train such models on a large corpus.
+    picture. The model is trained on degraded copies of the gallery's images, without labels. The
+    predicted displacement measures the uncertainty that comes from the picture (aleatoric). The
+    posterior over weights does not include this uncertainty. Kirchhof et al. (2024) train such
+    models on a large corpus.
 
     Attributes
     ----------

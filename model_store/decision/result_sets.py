@@ -78,12 +78,12 @@ class ResultSetRule:
     and more errors. So thresholds are tested in ascending order, each with the exact binomial test
     at level δ, until a test fails. No correction for the number of tests is needed.
 
-    The guarantee holds for one coverage and one size class, both chosen in advance. It covers
-    queries that are exchangeable with the calibration queries and have a true label of this size
-    class. With probability 1 − δ over the calibration queries, the share of these queries whose set
-    contains a true match is at least ``coverage``. The test is exact for the probabilities of five
-    cross-fits, but served probabilities come from a fit to all queries. This difference shrinks
-    with the number of queries.
+    The guarantee holds for one coverage and one size class, both chosen in advance. The guarantee
+    is for queries that are exchangeable with the calibration queries and have a true label of this
+    size class. With probability 1 − δ over the calibration queries, the share of these queries
+    whose set contains a true match is at least ``coverage``. The test is exact for the
+    probabilities of five cross-fits, but served probabilities come from a fit to all queries. The
+    difference between these probabilities shrinks with the number of queries.
 
     Parameters
     ----------

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from model_store.decision.calibration import Calibration
 
 EVEN_PART = 0.5
-"""Minimum part of the draw probability that is equal for all answers. It limits the weights 1 /
-π."""
+"""Minimum part of the draw probability that is equal for all answers. This minimum limits the
+weights 1 / π."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ReviewDraws:
     `match`, it is the mean over the calibration queries with this verdict. For any other answer, it
     is the mean over the calibration queries with another verdict. About ``share`` of the answers
     are drawn. If p is right, draws in proportion to √(p (1 − p)) estimate an error rate with the
-    least variance (active inference). The minimum adds a little variance.
+    least variance (active inference). The minimum of π adds a little variance.
 
     Attributes
     ----------

@@ -42,8 +42,8 @@ class Assessment:
     displacement_percentile : percentage of ordinary pictures with a smaller predicted displacement.
     outlier_p_value : share of ordinary queries with at least this outlier score. For a query
         exchangeable with the calibration queries, the probability of "p ≤ α" is at most α, on
-        average over calibrations. This statement ignores the difference between the cross-fits of
-        the calibration and the served fit.
+        average over calibrations. This bound ignores the difference between the cross-fits of the
+        calibration and the served fit.
     least_alpha : smallest possible p-value; no query can be flagged at a smaller α.
     """
 

@@ -28,7 +28,8 @@ RUN_SUFFIX = "_kernel_time"
 fences."""
 
 COPIES = {"MemcpyFromHost", "MemcpyToHost"}
-"""The copy operators that ONNX Runtime adds between providers. They do not count as nodes."""
+"""The copy operators that ONNX Runtime adds between providers. These operators do not count as
+nodes."""
 
 
 @dataclass(frozen=True, slots=True)

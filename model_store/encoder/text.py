@@ -50,10 +50,11 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class OnnxTextEncoder:
-    """The text encoder in a directory. It runs on the CPU, which is fast enough for short texts.
+    """The text encoder in a directory.
 
-    The text encoder can be opened without the `tokenizers` library, so that image queries work.
-    Without this library, every text is refused.
+    The encoder runs on the CPU, which is fast enough for short texts. The encoder can be opened
+    without the `tokenizers` library, so that image queries work. Without this library, every text
+    is refused.
 
     Parameters
     ----------

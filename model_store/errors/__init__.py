@@ -1,8 +1,8 @@
 """All error classes of Vouch.
 
 Every error that a caller can cause or must handle is one of these classes; a plain ``ValueError``
-is a programming mistake. A message states what was received, what was expected and what to do. It
-contains only information that a client of the service may see.
+is a programming mistake. A message states what was received, what was expected and what to do. A
+message contains only information that a client of the service may see.
 
 ::
 

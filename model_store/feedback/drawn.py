@@ -1,11 +1,10 @@
 """Queries that were drawn at random and reviewed: unbiased evidence about served answers.
 
-Exact bounds need queries that were drawn with equal probability. But the draws prefer doubtful
-answers. So only the draws with equal probability for all queries are used. Queries that
-reviewers chose are not used, because reviewers may prefer wrong answers. Undecided queries may be
-difficult queries, so the result would be biased if many of them were left out. So the drawn queries
-are sorted by age, oldest first. The longest prefix with at most a tenth of undecided queries is
-used.
+Exact bounds need queries that were drawn with equal probability. But most draws prefer doubtful
+answers. So only the draws with equal probability for all queries are used. Queries that reviewers
+chose are not used, because reviewers may prefer wrong answers. Undecided queries may be difficult
+queries, so the result would be biased if many of them were left out. So the drawn queries are
+sorted by age, oldest first. The longest prefix with at most a tenth of undecided queries is used.
 """
 
 from __future__ import annotations

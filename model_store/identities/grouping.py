@@ -1,10 +1,10 @@
 """Grouping queries into probable identities, with a calibrated P(same).
 
 The fit uses held-out labels. The labels are divided into two halves, and each half serves as
-queries for the other half. This is repeated with several random divisions. First, a model of the
-evidence of a pair is fitted. Then P(same) is fitted as a function of the log-odds at which average
-linkage joins a pair. P(same) is the probability that two images show the same identity. It is shown
-to users, and it determines where the linkage tree is cut into groups.
+queries for the other half. The fit uses several random divisions. First, a model of the evidence of
+a pair is fitted. Then P(same) is fitted as a function of the log-odds at which average linkage
+joins a pair. P(same) is the probability that two images show the same identity. P(same) is shown to
+users, and determines where the linkage tree is cut into groups.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ def _halves(
 
     Parameters
     ----------
-    names : codes of the identities, in descending order of their numbers of images. Both halves
-        then have similar sizes.
+    names : codes of the identities, in descending order of their numbers of images. This order
+        gives the two halves similar sizes.
     """
     for _ in range(_DIVISIONS):
         turns = generator.integers(0, 2, (len(names) + 1) // 2)

@@ -26,7 +26,7 @@ FLOOR = -3.0
 
 MOST_TOGETHER = 4_000
 """Maximum number of images in a component. If a component is larger, the minimum log-odds of its
-pairs are raised in steps of `_STEP`, until it splits."""
+pairs are raised in steps of `_STEP`, until the component splits."""
 
 _STEP = 0.5
 

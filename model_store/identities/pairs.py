@@ -9,8 +9,8 @@ al. 2017):
 The cohort is a set of images of other identities. μ_i and σ_i are the mean and the standard
 deviation of the cosines between image i and the nearest tenth of the cohort. The third signal is
 log(u_i u_j), with the total variances u. The second signal corrects for images that are close to
-many other images. The third signal corrects for uncertain images, which are far even from images of
-the same identity.
+many other images. The third signal corrects for uncertain images: such images are far even from
+images of the same identity.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from model_store.decision.logistic import LogisticModel
 from model_store.sphere import unit_direction
 
 NEAREST = 0.1
-"""An image is compared with this share of the cohort: the nearest images. It is a share and not a
-number, because the cohort is smaller in the fit than in use."""
+"""An image is compared with this share of the cohort: the nearest images. The setting is a share
+and not a number, because the cohort is smaller in the fit than in use."""
 
 _LEAST_NEAREST = 5
 

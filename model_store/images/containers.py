@@ -1,6 +1,6 @@
 """Facts about an image file from its structure, at a limited cost and without decoding.
 
-Pillow can return some of these facts too. But it must first read every frame (GIF, TIFF), or
+Pillow can also return some of these facts. But Pillow must first read every frame (GIF, TIFF), or
 allocate the memory of the whole canvas (WebP).
 """
 
@@ -46,7 +46,7 @@ class Content:
     name : name of the kind, for the message ``It is {name}.``
     is_image : whether the file is an image in another format.
     is_system_file : whether an operating system writes such files next to the user's files.
-    advice : one sentence. It is empty if the advice is to convert the file to an accepted format.
+    advice : one sentence; empty if the advice is to convert the file to an accepted format.
     """
 
     name: str

@@ -68,7 +68,7 @@ TOO_MUCH_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """The limits of an image. They are checked before pixels are decoded.
+    """The limits of an image. The limits are checked before pixels are decoded.
 
     Attributes
     ----------

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 THUMBNAIL_SIDE = 160
-"""Longest side of a gallery thumbnail in pixels. It is enough for two columns on a phone with
-double pixel density."""
+"""Longest side of a gallery thumbnail in pixels. This size is enough for two columns on a phone
+with double pixel density."""
 
 MOST_PREVIEW_SIDE = 1024
 """Maximum length of a preview's longer side, in pixels."""
@@ -147,8 +147,8 @@ def encode_preview(
     ----------
     pixels : (H, W, 3), possibly from reduced decoding.
     side : maximum length of the preview's longer side, in pixels.
-    again : function that decodes the same image with a given minimum side. It is called if
-        ``pixels`` are smaller than ``side``.
+    again : function that decodes the same image with a given minimum side. This function is called
+        if ``pixels`` are smaller than ``side``.
     """
     if side is None:
         return b""

@@ -27,7 +27,8 @@ logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)  # the error says i
 
 _TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}
 _MAX_VALUES = 16
-"""Maximum number of values to read from a tag. It is enough for all channels of a picture."""
+"""Maximum number of values to read from a tag. This number is enough for all channels of a
+picture."""
 
 _MAX_TAGS = 4096
 

@@ -9,9 +9,9 @@ from model_store.sphere.normaliser import mean_resultant_length, mean_resultant_
 from model_store.sphere.vectors import FloatT, unit_direction
 
 MAX_CONCENTRATION = 1e10
-"""Maximum concentration, used for a resultant length of 1 (all vectors are equal). It is a spread
-of 1e-5 radians along each axis, which is smaller than the differences between images. The value is
-finite, so that it can be stored, averaged and sent as JSON.
+"""Maximum concentration, used for a resultant length of 1 (all vectors are equal). This
+concentration is a spread of 1e-5 radians along each axis, which is smaller than the differences
+between images. The value is finite, so that it can be stored, averaged and sent as JSON.
 """
 
 _ROUNDING = 1e-6
@@ -54,8 +54,8 @@ def concentration_of(resultant_length: ArrayLike, dim: int) -> NDArray[np.float6
     """Return the κ with the mean resultant length R: the inverse of A_D.
 
     Newton's method starts from `approximate_concentration`, as in Sra 2012, and runs until
-    convergence. The relative error is 2e-10 up to κ = 1e5, and 1e-12 up to κ = 1e3. This error
-    comes from the rounding of R.
+    convergence. The relative error is 2e-10 up to κ = 1e5, and 1e-12 up to κ = 1e3. The error comes
+    from the rounding of R.
 
     Parameters, returns and errors: see `approximate_concentration`.
     """

@@ -16,8 +16,8 @@ lower orders, down to the required order. The recurrence adds only positive term
 function ``ive`` would underflow: it is zero for κ ≤ 10 at D = 512, and for κ ≤ 500 at D = 2048.
 
 Relative errors were measured against mpmath with 60 digits, for D from 2 to 4096 and κ from 1e-6 to
-1e7. They are below 1e-15 for K and A_D, and below 1e-12 for A_D' (2e-15 for D ≥ 50). The error of
-log C_D is 1e-13 of max(1, |log C_D|).
+1e7. The errors are below 1e-15 for K and A_D, and below 1e-12 for A_D' (2e-15 for D ≥ 50). The
+error of log C_D is 1e-13 of max(1, |log C_D|).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def mean_resultant_length(concentration: ArrayLike, dim: int) -> NDArray[np.floa
 
     Returns
     -------
-    (...) in [0, 1], increasing in κ. It is κ / D for small κ, and 1 − (D − 1) / 2κ for large κ.
+    (...) in [0, 1], increasing in κ. A_D is κ / D for small κ, and 1 − (D − 1) / 2κ for large κ.
     """
     kappa = np.asarray(concentration, dtype=np.float64)
     length = kappa * _cumulants(kappa, dim).mean_over_concentration
@@ -140,7 +140,7 @@ def _debye_cumulants(kappa: NDArray[np.float64], order: float) -> _Cumulants:
 
     With h = √(ν² + κ²) and s = ν² / h², Debye's expansion reads log I_ν(κ) ~ h − ν asinh(ν/κ) − ½
     log(2πh) + Σ_k E_k(s) h^−k. In K, the terms that are not 0 at κ = 0 are Stirling's series for
-    Γ(ν+1). They are removed by subtracting the value at κ = 0.
+    Γ(ν+1). Subtracting the value at κ = 0 removes these terms.
     """
     h = np.hypot(order, kappa)
     s = (order / h) ** 2
