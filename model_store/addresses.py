@@ -42,7 +42,7 @@ def require_no_user(parts: SplitResult, instead: str) -> None:
 
     Parameters
     ----------
-    instead : the place for credentials, for the message.
+    instead : place where credentials belong, for the message.
 
     Raises
     ------

@@ -83,7 +83,7 @@ def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
     for left in abandoned_folders(parent, prefix):
         shutil.rmtree(left, ignore_errors=True)
     folder, descriptor = Path(), None
-    while descriptor is None:  # another process may have removed it as abandoned
+    while descriptor is None:  # another process may have removed the directory as abandoned
         folder = parent / f"{prefix}{secrets.token_hex(_NUMBER_LENGTH // 2)}"
         folder.mkdir()
         descriptor = _locked(folder)

@@ -6,8 +6,8 @@ import re
 import unicodedata
 
 MAX_ID_LENGTH = 1024
-"""Maximum number of characters of an id. The address of an image can be an id, and a URL must be
-able to contain an id."""
+"""Maximum number of characters of an id. An id can be the address of an image, and a URL must be
+able to contain the id."""
 
 _TAKEN_ENDINGS = ("/similar", "/thumbnail")
 

@@ -11,10 +11,11 @@ Only the mean and the total variance of an item are used, so two quantities are 
 the item's variance is assumed to be proportional to the query's variance in every dimension. This
 assumption is exact for a Kronecker-factored posterior: its variance is a factor of the image times
 a factor of the dimension. λ is the square root of the ratio of the image factors. Second, r is the
-cosine of the features under the posterior, which would need all features of each item. So r is
-approximated by a + b s, fitted to validation images together with the posterior. On Caltech-101,
-Fashion-MNIST and CIFAR-10, the standard deviation differs by at most 2 % from the standard
-deviation over sampled layers (one division of each data set; `make bench NAME=uncertainty`).
+cosine of the features under the posterior. The computation of this cosine would need all features
+of each item. So r is approximated by a + b s, fitted to validation images together with the
+posterior. On Caltech-101, Fashion-MNIST and CIFAR-10, the standard deviation differs by at most 2 %
+from the standard deviation over sampled layers (one division of each data set; `make bench
+NAME=uncertainty`).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _LEAST_NORM = 1e-3
 """Minimum squared norm of a draw of an item, so that the draw has a direction."""
 
 _FAR = 6.0
-"""Number of standard deviations. A normal number is further below its mean only once in 10⁹
-draws."""
+"""Number of standard deviations. A normal number is more than this far below its mean only once in
+10⁹ draws."""
 
 Floats = NDArray[np.float64]
 
@@ -213,5 +214,5 @@ class Pairs:
 def _outer_sum(
     column: NDArray[np.float32], row: NDArray[np.float32], added: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return column_s row_i + added_i (S, n); as a product of matrices it takes half the time."""
+    """Return column_s row_i + added_i (S, n). A product of matrices halves the computing time."""
     return np.stack([column, np.ones_like(column)], axis=1) @ np.stack([row, added])

@@ -69,7 +69,7 @@ class Retriever:
 
     Parameters
     ----------
-    calibration : calibration of image queries. If it is None, probabilities are None too.
+    calibration : calibration of image queries. Without a calibration, probabilities are None.
     text : text encoder, or None.
     text_calibration : calibration of text queries, or None.
 

@@ -62,5 +62,5 @@ OUTCOME_NUMBERS = (
 """Names of the numbers of a gallery's outcome; all except ``n_queries`` are shares."""
 
 OutcomeSeverity = Literal["fact", "warning", "failure"]
-"""Severity of an outcome's line. A `warning` is a shortfall. With a `failure`, the gallery is not
-useful without a change."""
+"""Severity of an outcome's line. A `warning` is a shortfall. A `failure` means that the gallery is
+useful only after a change."""

@@ -55,8 +55,8 @@ def prior_shift(assumed: float, expected: float) -> float:
     """Return the value to add to all log-odds if the share of absent queries changes.
 
     By Bayes' rule, P(label | query) ∝ P(query | label) P(label). So only the prior odds of a match
-    change, and the shift is log((1 − π')/π') − log((1 − π)/π). This is exact for a conditional
-    logit.
+    change, and the shift is log((1 − π')/π') − log((1 − π)/π). This shift is exact for a
+    conditional logit.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 ALARM = math.log(100)
 """Log capital at which a test fires. The capital starts at 1. Under the null hypothesis, the
-probability that it ever reaches 100 is at most 1/100 (Ville 1939)."""
+probability that the capital ever reaches 100 is at most 1/100 (Ville 1939)."""
 
 
 class Jumper:

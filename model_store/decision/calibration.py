@@ -239,7 +239,7 @@ class Calibration:
         return 100 * bisect_left(self.similarity_stds, uncertainty) / len(self.similarity_stds)
 
     def outlier_score(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Compute outlier scores (B,) of B queries; a larger score means less like the gallery."""
+        """Compute outlier scores (B,) of B queries; a larger score is more unusual."""
         return self.detector.scores(embeddings)
 
     def displacement(self, embeddings: Embeddings) -> NDArray[np.float64]:
@@ -258,7 +258,7 @@ class Calibration:
         """Return a digest of the settings that determine uncorrected match probabilities.
 
         Feedback applies only to probabilities with the same digest. The fitted numbers are not
-        hashed, because a new fit to the same queries changes their rounding.
+        hashed, because a new fit to the same queries changes the rounding of these numbers.
         """
         origin = {
             "encoder": self.encoder_fingerprint,

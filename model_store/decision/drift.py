@@ -230,8 +230,8 @@ def reference_of(calibration: Calibration) -> DriftReference | None:
     """Return the drift reference of a calibration; None if no test is possible.
 
     Augmented views of items have a lower quality than most photographs. If the calibration used
-    such views, only higher scores count as drift. Bundles of earlier releases have no scores of
-    absent queries; see `NOT_TESTED`.
+    augmented views, only a shift to higher scores counts as drift. Bundles of earlier releases have
+    no scores of absent queries; see `NOT_TESTED`.
     """
     matched, absent = calibration.outlier_scores, calibration.absent_outlier_scores
     if absent is None or len(absent) == 0 or _spread(matched) <= 0 or _spread(absent) <= 0:

@@ -64,7 +64,7 @@ class MatchDraw:
     squares_before: float = 0.0
 
     def corrected(self, *, wrong: bool) -> float:
-        """Return Z, an unbiased estimate of 1 if the match is wrong and 0 otherwise."""
+        """Return Z, an unbiased estimate of y: 1 if the match is wrong, else 0."""
         return self.predicted + (wrong - self.predicted) / self.probability
 
 

@@ -60,8 +60,8 @@ class Terms:
     source : source of the query; None if not known.
     filter_means : meaning of a filter: ``show`` restricts the returned items; ``known`` also states
         that every true match passes the filter.
-    stale : reason why the calibration is not valid; None if it is valid. With a reason, no verdict
-        is `match`.
+    stale : reason why the calibration is not valid; None if it is valid. If there is a reason, no
+        query gets the verdict `match`.
     drift : reason why the guarantees do not hold; None if they hold. This reason does not change
         the verdict.
     order : order of the result list.
@@ -117,7 +117,7 @@ class FoundLabels:
         """Return the match probabilities (g,) with ``shift`` added to all log-odds.
 
         The model was fitted to result lists. So items outside the list must not change the
-        probabilities of the listed labels. Labels that are only outside the list share the no-match
+        probabilities of the listed labels. Labels without an item in the list share the no-match
         probability of the list.
         """
         log_odds = calibration.match.log_odds(self.values) + shift
@@ -158,7 +158,7 @@ class MatchProbabilities:
         allowed: NDArray[np.bool_] | None,
         terms: Terms,
     ) -> MatchProbabilities:
-        """Compute the probabilities; ``allowed`` (g, n) masks each label's items in the filter."""
+        """Compute the probabilities; ``allowed`` (g, n) masks the items that pass the filter."""
         fitted = found.probabilities(calibration, 0.0)
         moved = promises.shift != 0
         expected = found.probabilities(calibration, promises.shift) if moved else fitted

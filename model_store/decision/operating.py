@@ -32,7 +32,7 @@ N_POINTS = 200
 """Maximum number of points of the risk-coverage curve."""
 
 OF_ACCEPTED = 0.05
-"""Part of the error probability δ that the bound of the accepted share of matched queries uses. The
+"""The bound of the accepted share of matched queries uses this part of the error probability δ. The
 test of the error uses the rest of δ."""
 
 _RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
@@ -98,14 +98,14 @@ class Stream:
     counted : (n,) mask of one random query of each object with a match.
     labels : (n,) number, from 0, of the label of each absent query; −1 for other queries.
     chosen : (n,) mask of the queries that may be accepted: queries that are not flagged out of
-        distribution. Rates are shares of all queries, flagged or not.
+        distribution. Rates are shares of all queries, including flagged queries.
     expected : share of absent queries.
     absence_known : whether the absent queries are representative of served absent queries.
     rivals : see `Evidence`; the observed acceptance of absent queries is multiplied by this factor.
     most_effective : maximum effective number of queries.
     delta : one minus the confidence of all bounds.
-    times, absent_times : in plans, factors of the number of objects and of the number of absent
-        labels.
+    times, absent_times : factors by which a plan multiplies the number of objects, and the number
+        of absent labels.
     absent_as_likely : whether FPIR is replaced by its upper bound at confidence ½. If it is
         replaced, nothing is guaranteed for absent queries.
     """
@@ -172,7 +172,10 @@ class Stream:
 
     @cached_property
     def weights(self) -> Floats:
-        """Weight (n,) of each query; equal for all objects, and equal for all absent labels."""
+        """Weight (n,) of each query.
+
+        All objects have the same weight. All absent labels have the same weight.
+        """
         weights = np.zeros(len(self.labels))
         weights[self.counted] = (1 - self.expected) / max(self.n_objects, 1)
         weights[self.absent] = self.expected * self._of_labels
@@ -360,7 +363,7 @@ class Stream:
         Thresholds are tested in decreasing order, each at confidence 1 − δ, until a test fails.
         Such a fixed sequence needs no correction for the number of tests (Angelopoulos et al. 2021,
         Learn then Test). The sequence depends on the probabilities of matched queries, but not on
-        their outcomes.
+        the outcomes of these queries.
 
         Returns
         -------
@@ -374,7 +377,7 @@ class Stream:
         return widest
 
     def sequence(self, max_error: float) -> Thresholds:
-        """Return decreasing thresholds; the first is the best threshold for the error's test.
+        """Return decreasing thresholds; the first threshold is the best for the test of the error.
 
         A stricter threshold may accept too few queries for the test. The best threshold has the
         smallest predicted p-value. If no predicted test succeeds, the best threshold is the
@@ -522,7 +525,7 @@ def label_p_values(rate: float, n_labels: float, rates: Floats) -> Floats:
 
 
 def least_queries(max_error: float, delta: float) -> float:
-    """Return how many queries, all answered right, guarantee ``max_error``.
+    """Return the number of queries that guarantee ``max_error`` if all answers are right.
 
     For an error ε, the number is log δ / log(1 − ε).
     """
@@ -532,7 +535,8 @@ def least_queries(max_error: float, delta: float) -> float:
 def upper_bound(share: float, n: float, delta: float) -> float:
     """Return the upper confidence bound of a share that was observed among ``n`` queries.
 
-    The bound is exact for integer counts (Clopper & Pearson 1934), and interpolated between them.
+    The bound is exact for integer counts (Clopper & Pearson 1934), and interpolated between
+    integers.
     """
     if n <= 0 or share >= 1:
         return 1.0

@@ -17,10 +17,11 @@ from model_store.decision.promises import Promises
 from model_store.verdicts import OUTCOME_NUMBERS, OutcomeBasis, OutcomeSeverity
 
 LEAST_RECALL = 0.5
-"""Minimum recall at 1; below it, the outcome reports a failure."""
+"""Minimum recall at 1; below this value, the outcome reports a failure."""
 
 LEAST_MATCH_SHARE = 0.5
-"""Minimum share of verdict `match`. Below this share, the outcome advises how to raise it."""
+"""Minimum share of verdict `match`. Below this share, the outcome advises how to raise the
+share."""
 
 LEAST_CLASS_SHARE = 0.05
 """Minimum share of the queries that belong to a size class. The outcome reports that a size class
@@ -263,9 +264,9 @@ def outcome_of(
     Parameters
     ----------
     calibration : calibration of the gallery; None if it is not calibrated.
-    evaluation : the report of an evaluation, or the ``metrics`` of a manifest. Its numbers replace
-        the numbers of the calibration queries. Calibrations before release 0.3 have numbers that
-        ignore the out-of-distribution flag.
+    evaluation : the report of an evaluation, or the ``metrics`` of a manifest. The numbers of the
+        evaluation replace the numbers of the calibration queries. Calibrations before release 0.3
+        have numbers that ignore the out-of-distribution flag.
     """
     if calibration is None:
         return Outcome(lines=(OutcomeLine("not_calibrated", "warning", {}),))

@@ -195,7 +195,7 @@ class Promises:
         )
 
     def _widest(self, stream: Stream, max_error: float) -> tuple[float, bool] | None:
-        """Return the threshold for an error, and whether it is guaranteed.
+        """Return the threshold for an error, and whether the error is guaranteed.
 
         If absent queries have too few labels, the threshold uses the bound of FPIR at confidence ½.
         Then only the error among matched queries is guaranteed.

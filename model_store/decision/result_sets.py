@@ -106,7 +106,7 @@ class ResultSetRule:
         return self._at(coverage).promised_for
 
     def shortfall(self, coverage: float) -> Message | None:
-        """Return the reason why ``coverage`` is not guaranteed for every label; None if it is."""
+        """Return why ``coverage`` is not guaranteed for every label; None if it is guaranteed."""
         return self._at(coverage).shortfall
 
     def choose(

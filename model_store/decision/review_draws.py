@@ -66,7 +66,7 @@ class ReviewDraws:
         return min(1.0, self.least + (self.share - self.least) * relative)
 
     def predicted_error(self, wrong: float, probability: float) -> float:
-        """Return f of `MatchDraw`: the served error probability ``wrong``, at most a maximum."""
+        """Return f of `MatchDraw`: the served error probability, but at most π / (4 least)."""
         return min(wrong, probability / (4 * self.least))
 
 

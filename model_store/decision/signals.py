@@ -28,7 +28,7 @@ _SHARE_FLOOR = 1e-3
 """Part of the total weight that is added to both sides of the odds, so that no odds are 0."""
 
 _TINY = 1e-12
-"""Constant that keeps this range above zero if all means are equally similar."""
+"""Constant that keeps the range of similarities above zero if all means are equally similar."""
 
 
 def labels_found(

@@ -108,7 +108,7 @@ class Decision:
 def assess(
     calibration: Calibration | None, predictive: Predictive, uncertainty: float | None
 ) -> Assessment:
-    """Compare a query's uncertainty and outlier score with those of the calibration queries.
+    """Compare a query's uncertainty and outlier score with the calibration queries.
 
     A comparison is None if the query's own value is unknown.
 

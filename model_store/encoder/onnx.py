@@ -91,7 +91,7 @@ class OnnxEncoder:
     ------
     EncoderContractError : inputs, outputs or metadata differ from the contract.
     ProviderUnavailable : a provider other than the CPU was requested, but the profile of a run does
-        not confirm that it ran the encoder.
+        not confirm that this provider ran the encoder.
     """
 
     def __init__(
@@ -149,7 +149,8 @@ def open_graph(
 
     Parameters
     ----------
-    provider, threads : see `OnnxEncoder`. With equal values, the results are bit-identical.
+    provider, threads : see `OnnxEncoder`. If both arguments are equal, the results are
+        bit-identical.
 
     Raises
     ------
@@ -159,7 +160,7 @@ def open_graph(
 
 
 def reason_of(error: Exception) -> str:
-    """Return why ONNX Runtime cannot run a graph, with advice, and without its source paths."""
+    """Return why ONNX Runtime cannot run a graph, with advice and without source paths."""
     text = str(error)
     opset = re.search(r"Opset (\d+) is under development.*till opset (\d+)", text, re.DOTALL)
     if opset is not None:

@@ -1,8 +1,8 @@
 """The execution provider that ran each node of an encoder's graph, from a profile.
 
-ONNX Runtime gives each node of the graph to the first execution provider in a list that can run the
-node. So a session with CUDA as the first provider may compute most nodes on the CPU, without a
-message. A profile of one run shows the provider of each node.
+ONNX Runtime has an ordered list of execution providers. Each node of the graph runs on the first
+provider that supports the node. So a session with CUDA as the first provider may compute most nodes
+on the CPU, without a message. A profile of one run shows the provider of each node.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ProviderShare:
     ----------
     nodes : number of nodes that the provider ran.
     share : share of all nodes that ran.
-    seconds : time of the nodes' kernels on the host. GPU kernels run asynchronously, so this is not
-        the computing time of the GPU.
+    seconds : time of the nodes' kernels on the host. GPU kernels run asynchronously, so ``seconds``
+        is not the computing time of the GPU.
     """
 
     nodes: int

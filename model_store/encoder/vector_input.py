@@ -18,8 +18,8 @@ class VectorInput:
     ----------
     made_by : name of the encoder that makes the vectors.
     dim : number D of dimensions of the mean.
-    with_variance : whether a variance with D numbers follows the mean. Without one, the variance is
-        zero.
+    with_variance : whether a variance with D numbers follows the mean. If no variance follows, the
+        variance is zero.
     n_features : number F of features at the end of the row; None if the mean also serves as the
         features.
     """

@@ -13,9 +13,10 @@ from model_store.errors import DecisionNotFound
 
 DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
 DECISIONS: tuple[DecisionKind, ...] = get_args(DecisionKind)
-"""``this_item`` and ``not_this_item`` confirm and reject a found item. ``none_of_these``: nothing
-in the gallery matches. ``that_item``: the match is a given item of the gallery, whether it was
-found or not. ``new``: nothing matches, and the query should be added to the gallery."""
+"""``this_item`` confirms a found item, and ``not_this_item`` rejects a found item.
+``none_of_these``: nothing in the gallery matches. ``that_item``: the match is a given item of the
+gallery, whether it was found or not. ``new``: nothing matches, and the query should be added to the
+gallery."""
 
 Selection = Literal["volunteered", "ordered", "drawn"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)

@@ -103,8 +103,8 @@ class FeedbackLog:
 
         Parameters
         ----------
-        replayed : whether the request was already carried out. An equal decision that was undone is
-            then returned too, and is not stored again.
+        replayed : whether the request was already carried out. If it was, an equal decision that
+            was undone is also returned, and is not stored again.
         """
         same = {
             "gallery": decided.gallery,
@@ -299,7 +299,7 @@ def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
 
 
 def _hush(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
-    """Delete a query's pairs if several reviewers must agree; return whether this is the case.
+    """Delete a query's pairs, and return True, if several reviewers must agree.
 
     The reviewers may no longer agree. The caller then stores the effective decisions.
     """

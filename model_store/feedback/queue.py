@@ -215,7 +215,7 @@ class ReviewQueue:
         return None if row is None else Picture(*row)
 
     def forget(self, gallery: str, query_id: str) -> bool:
-        """Delete a case, its picture and its embeddings; return whether there was one."""
+        """Delete a case, its picture and its embeddings; return whether the case existed."""
         with opened(self._path, writing=True) as connection:
             case = cases.find(connection, gallery, query_id)
             if case is not None:

@@ -17,7 +17,7 @@ from model_store.feedback.decisions import COLUMNS, Decided
 from model_store.verdicts import CaseReason
 
 RANDOM_TURN = 2
-"""Number of successive leases, one of which is for a randomly drawn case."""
+"""Of this number of successive leases, one lease is for a randomly drawn case."""
 
 
 class Waiting(NamedTuple):
@@ -61,7 +61,7 @@ def free(
 def take(
     connection: sqlite3.Connection, gallery: str, waiting: Sequence[Waiting], n: int
 ) -> list[int]:
-    """Return the numbers of the next cases, at most ``n``; store the turn in the alternation."""
+    """Return the numbers of the next cases, at most ``n``; store the turn for the next call."""
     begun = [case for case in waiting if case.begun]
     drawn = [case for case in waiting if case.drawn and not case.begun]
     ordered = begun + [case for case in waiting if not case.drawn and not case.begun]

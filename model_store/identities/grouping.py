@@ -163,7 +163,7 @@ class Grouping:
         return sorted(found, key=lambda group: (-len(group.rows), int(group.rows[0])))
 
     def _cut(self, components: Sequence[Joined], precision: float) -> float:
-        """Return the lowest log-odds above which the mean P(same) is ``precision``, or ∞."""
+        """Return the lowest log-odds above which the mean P(same) is ``precision``; ∞ if none."""
         if not components:
             return np.inf
         heights = np.sort(np.concatenate([part.heights() for part in components]))[::-1]

@@ -75,7 +75,7 @@ def neighbour_pairs(directions: NDArray[np.float32]) -> tuple[Integers, Integers
 def share_of_same(ratios: Floats, n_images: int) -> float:
     """Estimate, by EM, the share of all pairs of images that show the same identity.
 
-    The estimate is the share that is equal to the mean of P(same) at that share (Saerens et al.
+    The estimate is the share at which the mean of P(same) is equal to the share (Saerens et al.
     2002). Pairs of images that are not neighbours count as different.
 
     Parameters

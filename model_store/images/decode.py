@@ -33,8 +33,8 @@ from model_store.images.statements import statement_of
 from model_store.images.tiff import TiffLayout, decode_tiff, tiff_layout
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""Accepted formats. Pillow supports about forty more, but most of them only increase the attack
-surface."""
+"""Accepted formats. Pillow supports about forty more formats, but most of these formats only
+increase the attack surface."""
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
@@ -107,7 +107,8 @@ class DecodedImage:
     def losses(self) -> tuple[str, ...]:
         """The warnings about lost information: ignored parts, or irreversibly changed values.
 
-        An applied orientation is not a loss, nor is a colour conversion that the file requires.
+        An applied orientation is not a loss. A colour conversion that the file requires is not a
+        loss either.
         """
         flat = (_FLAT,) if (self.pixels == self.pixels[:1, :1]).all() else ()
         kept = (one for one in self.warnings if one != TURNED and not one.startswith(CONVERTED))
@@ -266,7 +267,7 @@ def _deeper(
     if layout is not None:
         try:
             deep, changes = decode_tiff(data, layout)
-        except (UnsupportedImage, MemoryError):  # only Pillow reads it, or it is too large
+        except (UnsupportedImage, MemoryError):  # only Pillow reads the file, or it is large
             pass
         else:
             warnings += changes

@@ -79,9 +79,9 @@ def concentration_of(resultant_length: ArrayLike, dim: int) -> NDArray[np.float6
 def debiased_resultant_length(resultant_length: ArrayLike, n_samples: int) -> NDArray[np.float64]:
     """Return √max(0, (N R² − 1) / (N − 1)), the resultant length without its bias.
 
-    The mean of N draws is too long: E R² = 1/N + (1 − 1/N) A². Without the maximum, the square of
-    the result is an unbiased estimate of A². Without the correction, 100 draws from the uniform
-    distribution at D = 512 give κ = 52.
+    The mean of N draws is too long: E R² = 1/N + (1 − 1/N) A². Without the lower limit 0, the
+    square of the result would be an unbiased estimate of A². Without the correction, 100 draws from
+    the uniform distribution at D = 512 give κ = 52.
 
     Parameters
     ----------

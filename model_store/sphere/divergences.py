@@ -2,8 +2,8 @@
 
 All functions depend only on the two concentrations and on the cosine between the mean directions.
 So one matrix product is enough for many pairs. The functions use the cumulant generating function K
-instead of log C_D = log C_D(0) − K, to avoid cancellation. The error is then a few 1e-16 of max(1,
-κ). With a cosine in float32, the error is about 1e-7 κ.
+instead of log C_D = log C_D(0) − K, to avoid cancellation. With K, the error is a few 1e-16 of
+max(1, κ). With a cosine in float32, the error is about 1e-7 κ.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def log_expected_likelihood(
 ) -> NDArray[np.float64]:
     """Return log ∫ p q = log C(κ_p) + log C(κ_q) − log C(‖κ_p μ_p + κ_q μ_q‖).
 
-    This is the expected likelihood kernel. Kirchhof et al. 2022, Eq. 25, use its negative as a
-    distance. Densities are per area of the sphere, so the result can be positive or negative.
+    This is the expected likelihood kernel. Kirchhof et al. 2022, Eq. 25, use the negative of this
+    value as a distance. Densities are per area of the sphere, so the result can be positive or
+    negative.
 
     Parameters, errors as `kl_divergence`.
     """

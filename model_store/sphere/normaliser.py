@@ -56,7 +56,7 @@ def cumulant_generating_function(concentration: ArrayLike, dim: int) -> NDArray[
 
     Returns
     -------
-    (...) ≥ 0, convex and increasing in κ, at most κ. Near κ = 0, it is κ² / 2D.
+    (...) ≥ 0, convex and increasing in κ, at most κ. Near κ = 0, K is κ² / 2D.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def log_normaliser(concentration: ArrayLike, dim: int) -> NDArray[np.float64]:
 
     Returns
     -------
-    (...). At κ = 0, it is minus the log of the sphere's area. Its derivative is −A_D(κ).
+    (...). At κ = 0, the result is minus the log of the sphere's area. Its derivative is −A_D(κ).
     """
     return np.asarray(_log_density_of_uniform(dim) - _cumulants(concentration, dim).generating)
 
@@ -175,8 +175,8 @@ def _power_series(kappa: NDArray[np.float64], order: float) -> NDArray[np.float6
 def _debye_corrections() -> NDArray[np.float64]:
     """Coefficients of the polynomials E_k(s), and of the terms of their first two derivatives in κ.
 
-    Debye's series is Σ U_k(p) ν^−k, with p = ν/h. The derivative of its logarithm in p is Σ ℓ_k
-    ν^−k. The recurrence of the U_k (DLMF §10.41(ii)) gives
+    Debye's series is Σ U_k(p) ν^−k, with p = ν/h. The logarithm of this series has the derivative Σ
+    ℓ_k ν^−k in p. The recurrence of the U_k (DLMF §10.41(ii)) gives
 
         ℓ_1 = (1 − 5p²)/8,
         ℓ_{k+1} = (p − 2p³) ℓ_k + ½ p² (1 − p²) (ℓ_k' + Σ_{i+j=k} ℓ_i ℓ_j),
