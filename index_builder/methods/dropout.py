@@ -22,8 +22,8 @@ from index_builder.posteriors import (
 )
 
 N_PASSES = 20
-"""Default number of passes through a trunk with dropout. With this number, the relative error of a
-variance is about a third."""
+"""Default number of passes through a trunk with dropout. With this number of passes, the relative
+error of a variance is about a third."""
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ TEMPERATURES = np.logspace(-9, 3, 25)
 equal to the mean. With the largest temperature, the samples are random."""
 
 NOTHING_BUT_NORM = 0.95
-"""Above this correlation with the norm of the features, the uncertainty adds no information to the
-norm."""
+"""If the correlation of the uncertainty with the norm of the features is above this value, the
+uncertainty contains no more information than the norm."""
 
 MIN_PAIRED = 20
 """Minimum number of validation images for estimating how the errors of a query and an item

@@ -5,7 +5,7 @@
 `calibration`      probabilities: reliability, calibration error, Brier score, consensus
 `separation`       positives against negatives: AUROC, AUPRC, FPR at 95 %
 `selective`        selective answering: sparsification, AUSC, AURC, AUGRC
-`open_set`         known and absent queries: detection and identification, OSCR
+`open_set`         queries with and without a match: detection and identification, OSCR
 `structure`        the embedding itself: NMI, entropy, feature and cluster diversity
 `pages`            HTML templates and number formats
 =================  ==============================================================================

@@ -160,7 +160,7 @@ def measure_decision(
     test = development if same else world_of(encoder, data.test, directory / "test", config.seed)
     ordinary, outliers = decide_test(encoder, _asking(test, data), calibration, data, config.seed)
     results = search(encoder, data.test)
-    by_place = data.test.positions is not None  # the decision layer then uses squares as labels
+    by_place = data.test.positions is not None  # for places, labels are squares
     correct = results.correct if by_place else ordinary.correct
     first = next(iter(outliers.values()))
     signals = Signals(

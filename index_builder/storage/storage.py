@@ -26,7 +26,7 @@ N_AT_ONCE = 16
 """Maximum number of files that are fetched concurrently; more could overload a server."""
 
 _STEP_BYTES = 2**20
-"""For a copied file, the timeout starts again after each block of this size."""
+"""While a file is copied, each block of this size restarts the timeout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ CARS = Publication(
 def cub(origin: Origin) -> Official:
     """Load CUB-200-2011 (Wah et al. 2011): part ``train`` has classes 1 to 100, ``test`` the rest.
 
-    The split is the one used in metric learning (Musgrave et al. 2020). The file
-    train_test_split.txt has another split.
+    The split is the one used in metric learning (Musgrave et al. 2020). The split in the file
+    train_test_split.txt is not used.
 
     Raises
     ------

@@ -91,7 +91,7 @@ def load_in_shop(
 def load_msls(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """MSLS: queries and databases of the validation cities; a match is within 25 m of the query."""
+    """MSLS: queries and gallery from the validation cities; matches are within 25 m of a query."""
     places = msls(origin)
     parts = places.official.parts
 
