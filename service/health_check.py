@@ -20,7 +20,7 @@ from typing import NoReturn
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
 
 TIMEOUT_S = 4.0
-"""Timeout of the check in seconds, shorter than the timeout that the container sets for it."""
+"""Timeout of the check in seconds, shorter than the container's timeout for the check."""
 
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 """Start of the value of ``VOUCH_PORT`` that Kubernetes sets for a Service named vouch."""

@@ -590,7 +590,7 @@ class Settings(BaseSettings):
 
     @property
     def secrets(self) -> frozenset[str]:
-        """Texts that no message may contain: secret settings, and passwords in their addresses."""
+        """Texts that no message may contain: secret settings, and passwords in these settings."""
         values = (getattr(self, name) for name in type(self).model_fields)
         texts = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
         return frozenset(texts).union(*map(passwords_in, texts))

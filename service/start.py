@@ -50,8 +50,9 @@ IN_USE_S = 10.0
 hold the address for a moment, and service managers give up after a few failed starts."""
 
 SWITCH_INTERVAL_S = 0.0005
-"""Switch interval of Python threads in seconds: the maximum delay of the event loop by a computing
-thread. With Python's default of 0.005, each step of a request could be delayed by 5 ms."""
+"""Switch interval of Python threads in seconds: the maximum time for which a computing thread
+delays the event loop. With Python's default of 0.005, each step of a request could be delayed by 5
+ms."""
 
 
 def start(settings: Settings) -> None:

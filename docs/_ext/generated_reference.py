@@ -328,7 +328,7 @@ def errors() -> Iterator[str]:
 
 
 def reasons() -> Iterator[str]:
-    """Yield a table of the codes of reasons, with the sentence of each."""
+    """Yield a table of the codes of reasons, with the sentence of each code."""
     yield from _table(
         ("code", "sentence"),
         ((f"`{code}`", _inline(text.strip())) for code, text in MESSAGES.items()),

@@ -84,7 +84,7 @@ class _Parts:
 
     Parameters
     ----------
-    n_free : number of commas that do not count, for the numbers of vectors.
+    n_free : number of commas that do not count, because they separate the numbers of vectors.
     """
 
     def __init__(self, n_free: int) -> None:

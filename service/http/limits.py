@@ -37,7 +37,8 @@ FORM_ALLOWANCE = 64 * 2**10
 SMALL_BODY_BYTES = 256 * 2**10
 HELD_BODIES_BYTES = 64 * 2**20
 """All bodies larger than `SMALL_BODY_BYTES` share the memory `HELD_BODIES_BYTES`, which is enough
-for three images of the maximum size. The limit on concurrent requests limits the small bodies."""
+for three images of the maximum size. The limit on concurrent requests also limits the memory of
+smaller bodies."""
 
 MAX_FILES = MAX_FIELDS = 64
 """Maximum number of files, and of fields, in a form; a full batch has 32 files."""

@@ -88,7 +88,7 @@ class _Workers(Multiprocess):
         super().keep_subprocess_alive()
 
     def join_all(self) -> None:
-        """Wait until all workers have ended. A further signal ends them immediately."""
+        """Wait until all workers have ended. A further signal ends all workers immediately."""
         self.signal_queue.clear()
         while any(one.process.is_alive() for one in self.processes):
             if self.signal_queue:

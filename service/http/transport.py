@@ -3,9 +3,9 @@
 A socket that is closed with unread bytes sends RST, and the client may then lose the answer. So
 after an early answer, the service discards the rest of the request before it closes the socket.
 
-uvicorn writes head and body separately. If a replica is killed between the two, a proxy that has
-already forwarded the head cannot retry on another replica. So all writes of one turn of the event
-loop are joined.
+uvicorn writes head and body separately. If a replica is killed between these writes, a proxy that
+has already forwarded the head cannot retry on another replica. So all writes of one turn of the
+event loop are joined.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BoundedTransport:
         return self.lingers or self._transport.is_closing()
 
     def linger(self) -> None:
-        """Send the queued data and nothing more; read the request's rest for a limited time."""
+        """Send only the queued data; read the rest of the request for a limited time."""
         self.lingers = True
         self._send()
         self.limit(limits.LINGER_S)

@@ -6,7 +6,7 @@ import resource
 from contextlib import suppress
 
 FILES_OF_A_GALLERY = 16
-"""Number of open files of one gallery with changes; several threads read its items and log."""
+"""Number of open files of a gallery with changes; several threads read the items and the log."""
 
 FILES_OF_EVERYTHING_ELSE = 256
 

@@ -69,5 +69,5 @@ def picture_urls(bundle: Bundle) -> PictureUrls:
 
 
 def _quoted(text: str) -> str:
-    """Percent-encode an id. Ids without special characters skip `quote`, which is slower."""
+    """Percent-encode an id. An id without special characters needs no `quote`, which is slow."""
     return text if _PLAIN.fullmatch(text) else quote(text)

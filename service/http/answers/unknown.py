@@ -17,11 +17,11 @@ from service.serving.unknown import NamedGroup, UnknownQueries
 def unknown_groups(
     bundle: Bundle, unknown: UnknownQueries, cases: Mapping[str, Case], limit: int
 ) -> schemas.UnknownGroups:
-    """Describe the groups of queries; at most ``limit`` groups with their members.
+    """Describe the sizes of all groups of queries, and the members of at most ``limit`` groups.
 
     Parameters
     ----------
-    cases : review cases by query id, whose images are shown.
+    cases : review cases, by query id; they show the images of the queries.
     """
     queries, groups = unknown.queries, unknown.groups
     days = Counter(_moment(at).date() for at in queries.kept_at.tolist())
