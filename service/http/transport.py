@@ -59,7 +59,7 @@ class BoundedTransport:
         self.lingers = True
         self._send()
         self.limit(limits.LINGER_S)
-        if self._transport.can_write_eof():  # not over TLS: there, the client closes
+        if self._transport.can_write_eof():  # with TLS, the client closes the connection
             self._transport.write_eof()
 
     def limit(self, seconds: float | None) -> None:

@@ -114,7 +114,7 @@ def facet_list(bundle: Bundle, most: int) -> schemas.FacetList:
 
 
 def label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList:
-    """Return at most ``limit`` labels in alphabetical order; the label ``after`` is excluded."""
+    """Return at most ``limit`` labels after the label ``after``, in alphabetical order."""
     bundle = lease.bundle
     labels = sorted(bundle.retriever.gallery.held_labels)
     start = 0 if after is None else bisect_right(labels, after)
