@@ -111,8 +111,8 @@ class Catalogue:
     def n_to_hold_out(self) -> int:
         """Return how many images could be held out if all images are readable.
 
-        Only equal files count as copies here. Only decoding can find near-duplicates, and equal
-        pictures in different files.
+        Only equal files count as copies here. Near-duplicates, and equal pictures in files that
+        differ, are found only after decoding.
         """
         return len(self._held_out_labels)
 

@@ -16,7 +16,7 @@ N_SHOWN = 24
 """Maximum number of changed answers of each kind that a page shows."""
 
 KINDS = ("broken", "fixed", "changed")
-"""Kinds of changed answers: became wrong, became right, or another change of verdict or item."""
+"""Kinds of changed answers: now wrong, now right, or another change of verdict or item."""
 
 RATES = ("coverage", "error", "ece")
 PROMISED = ("max_error", "max_false_match_rate", "alpha", "coverage", "expected_absent")
@@ -127,7 +127,7 @@ def _drawn(side: Side, row: int) -> dict[str, Any]:
 
 
 def _rows_of_both(old: Side, new: Side) -> Iterator[tuple[int, int]]:
-    """Yield old and new row of each query that both sides have, in the order of the new side."""
+    """Yield the old and new row of each query on both sides, in the order of the new side."""
     rows = old.row_of()
     for name, row in new.row_of().items():
         if name in rows:

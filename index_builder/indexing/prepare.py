@@ -255,7 +255,7 @@ def _decoded(
 
     Raises
     ------
-    ImageError : the image cannot be decoded, or the box lies outside it.
+    ImageError : the image cannot be decoded, or the box lies outside the image.
     """
     if box is None:
         decoded = decode_image(data, limits, smallest_side)

@@ -1,4 +1,4 @@
-"""A bundle: a directory with all data for answers. Its name is the hash of its content.
+"""A bundle: a directory with all data to answer queries. The hash of the content is its name.
 
 ::
 

@@ -131,7 +131,7 @@ def remove_leftovers(root: Path) -> None:
     """Remove the temporary files of killed processes from a directory of bundles.
 
     The files of a running publish, compaction or activation are kept, because the process holds a
-    lock. An error in removing a file is ignored.
+    lock. Errors during the removal of a file are ignored.
     """
     there = bundle_ids(root)
     for left in root.glob(".*.removed"):

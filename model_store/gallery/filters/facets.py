@@ -24,7 +24,7 @@ class Facet:
     comparison : the comparison for a filter by value: ``has`` if most items have a list, else
         ``eq``.
     n_items : number of items with a value of the field.
-    n_values : number of distinct numbers, texts, true and false.
+    n_values : number of distinct values: numbers, texts, true and false.
     least, greatest : smallest and largest number in the field; None if it has no numbers.
     values : the most frequent values, each with its number of items. Equally frequent values are in
         ascending order. Empty if no two items have the same value.

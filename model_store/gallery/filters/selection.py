@@ -28,8 +28,8 @@ _WIDE = 32
 made by comparing all rows; in any other mask, the selected rows are set one by one."""
 
 _FEW = 8
-"""Maximum number of ranges for a comparison of each code with each range. If there are more ranges,
-each code is looked up in a table."""
+"""Maximum number of ranges with which each code is compared. If there are more ranges, each code is
+looked up in a table."""
 
 
 class Selection(Protocol):
