@@ -1,4 +1,4 @@
-"""Shards: a shard is a file with the data of a block's images. It is written atomically.
+"""Shards: a shard is a file with the data of a block's images. The file is written atomically.
 
 ::
 

@@ -226,7 +226,7 @@ def test_the_gallery_stands_in_for_few_queries_without_a_match(where: Path, root
     (where / "few.csv").write_text("\n".join([heading, *few]) + "\n")
     said = succeeded(where, "calibrate", root, "--queries", "few.csv", "--gallery", "gallery.csv")
     assert "5 without" in said
-    assert "matches are hidden from their own queries" in " ".join(said.split())
+    assert "the calibration hides the true matches of some queries" in " ".join(said.split())
     fitted = not_none(open_bundle(root, "cpu", threads=1).retriever.calibration)
     assert fitted.report["absence"].startswith("hidden")
 
