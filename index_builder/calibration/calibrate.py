@@ -307,7 +307,7 @@ def calibrate_with_queries(
     seed: int,
     rule: TruthRule = BY_LABEL,
 ) -> Calibration:
-    """Fit the decision layer to the queries of a gallery that has an outlier detector.
+    """Fit the decision layer to queries, with the gallery's present outlier detector.
 
     Parameters
     ----------
@@ -343,7 +343,6 @@ def _with_gallery_images(
     ----------
     matched : the held-out queries.
     images, embeddings : gallery images and their embeddings.
-
     rows : (B,) indices of the images that become queries.
     hidden : (B, m) see `look_up`.
     n_put : number of images that were added after the other queries were held out; the first

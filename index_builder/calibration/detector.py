@@ -36,8 +36,8 @@ Fashion-MNIST, four times as many reference images were not better (AUROC −0.0
 seed)."""
 
 LEAST_OF_LABEL = 5
-"""Minimum number of reference images per label, if the label has so many. Without reference images,
-a query of a small or new label would look like an outlier."""
+"""Minimum number of reference images of a label; fewer if the label has fewer images. Without
+reference images of its label, a query of a small or new label would look like an outlier."""
 
 Floats = NDArray[np.float64]
 

@@ -269,7 +269,8 @@ def _measured(
 ) -> dict[str, Any]:
     """Measure cross-fitted probabilities and result sets at the assumed share of absent queries.
 
-    The results are for the gallery's default order; ``orders`` has the results of both orders.
+    The results are for the gallery's default order; the key ``orders`` has the results of both
+    orders.
     """
     evidence, present = calibration.evidence, ~calibration.evidence.absent
     orders = {order: _of_order(calibration, order, examples) for order in get_args(Order)}

@@ -224,7 +224,7 @@ def keep(
 
     Parameters
     ----------
-    encoder : embeds the images; a `StoredEncoder` takes cached embeddings.
+    encoder : encoder of the images; a `StoredEncoder` returns cached embeddings.
     images : gallery images in random order; empty if not available.
     seed, are_views, unseen, items : see `calibrate_gallery`.
     """

@@ -26,8 +26,8 @@ queries without a confident label. These are at most half of all queries."""
 
 N_FOLDS = 20
 """Number of gallery folds for outlier scores. A detector must not be fitted to the image that it
-scores: this image would have distance zero from its own copy in the detector. With 20 folds, each
-detector is almost as good as a detector fitted to all images."""
+scores: the distance from this image to its own copy in the detector would be zero. With 20 folds,
+each detector is almost as good as a detector fitted to all images."""
 
 
 @dataclass(frozen=True, slots=True)

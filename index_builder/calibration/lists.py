@@ -25,7 +25,7 @@ show, and the embeddings of these items."""
 
 
 def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
-    """Return a number (n_items,) for each item, equal for the same object; None if all differ.
+    """Return the number (n_items,) of each item's object; None if no two items share an object.
 
     To make a view an absent query, all copies and near-duplicates of its picture must be hidden.
 

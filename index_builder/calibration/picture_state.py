@@ -14,16 +14,16 @@ from model_store.decision.picture import PictureState, log_features
 from model_store.encoder.contract import Encoder
 
 N_DEGRADED, LEAST_DEGRADED = 160, 40
-"""Number of images to degrade, one copy each, and the minimum number for a fit. A fit to 160 images
-separates degraded from clean photographs no worse than a fit to 300 images (AUROC 0.95 on new
-photographs of 38 labels)."""
+"""Maximum and minimum number of images for a fit; each image gets one degraded copy. A fit to 160
+images separates degraded from clean photographs no worse than a fit to 300 images (AUROC 0.95 on
+new photographs of 38 labels)."""
 
 RIDGE = 0.5
 """Ridge penalty divided by the number of features."""
 
 N_FOLDS = 8
-"""Number of cross-fitted heads, each fitted without an eighth of the images. Each head measures the
-images that it was not fitted to."""
+"""Number of cross-fitted heads. Each head is fitted without an eighth of the images, and measures
+this eighth."""
 
 LEAST_SCALE = 1e-3
 """Added to the standard deviation of each log feature, to avoid a division by zero."""
@@ -52,7 +52,7 @@ def fit_picture_state(
     clean = embed_with_features(encoder, some, "images to degrade")
     moved = embed_with_features(encoder, degraded(some, seed, kinds), "degraded images")
     cosines = (moved.directions * clean.directions).sum(axis=1)
-    # Fits the angle, because a fit of the log angle would stress tiny displacements.
+    # A fit of the log angle would give too much weight to tiny displacements.
     angles = np.arccos(np.clip(cosines.astype(np.float64), -1, 1))
     of_clean, of_moved = clean.features, moved.features
     levels = []

@@ -129,8 +129,8 @@ class Examples:
     def chosen(self) -> Bools:
         """A mask (N,) of the labels to predict: the first true match of each query.
 
-        Several true matches of a query are nearly equal and share the probability. So the
-        probability of each match is too low.
+        If a query has several true matches, these matches are nearly equal and share the
+        probability. So the predicted probability of each match is too low.
         """
         rows = np.flatnonzero(self.matches)
         _, first = np.unique(self.queries[rows], return_index=True)
@@ -170,9 +170,12 @@ class Examples:
 
 
 def numbers_of_signals(absence: Absence, examples: Examples) -> Sequence[int]:
-    """Return the numbers of signals to try: fewer if the absent queries are not representative."""
+    """Return the numbers of signals to try.
+
+    The numbers are smaller if the absent queries do not represent truly absent queries.
+    """
     if (examples.counts[examples.absent] == 1).all():
-        return (2,)  # with one label left, signals that compare labels are undefined
+        return (2,)  # signals that compare labels are undefined if a query finds one label
     if absence in _STAND_INS_ONLY:
         return N_SIGNALS[:1]
     n_labels = len(np.unique(examples.labels[examples.absent]))

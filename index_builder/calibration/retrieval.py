@@ -73,7 +73,7 @@ class RetrievedQueries:
     mean_similarities : (B, n) similarities of the candidates' label means, see
         `LabelMeans.similarities`.
     matches : (B, n) whether each candidate is a true match.
-    codes : (B,) codes of the queries' own labels; −2 and below for labels that the gallery does not
+    codes : (B,) codes of the queries' own labels; at most −2 for a label that the gallery does not
         have.
     own_sizes : (B,) number of items of the query's own label that the query can find.
     found_sizes : (B, n) number of items of each candidate's label that the query can find.
@@ -224,7 +224,7 @@ def look_up(
     hide_label : whether to hide all items of each query's own label, to make the query absent.
     hidden : (B, m) rows of items to exclude from each query's results, for example the query
         itself; padded with −1.
-    alike : in a gallery without labels: (N,) number of the object that each item shows. All items
+    alike : (N,) number of the object that each item shows, in a gallery without labels. All items
         of an object are hidden together.
     within : rule for matches by distance; None if a match has the same label.
     among : (N,) mask of the items that can be found; None for all items.

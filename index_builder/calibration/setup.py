@@ -82,7 +82,7 @@ class RetrievalSetup:
     ----------
     detector, means : outlier detector and label means of the gallery.
     label_folds : detectors that were each fitted without some labels; None if no labels are hidden.
-    alike : for a gallery without labels, see `look_up`; None if every item is its own label.
+    alike : see `look_up`; None in a gallery with labels, or if no two items share an object.
     n_candidates : length of every result list, see `list_length`.
     rule : the rule for a match, and the parents of labels.
     earlier : the part of the gallery that is searched with absent queries; None for the whole

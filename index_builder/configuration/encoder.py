@@ -87,8 +87,8 @@ class NetworkConfig(Section):
         "`onnx` with an `encoder`, else `small_cnn`",
         description="A network to train instead of an `encoder`, starting from random weights or "
         "from `weights`. small_cnn (grey, 28 × 28) and colour_cnn (32 × 32) are the papers' "
-        "networks for characters and silhouettes. onnx stands for the given `encoder`. All "
-        "other networks come from torchvision.",
+        "networks for characters and silhouettes. onnx means the given `encoder`. All other "
+        "networks come from torchvision.",
     )
     weights: str | None = Field(
         None,
@@ -312,7 +312,7 @@ class EncoderConfig(Section):
     def changed_since(self, stored: Mapping[str, Any]) -> set[str]:
         """Return the names of the tables and keys that differ from a stored configuration.
 
-        Keys that are missing in the stored configuration count with their default values.
+        If a key is missing in the stored configuration, its default value is compared.
         """
         now = dict(self)
         try:

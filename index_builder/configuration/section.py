@@ -58,7 +58,7 @@ def derived(default: Any, rule: str, **constraints: Any) -> Any:  # noqa: ANN401
 
     Parameters
     ----------
-    default : value if no other key determines the default; ``...`` if this cannot happen.
+    default : default value if no other key determines it; ``...`` if another key always does.
     rule : text that describes the default.
     constraints : arguments of pydantic's ``Field``.
     """

@@ -26,7 +26,7 @@ Read = Callable[[int, int | None], Pixels]
 """Function from a position and ``smallest_side`` (see `decode_image`) to pixels."""
 
 Content = Callable[[int], bytes]
-"""Function from a position to bytes that identify its image, for example a hash of the file."""
+"""Function from a position to bytes that identify the image, for example a hash of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class LabelledImages:
     groups : N names of groups, for example one object in several photographs; gallery and queries
         never share a group. None if unknown.
     sources : N names of image sources, for example cameras; None if unknown.
-    content : returns the identity of an image of the source, see `Content`. None if unknown; values
-        computed from the images are then not cached.
+    content : returns the identity of an image of the source, see `Content`. If it is None, values
+        computed from the images are not cached.
     metadata : N mappings of metadata; None without metadata.
     places : (N, 3) coordinates where the images were taken, see `model_store.truth.wgs84`; NaN if
         unknown. None if matches do not depend on places.

@@ -22,7 +22,7 @@ N_VALIDATION_VIEWS = 1000
 """Maximum number of views of unlabelled images for the choice of the prior precision."""
 
 MIN_SPLIT = 3
-"""Minimum number of images of a label from which one image is held out. The other two form a
+"""Minimum number of images of a label from which one image is held out. The other two images form a
 positive pair."""
 
 
@@ -55,7 +55,7 @@ class Splits:
     validation : images for the choice of the prior precision; the encoder is not trained on them.
     calibration, evaluation : query images that are in no other part. Without labels, the queries
         are views of items.
-    labelled : whether labels are known. If not, each image has its own label.
+    labelled : whether labels are known. Without known labels, each image is its own label.
     items_are_queries : whether the items are also the queries with a match, each excluded from its
         own results. In this case, ``calibration`` and ``evaluation`` have no queries with a match.
     gallery_unseen : whether the encoder was trained on neither the gallery's images nor their
