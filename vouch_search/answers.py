@@ -28,7 +28,8 @@ PictureOf = Callable[[str], Picture | None]
 """Function that returns the thumbnail of an item id, or None."""
 
 N_SHOWN = 10
-"""Maximum number of results of an answer, and of answers in a list, that a notebook shows."""
+"""Maximum number of results that a notebook shows of an answer, and of answers that it shows of a
+list."""
 
 
 class Answer(schemas.SearchAnswer):

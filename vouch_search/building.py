@@ -38,8 +38,8 @@ def build(
         encoder.
     name : name of the gallery; None for the folder's name.
     labels : whether the sub-folders are labels.
-    require : limits of the outcome, such as ``recall_at_1>=0.8``; if one is not met, nothing is
-        published.
+    require : conditions on the measured quality, such as ``recall_at_1>=0.8``; if a condition is
+        not met, nothing is published.
     bundles : directory to publish into; None for ``bundles/<name>``.
     run : directory to work in; None for ``runs/<name>``.
     progress : show the plan, the steps and the outcome on standard error.

@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         PROGRAM,
         " FOLDER",
         description="Search with every image of a folder, and write a table of the matches. After "
-        "an interruption the same command continues.",
+        "an interruption, the same command continues the search.",
     )
     parser.add_argument("folder", metavar="FOLDER", help="Its image files, sub-folders included.")
     parser.add_argument(
@@ -136,9 +136,10 @@ def _search(
 
 
 class Journal:
-    """A file of finished answers beside the table, for resuming: one JSON line for each image.
+    """A file beside the table with the finished answers, to resume a search.
 
-    The file's name depends on gallery and options. A changed image file is searched again.
+    The file has one JSON line for each image. Its name depends on gallery and options. A changed
+    image file is searched again.
     """
 
     def __init__(self, out: Path, gallery: SearchableGallery, options: argparse.Namespace) -> None:
@@ -232,7 +233,7 @@ def _write_parquet(out: Path, rows: Sequence[Row], _: SearchableGallery) -> None
 
 
 def _write_html(out: Path, rows: Sequence[Row], gallery: SearchableGallery) -> None:
-    """Write a self-contained HTML page: each query beside its result, with the numbers."""
+    """Write a self-contained HTML page: each query beside its result, with all columns."""
     columns = columns_of(rows)
     pictures: dict[str, str] = {}
     body = []

@@ -11,7 +11,7 @@
 `uncertainties`    the uncertainty of queries in the distribution of the calibration queries
 =================  ==============================================================================
 
-Each function draws into ``ax`` and returns it; without ``ax`` it draws into pyplot's current axes.
+Each function draws into ``ax`` and returns ``ax``; the default is pyplot's current axes.
 `svg` returns a plot as an ``<svg>`` element for an HTML page.
 
 A *source* is a local or remote gallery, the ``Calibration`` of a bundle, the calibration report of
@@ -92,7 +92,7 @@ def reliability(
 
     Parameters
     ----------
-    source : a source as the module describes, or probabilities (N,) in [0, 1].
+    source : a source (see the module), or probabilities (N,) in [0, 1].
     outcomes : (N,) whether each result is correct, if ``source`` is probabilities.
     weights : (N,) weights of the results; None for equal weights.
     """
@@ -145,7 +145,7 @@ def risk_coverage(
 
     Parameters
     ----------
-    source : a source as the module describes, or probabilities (N,) of first results.
+    source : a source (see the module), or probabilities (N,) of first results.
     outcomes : (N,) whether each first result is correct, if ``source`` is probabilities.
     label : the name of the curve in the legend.
     """
@@ -196,7 +196,7 @@ def roc(
 
     Parameters
     ----------
-    source : a gallery or a ``Calibration``, whose P(some item matches) is drawn; or scores (N,) of
+    source : a gallery or a ``Calibration``, for a curve of P(some item matches); or scores (N,) of
         queries with a match. A larger score means a likelier match.
     absent : (M,) scores of absent queries, if ``source`` is scores.
     label : the name of the curve in the legend.
@@ -621,7 +621,7 @@ def _caption(result: object) -> str:
 
 
 def _plain(name: str) -> str:
-    """Escape a name for matplotlib: no formula, and no leading underscore, which hides it."""
+    """Escape ``$``, which starts a formula, and a leading underscore, which hides the name."""
     return name.replace("$", r"\$").replace("_", " _", 1 if name.startswith("_") else 0)
 
 

@@ -38,8 +38,9 @@ from service.access.rate_limits import Rates, Standing
 from service.settings import Settings, parse_rate
 
 _KEYLESS = (
-    "programs on this machine have the scope admin without a key; so have the clients of a proxy "
-    "on this machine that adds no forwarded headers: set VOUCH_KEYS behind a proxy"
+    "programs on this machine have the scope admin without a key; clients of a proxy on this "
+    "machine have this scope too if the proxy adds no forwarded headers: set VOUCH_KEYS "
+    "behind a proxy"
 )
 
 SECURITY_SCHEMES = {
@@ -75,7 +76,7 @@ class Access:
     rate : default rate limit of a caller; None for no limit.
     origins : web origins whose pages may send writes.
     elsewhere : scope of callers without a key on other machines; used only with ``local_only``.
-    local_only : whether ``keyless`` is only the scope of programs on this machine.
+    local_only : whether only programs on this machine get the scope ``keyless``.
     """
 
     def __init__(
@@ -277,7 +278,7 @@ async def counts_as_search(request: Request) -> None:
 
 
 def _require_seen(request: Request) -> None:
-    """Refuse a gallery that the caller's key does not allow, with the error of a missing gallery.
+    """If the caller's key does not allow a gallery, raise the same error as for a missing gallery.
 
     Raises
     ------
@@ -301,8 +302,8 @@ class GuardedRoute(APIRoute):
 
     Attributes
     ----------
-    scopes : the scopes that callers need, from the weakest to the strongest. If not empty, a
-        gallery that the caller's key does not allow gives the error `GalleryNotFound`.
+    scopes : the scopes that callers need, from the weakest to the strongest. With scopes, the route
+        raises `GalleryNotFound` for a gallery that the caller's key does not allow.
     is_search : whether a request counts against the search quota of its key.
     """
 
@@ -333,7 +334,7 @@ class GuardedRoute(APIRoute):
         )
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the route's handler, preceded by its checks."""
+        """Return the route's handler; it first checks the caller."""
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
@@ -389,7 +390,7 @@ def _is_local(request: Request) -> bool:
 
 
 def _presented_key(request: Request) -> str | None:
-    """Return the key after ``Bearer``, or else in `X-API-Key`; other schemes are ignored."""
+    """Return the key after ``Bearer``, else the key in `X-API-Key`; other schemes are ignored."""
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return sent.strip()
@@ -397,7 +398,7 @@ def _presented_key(request: Request) -> str | None:
 
 
 def _address(request: Request) -> str:
-    """Return what identifies a caller without a key: its IPv4 address, or its /64 network in IPv6.
+    """Return the IPv4 address or the IPv6 /64 network that identifies a caller without a key.
 
     A host can use any of the 2⁶⁴ addresses of its IPv6 network, so the network counts as one
     caller.

@@ -44,12 +44,12 @@ class Caller:
     Attributes
     ----------
     id : id of the key, or the address of a caller without a key.
-    account : the name for counting requests; an address never equals a key.
+    account : name under which requests are counted; a key and an address never share a name.
     name : name of the key; None without a key.
     scope : what the caller may do.
     rate : rate limit of its requests; None for no limit.
-    expected_absent : share of the caller's queries without a match in a gallery; None where the key
-        names none.
+    expected_absent : share of the caller's queries without a match in a gallery; None if the key
+        sets no share.
     limits : the galleries and quotas of the key.
     """
 

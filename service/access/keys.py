@@ -47,7 +47,8 @@ class ApiKey(BaseModel):
     """A stored key: the hash of its secret, its scope and its limits.
 
     The secret has 256 random bits, which no attacker can guess, so SHA-256 is enough. A slow hash
-    protects passwords that people choose. For a random secret, it would only slow down requests.
+    protects passwords that people choose; for a random secret, a slow hash would only slow down
+    requests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -214,7 +215,7 @@ class Keyring:
 
     Raises
     ------
-    KeysError : at the start, the file is missing or damaged.
+    KeysError : the file is missing or damaged when the service starts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -228,8 +229,8 @@ class Keyring:
 
         Raises
         ------
-        Unauthenticated : the key is unknown, expired or revoked; only a caller with the key's
-            secret learns which of these.
+        Unauthenticated : the key is unknown, expired or revoked. The message names the reason only
+            if the secret is right.
         """
         self._look()
         key_id, secret = _parse(presented)

@@ -27,8 +27,9 @@ root_path: ContextVar[str] = ContextVar("root_path", default="")
 class KnownProxies:
     """Applies the forwarded headers of trusted proxies; ignores the headers of other senders.
 
-    Sets the client's address and scheme, and ``root_path`` to ``X-Forwarded-Prefix``. If ``path``
-    still has the prefix, `KnownProxies` removes the prefix; `WithinRootPath` adds it again.
+    Sets the client's address and scheme. Sets ``root_path`` to the value of ``X-Forwarded-Prefix``.
+    If ``path`` still has the prefix, `KnownProxies` removes the prefix; `WithinRootPath` adds it
+    again.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ class WithinRootPath:
 
 
 def _forwarded_prefix(scope: Scope) -> str:
-    """Return the prefixes of all proxies, outermost first; empty if the header is no path."""
+    """Return the prefixes of all proxies, outermost first; empty if the header is not a path."""
     sent = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-prefix")
     parts = [part.strip() for part in sent.decode("latin-1").split(",")]
     try:

@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from redis.asyncio import ConnectionPool
 
 MAX_CALLERS = 100_000
-"""Maximum number of callers that one process counts. A caller takes a few hundred bytes. The least
-recent caller is dropped first."""
+"""Maximum number of callers that one process counts. One caller needs a few hundred bytes. The
+least recent caller is dropped first."""
 
 
 MAX_COUNT = 2**53
-"""Counts from Redis at or above this are invalid."""
+"""Counts from Redis that reach this number are invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The number of a caller's requests in the current period, against its limit.
+    """The number of a caller's requests in the current period, and the limit.
 
     Attributes
     ----------
     limit : requests allowed in a period.
-    count : requests in this period so far, this one included.
+    count : requests in this period so far, including this request.
     reset_s : seconds until the next period.
     """
 
@@ -74,7 +74,7 @@ class Tally:
         if shared is None:
             self.seen += n
             return self.seen
-        if shared + self._lost < before + n:  # a smaller count: Redis has lost its data
+        if shared + self._lost < before + n:  # the count fell: Redis has lost data
             self._lost = before + n - shared
         count = shared + self._lost
         self.seen = max(self.seen, count)
@@ -102,11 +102,11 @@ class Tallies:
 class Rates:
     """Counts requests in fixed periods of the clock; all callers have the same periods.
 
-    Around the start of a period, a caller can use the limits of two periods in a short time. But a
+    Around the start of a period, a caller can send twice the limit in a short time. But a
     fixed period needs only one number and one round trip to Redis, and ``Retry-After`` is exact.
 
-    Each process also counts in memory. If Redis restarts empty, these counts stay valid. While
-    Redis is unreachable, each replica counts alone.
+    Each process also counts in memory. If Redis restarts without its data, the counts in memory
+    stay valid. While Redis is unreachable, each replica counts alone.
     """
 
     def __init__(self, redis_url: str | None, timeout_s: float) -> None:

@@ -37,8 +37,8 @@ class VouchClient:
     """Client of one service; thread-safe. Close the client, or use it as a context manager.
 
     If the service is busy (503 with ``Retry-After``), the client sends a request up to
-    `MAX_ATTEMPTS` times. Retries are safe: queries change nothing, the last feedback counts, and an
-    Idempotency-Key makes a change of a gallery run once.
+    `MAX_ATTEMPTS` times. Retries are safe: a query changes nothing, and the last feedback counts.
+    With an Idempotency-Key, a repeated request changes a gallery only once.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class VouchClient:
         neighbours: Sequence[schemas.Neighbour],
         **options: Unpack[DecisionOptions],
     ) -> schemas.DecisionAnswer:
-        """Decide whether neighbours from another vector store match a query; nearest first.
+        """Decide whether neighbours from another vector store, nearest first, match a query.
 
         Raises
         ------
@@ -328,7 +328,7 @@ class VouchClient:
     def near_duplicates(
         self, gallery: str, *, threshold: float = 0.99
     ) -> Iterator[schemas.ItemWithDuplicates]:
-        """Iterate over items that have near duplicates, by id; a pair is listed at both items.
+        """Iterate by id over items that have near duplicates; both items of a pair are listed.
 
         Pages are fetched on demand; each takes the service about half a second.
 
@@ -490,9 +490,9 @@ class VouchClient:
 
         Parameters
         ----------
-        query_id : `query.id` of its answer.
+        query_id : id of the query: `query.id` in the answer.
         item_id : id of the item that the decision names.
-        item : with ``new``: the item to create from the query; None for none.
+        item : the item to create from the query; only for the decision ``new``.
 
         Examples
         --------
@@ -534,7 +534,7 @@ class VouchClient:
         return ReviewQueueClient(gallery, self._http, self._send)
 
     def unknown(self, gallery: str) -> UnknownQueriesClient:
-        """Return the client for a gallery's kept queries without a match.
+        """Return the client for the groups of a gallery's queries without a match.
 
         Examples
         --------

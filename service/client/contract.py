@@ -37,7 +37,8 @@ class VouchProblem(Exception):
         from the service, for example from a proxy.
     detail : what was received, what was wanted and what to do.
     request_id : id of the request in the service's log, for the operator.
-    retry_after : seconds after which a new request may succeed; None if the service states none.
+    retry_after : seconds after which a new request may succeed; None if the service does not state
+        a time.
     errors : the invalid fields.
 
     Examples
@@ -87,7 +88,7 @@ def read(response: httpx2.Response, answer: type[AnswerT]) -> AnswerT:
 
     Raises
     ------
-    VouchProblem : the code is ``not_vouch`` if the JSON has another schema.
+    VouchProblem : the JSON does not fit the schema; the code is ``not_vouch``.
     """
     try:
         return answer.model_validate_json(response.content)
@@ -96,7 +97,7 @@ def read(response: httpx2.Response, answer: type[AnswerT]) -> AnswerT:
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
-    """Return the seconds of ``Retry-After``; None for a date, because the service sends none."""
+    """Return the seconds of ``Retry-After``; None for a date, which the service never sends."""
     value = response.headers.get("retry-after", "")
     return float(value) if value.isdigit() else None
 

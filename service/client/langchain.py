@@ -33,7 +33,8 @@ class VouchRetriever(BaseRetriever):
     client : client of the service; the caller closes it.
     limit : maximum number of documents.
     min_match_probability : minimum match probability of documents after the first.
-    text_key : key of the items' metadata with a document's text; None for the label, or else id.
+    text_key : metadata key of a document's text; None to use the label, or the id of an item
+        without a label.
     """
 
     client: VouchClient

@@ -144,7 +144,7 @@ class GalleryManagement:
         return self._ask(self._build("DELETE", path_of(gallery, "shadow")), schemas.ShadowReport)
 
     def adopt_absent_share(self, gallery: str, share: float | None) -> schemas.OperatorDecision:
-        """Set the gallery's share of absent queries; a share in a request or key replaces it.
+        """Set the gallery's share of absent queries; a share in a request or in a key has priority.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The client of kept queries without a match."""
+"""The client for groups of queries without a match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.client.contract import path_of, read, sent_again
 
 
 class UnknownQueriesClient:
-    """A gallery's kept queries without a match; see `VouchClient.unknown`.
+    """Groups of a gallery's queries without a match; see `VouchClient.unknown`.
 
     Examples
     --------
@@ -29,7 +29,7 @@ class UnknownQueriesClient:
 
         Parameters
         ----------
-        precision : minimum expected share of pairs within groups that show the same identity.
+        precision : minimum expected share of same-identity pairs, among all pairs within groups.
         limit : maximum number of groups; the largest are first.
 
         Examples

@@ -1,6 +1,6 @@
 """The pool of decoders: a file that crashes, hangs or exhausts its decoder fails one request only.
 
-In a library's pool (pebble 5), all workers share one pipe, and a killed worker ended the pool.
+A library's pool (pebble 5) has one pipe for all workers, so a killed worker ends the pool.
 Here every decoder has its own socket, so decoders fail independently.
 """
 
@@ -44,7 +44,7 @@ class DecoderPool:
       affected.
     - If an operator or the kernel kills a decoder (SIGKILL, for example because memory runs out),
       another decoder gets the image. If that decoder is killed too, the image is refused.
-    - A cancelled request leaves the queue. If a decoder already works on its image, the decoder
+    - A cancelled request leaves the queue. A decoder that already works on the request's image
       finishes within the budget, because a new process would cost more.
 
     Parameters
@@ -224,7 +224,7 @@ class DecoderPool:
         self._free.put_nowait(decoder)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run in the background; keep a reference: the event loop keeps only a weak reference."""
+        """Run ``work`` as a stored task: the event loop itself holds only a weak reference."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -13,13 +13,14 @@ import numpy as np
 from model_store.encoder.contract import Embeddings, Encoder, Inputs
 
 GAIN = 1.1
-"""Minimum gain in images per second over a smaller batch, as a factor."""
+"""Minimum speed of a larger batch in images per second, as a multiple of a smaller batch's
+speed."""
 
 BATCHES_IN_A_TURN = 16
 """Maximum number of batches in a turn, on a single processor; see `Batches.alone`."""
 
 BATCHES_OF_A_PROCESSOR = 4
-"""Maximum number of batches in a turn for each processor, with several processors. At the end of a
+"""With several processors: maximum number of batches in a turn for each processor. At the end of a
 turn some processors are idle, and an image waits for the last batch of its turn."""
 
 TURN_S = 0.25
@@ -37,8 +38,8 @@ class Batches:
     ----------
     size : measured maximum batch size.
     turn : maximum number of batches in a turn.
-    alone : whether a turn should begin when no other work runs. True on a single processor, where
-        each switch between encoding and other work empties the processor's caches.
+    alone : whether a turn should begin only when no other work runs. True on a single processor,
+        where each switch between encoding and other work empties the processor's caches.
     """
 
     size: int
@@ -98,7 +99,7 @@ def _noise(encoder: Encoder, n: int) -> Inputs:
 
 
 def _images_per_second(encoder: Encoder, images: Inputs, at_once: int | None = None) -> float:
-    """Return the fastest of a few attempts, because disturbances only slow a measurement."""
+    """Return the highest of several measured speeds; other work can only slow a measurement."""
     fastest = np.inf
     for _ in range(_REPETITIONS):
         started = time.perf_counter()

@@ -1,6 +1,6 @@
 """Cache of predictive distributions: equal image bytes are encoded once.
 
-A hit returns the same bits as the first computation. A key contains all inputs of the numbers:
+A hit returns the same bits as the first computation. A key contains all inputs of the computation:
 encoder, decision layer, number of samples and image bytes.
 """
 
@@ -38,7 +38,7 @@ class CacheEntry:
     text: QueryText | None = None
 
     def to_bytes(self, key: str, secret: bytes = b"") -> bytes:
-        """Serialise: seal, length of the JSON, the JSON, predictive distribution."""
+        """Return the entry as bytes: seal, length of the JSON, JSON, predictive distribution."""
         described = _DESCRIBED.dump_json((self.image, self.text))
         body = described + self.predictive.to_bytes()
         return _HEADER.pack(_seal(key, body, secret), len(described)) + body

@@ -116,7 +116,7 @@ class EncoderProcess(EncoderProxy):
         numbers = [theirs.fileno(), self._images.fileno()]
         with theirs:
             # multiprocessing would import the main module again, which is the whole service: the
-            # encoder would restart in 3.8 s of computing instead of 0.2 s.
+            # encoder would need 3.8 s of computing for a restart instead of 0.2 s.
             self._process = subprocess.Popen(  # noqa: S603 # no argument comes from a request
                 [sys.executable, "-P", "-m", "service.encoding.worker", *map(str, numbers)],
                 env={

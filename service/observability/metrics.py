@@ -1,7 +1,7 @@
 """Counters and histograms for Prometheus; gauges are in `service.serving.metrics`.
 
-A label has few possible values, and clients cannot add values: route patterns, served galleries,
-HTTP methods, problem codes.
+A label has few possible values: route patterns, served galleries, HTTP methods, problem codes.
+Clients cannot add values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MetricT = TypeVar("MetricT", Counter, Histogram)
 
 @lru_cache(maxsize=4096)
 def _of(metric: MetricT, *labels: str) -> MetricT:
-    """Return the child of a metric for these labels; cached, because a search needs a dozen."""
+    """Return the cached child of a metric for these labels; one search needs a dozen."""
     return metric.labels(*labels)
 
 
@@ -255,7 +255,7 @@ class Telemetry:
         )
         self.shadow_same_first = self._counter(
             "vouch_shadow_same_first_total",
-            "Shadow queries with the same first item as the answer.",
+            "Shadow queries with the same first item as the served answer.",
             "gallery",
         )
         self.shadow_changes = self._counter(

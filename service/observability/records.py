@@ -52,7 +52,7 @@ class RequestRecord:
     trace_id : id of its trace, if tracing is on.
     route : pattern of its path.
     status : HTTP status; 499 if the client closed the connection.
-    gallery : name of the gallery; None if it named no served gallery.
+    gallery : name of the gallery; None if the request named no served gallery.
     key_id, key_name : id and name of the API key; never its secret.
     code : code of its problem.
     reason : internal reason of a problem; the client does not see it. seconds : from start to
@@ -80,7 +80,7 @@ class RequestRecord:
         return ids if self.trace_id is None else ids | {"trace_id": self.trace_id}
 
     def fields(self) -> dict[str, Any]:
-        """Return the known fields of the request's access line."""
+        """Return the fields of the request's log line; fields without a value are left out."""
         fields: dict[str, Any] = {
             **self.ids(),
             "method": self.method,

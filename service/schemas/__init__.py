@@ -16,7 +16,7 @@
     created      galleries created, described, renamed and dropped; usage
     feedback     users' feedback on matches
     review       queries kept for review
-    unknown      kept queries without a match, in groups
+    unknown      groups of queries without a match
     shadow       comparisons of a shadow bundle with the served bundle
     operations   liveness and readiness
     problems     errors in the format of RFC 9457

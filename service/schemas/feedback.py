@@ -74,7 +74,7 @@ class FeedbackRequest(RequestModel):
 
 
 class FeedbackAnswer(BaseModel):
-    """The stored feedback; it checks probabilities and is used in the next calibration."""
+    """The stored feedback, which checks probabilities and is evidence in the next calibration."""
 
     number: int = Field(
         description="Number of the decision; `DELETE …/feedback/{number}` undoes it."
@@ -115,9 +115,9 @@ class Decision(BaseModel):
         description="Time when the decision was undone; null if it is valid."
     )
     selection: Selection = Field(
-        description="How the query was chosen for review. `drawn`: the review queue drew it at "
-        "random. `ordered`: the review queue chose it because of its verdict. `volunteered`: a "
-        "user chose it, without the review queue."
+        description="How the query was chosen for review. `drawn`: by the review queue, at "
+        "random. `ordered`: by the review queue, because of the verdict. `volunteered`: by a "
+        "user, without the review queue."
     )
     draw_probability: float | None = Field(
         None,
@@ -147,9 +147,9 @@ class ErrorsOverTime(BaseModel):
     """The error rate of verdict `match`, from reviews of answers that were drawn at random.
 
     Doubtful matches are drawn more often, so the rate is not `n_wrong` / `n_reviewed`. The estimate
-    starts from the predicted errors of all matches and corrects them by the reviews. Each review
-    has the inverse of its draw probability as weight. The interval is valid at any time, so it can
-    be read after each review. It assumes that right and wrong matches are reviewed equally often:
+    starts from the predicted errors of all matches and corrects them by the reviews. Each review is
+    weighted by the inverse of the draw probability. The interval is valid at any time, so it can be
+    read after each review. It assumes that right and wrong matches are reviewed equally often:
     compare `n_reviewed` with `n_asked`.
     """
 
@@ -162,8 +162,8 @@ class ErrorsOverTime(BaseModel):
         None, description="Estimate of the error rate of all matches; null without a review."
     )
     error_interval: tuple[float, float] = Field(
-        description="95 % confidence sequence (asymptotic): for a constant error rate, all "
-        "intervals over time contain the rate. [0, 1] below 30 reviews."
+        description="95 % confidence sequence (asymptotic): the intervals at all times contain "
+        "the error rate, if the rate is constant. [0, 1] with fewer than 30 reviews."
     )
     log_evidence: float = Field(
         description="Evidence in nats (an e-process) that the error rate exceeds `max_error`. At "
@@ -180,14 +180,16 @@ class FeedbackCorrection(BaseModel):
     n: int = Field(description="Pairs with feedback.")
     confirmed: int
     n_drawn: int = Field(0, description="Pairs that were drawn at random for review.")
-    n_ordered: int = Field(0, description="Pairs that the review queue chose for their verdict.")
+    n_ordered: int = Field(
+        0, description="Pairs that the review queue chose because of the verdict."
+    )
     n_others: int = Field(
         description="Pairs that are not used, because their probabilities come from another "
         "calibration."
     )
     applied: bool = Field(
-        description="Whether probabilities are corrected: the correction predicts feedback better "
-        "than no correction (cross-fitted)."
+        description="Whether probabilities are corrected: only if corrected probabilities predict "
+        "feedback better than uncorrected ones (cross-fitted)."
     )
     slope: float = Field(description="Slope on the log-odds; 1 without correction.")
     intercept: float = Field(description="Intercept on the log-odds; 0 without correction.")

@@ -31,7 +31,7 @@ class Explanation(BaseModel):
 
     plan: Plan = Field(
         description="`exact`: every item that passes was compared with the query. `filter_first`: "
-        "the index was searched among the items that pass. `search_first`: the index was searched "
+        "the index searched only the items that pass. `search_first`: the index was searched "
         "for more items than requested, and items that do not pass were removed."
     )
     estimated_share: float = Field(description="Estimated share of the gallery's items that pass.")

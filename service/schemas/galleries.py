@@ -68,8 +68,8 @@ class OperatingPoint(BaseModel):
     error: float = Field(description="Share of these matches that are wrong.")
     error_bound: float = Field(description="Upper confidence bound of `error`.")
     false_match_rate: float | None = Field(
-        description="FPIR: share of the queries without a match in the gallery that get a match. "
-        "Null if the calibration has too few queries without a match."
+        description="FPIR: among queries without a match in the gallery, the share that is "
+        "answered with a match. Null if the calibration has too few queries without a match."
     )
     false_match_bound: float | None = Field(
         description="Upper confidence bound of `false_match_rate`."
@@ -228,12 +228,12 @@ class CalibrationReport(BaseModel):
         description="Guaranteed maximum share of wrong answers among matches."
     )
     max_false_match_rate: float | None = Field(
-        description="Guaranteed maximum share of queries without a match in the gallery that get "
-        "verdict `match`; null: no maximum."
+        description="Among queries without a match in the gallery: guaranteed maximum share with "
+        "verdict `match`. Null if there is no maximum."
     )
     delta: float | None = Field(
-        description="Maximum probability that random calibration data lead to a false guarantee, "
-        "for one level that was chosen in advance."
+        description="Maximum probability that the guarantee is false because of random "
+        "calibration data. The guarantee is for one level that was chosen in advance."
     )
     absent: AbsentState | None
     drift: DriftReport
@@ -251,8 +251,8 @@ class CalibrationReport(BaseModel):
         "has the assumed share of absent queries."
     )
     reliability: list[ReliabilityBin] = Field(
-        description="Bins of the first results' match probabilities, of about equal weight, "
-        "cross-fitted."
+        description="Bins of the first results' match probabilities, cross-fitted. All bins have "
+        "about the same weight."
     )
     risk_coverage: list[OperatingPoint] = Field(
         description="Operating points from the strictest threshold to the loosest, cross-fitted."
@@ -318,8 +318,8 @@ class GalleryOutcome(BaseModel):
     )
     match_share: float | None = Field(description="Share of these queries with verdict `match`.")
     match_error: float | None = Field(
-        description="Observed share of wrong answers among matches. Absent queries have the weight "
-        "of their expected share."
+        description="Observed share of wrong answers among matches. Absent queries are weighted "
+        "by the expected share of absent queries."
     )
     match_error_bound: float | None = Field(description="Upper confidence bound of `match_error`.")
     max_error: float | None = Field(description="Accepted maximum share of wrong matches.")

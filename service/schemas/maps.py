@@ -67,6 +67,5 @@ class MapItems(BaseModel):
     gallery: str
     bundle_id: str
     items: list[MapItem] = Field(
-        description="Items in ascending order of `row`, without the items that were deleted or "
-        "replaced since."
+        description="Items in ascending order of `row`. Deleted and replaced items are left out."
     )

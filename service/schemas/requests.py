@@ -63,6 +63,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _kinds(annotation: Any) -> set[Any]:  # noqa: ANN401 - any type
-    """Return the members of an optional type, or else the type itself."""
+    """Return the members of an optional type; return any other type as the only member."""
     members = get_args(annotation)
     return set(members) if type(None) in members else {annotation}

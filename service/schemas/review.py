@@ -40,8 +40,8 @@ class ReviewCase(BaseModel):
     reason: CaseReason = Field(description=REASONS)
     drawn: bool = Field(description="Whether the query was drawn at random.")
     draw_probability: float | None = Field(
-        description="Probability with which the query was drawn; higher for doubtful answers. "
-        "Null if the query was not drawn."
+        description="Probability with which the query was drawn at random; higher for doubtful "
+        "answers. Null if the query was not drawn at random."
     )
     state: CaseState
     verdict: str

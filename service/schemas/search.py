@@ -180,9 +180,10 @@ class Result(BaseModel):
     )
     rank_confidence: float | None = Field(
         description="Probability that the item is nearer to the query than the next item, given "
-        "the uncertainty of both similarities. Null if the uncertainty is null, and for the "
-        "gallery's last item. Values below ½ are possible: the next item may be nearer but a less "
-        "likely match, or it may be only slightly farther but much more certain."
+        "the uncertainty of both similarities. Null if the uncertainty is null, or if there "
+        "is no next item. Values below ½ are possible: the next item may be nearer but a less "
+        "likely match. Or the next item may be only slightly farther, but with a much more "
+        "certain similarity."
     )
     variance: float = Field(
         description="Variance of the item's embedding, relative to its squared norm."
@@ -212,7 +213,7 @@ class ResultSet(HasReason):
     Items of one label are right or wrong together, so the set holds only the nearest item of each
     likely label. The coverage is guaranteed for queries that have a match in the gallery and
     resemble the calibration queries. The guarantee is for one coverage that was chosen in
-    advance. It holds with probability 0.9 over calibrations (exact binomial test).
+    advance. The guarantee holds with probability 0.9 over calibrations (exact binomial test).
     """
 
     items: list[SetItem] = Field(description="Nearest first; some may not be in `results`.")
@@ -228,7 +229,7 @@ class ResultSet(HasReason):
 class RollUp(BaseModel):
     """A parent label as answer: the most specific parent label that meets the error bound.
 
-    The guarantee is the same as for `match`: of the answers of one level, at most the share
+    The guarantee is the same as for `match`: among the answers of one level, at most the share
     `max_error` is wrong.
     """
 
@@ -265,10 +266,10 @@ class AbsentShare(BaseModel):
     )
     basis: Absence = Field(
         description="Kind of absent queries in the calibration. `absent_labels`: images of labels "
-        "that are not in the gallery and were not used in any fit. `hidden_labels`: queries whose "
-        "own label was hidden, an approximation. `hidden_trained_labels`: hidden too, but "
-        "the encoder was trained on the label; weak evidence. `near_misses_of_views`: augmented "
-        "views of items, while the item itself was hidden; weak evidence."
+        "that are not in the gallery and were not used in any fit. `hidden_labels`: queries "
+        "whose own label was hidden, an approximation. `hidden_trained_labels`: like "
+        "`hidden_labels`, but the encoder was trained on the label; weak evidence. "
+        "`near_misses_of_views`: augmented views of an item that was hidden; weak evidence."
     )
 
 
@@ -320,8 +321,8 @@ class QualityHint(BaseModel):
         description="`too_small`, `too_dark`, `flat`, `blurred`, `extreme_aspect` or `degraded`."
     )
     measure: str = Field(
-        description="Name of the measure: a key of `measures`, or `aleatoric` for the picture's "
-        "state."
+        description="Name of the measure: a key of `measures`, or `aleatoric` for the aleatoric "
+        "uncertainty."
     )
     value: float
     advice: str = Field(description="One sentence on what to do.")
@@ -401,8 +402,8 @@ class EmbeddingAnswer(BaseModel):
     )
     spherical_variance: float = Field(description="1 − mean resultant length of the embedding.")
     outlier_score: float | None = Field(
-        description="Outlier score; larger is less like the calibration images. Null without "
-        "calibration. `query.ood` has its p-value."
+        description="Outlier score; a larger score means less similarity to the calibration "
+        "images. Null without calibration. `query.ood` has its p-value."
     )
     encoder: EncoderState
     bundle: BundleState

@@ -12,9 +12,10 @@ from service.schemas.requests import RequestModel
 
 REASONS = (
     "`outlier`: only one of the bundles flags the query as out of distribution. `first_item`: the "
-    "label of the first item differs, or the first item if items have no labels. `promise`: only "
-    "one of the calibrations guarantees what was requested. `probability`: the match probability "
-    "is on the other side of a threshold. If several reasons apply, the first of them is counted."
+    "first items have different labels; without labels, they are different items. `promise`: "
+    "only one of the calibrations guarantees what was requested. `probability`: the match "
+    "probability is on the other side of a threshold. If several reasons apply, the first of "
+    "them is counted."
 )
 
 
@@ -71,7 +72,9 @@ class ReasonCount(BaseModel):
 class ProbabilityChange(BaseModel):
     """The match probability of the shadow's first item minus that of the served first item."""
 
-    n: int = Field(description="Queries for which both first items have a match probability.")
+    n: int = Field(
+        description="Queries for which the first items of both answers have a match probability."
+    )
     mean: float | None
     interval: tuple[float, float] = Field(
         description="95 % confidence interval of the mean, valid for any n (Maurer and Pontil)."
@@ -83,7 +86,9 @@ class SaidAnswer(BaseModel):
 
     verdict: Verdict
     item_id: str | None = Field(description="Id of the first item.")
-    name: str | None = Field(description="Label of the first item, or its id without a label.")
+    name: str | None = Field(
+        description="Label of the first item; the id of an item without a label."
+    )
     match_probability: float | None
     outlier: bool | None
 
@@ -112,7 +117,7 @@ class ShadowReport(BaseModel):
     reason: str | None = Field(description="Why the shadow ended; null while it runs.")
     bundle_id: str = Field(description="Id of the shadow bundle.")
     live_bundle_id: str = Field(description="Id of the served bundle.")
-    share: float = Field(description="Share of the queries with images that are drawn.")
+    share: float = Field(description="Share of the queries with images to draw for the shadow.")
     persisted: bool = Field(
         description="Whether the shadow continues after a restart of the service."
     )
@@ -121,7 +126,8 @@ class ShadowReport(BaseModel):
     n_compared: int
     n_waiting: int
     n_dropped: int = Field(
-        description="Drawn queries that the shadow did not get, because live queries have priority."
+        description="Queries that were drawn for the shadow and then dropped, because live "
+        "queries have priority."
     )
     n_failed: int = Field(description="Queries that the shadow failed to answer.")
     verdicts: list[VerdictChange]

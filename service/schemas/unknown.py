@@ -1,4 +1,4 @@
-"""Schemas of kept queries without a match, grouped by probable identity."""
+"""Schemas of groups of queries without a match; a group has one probable identity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UnknownMember(BaseModel):
 
     query_id: str
     p_same: float = Field(
-        description="Expected share of the group's other queries that show the same identity."
+        description="Expected share of the group's other queries that show this query's identity."
     )
     asked_at: datetime
     image_url: str | None = Field(description="Null if the service keeps no image.")
@@ -62,18 +62,18 @@ class GroupSize(BaseModel):
 
 
 class UnknownGroups(BaseModel):
-    """The kept queries that matched nothing, grouped into probable new identities."""
+    """Queries of the review queue that matched nothing, grouped into probable new identities."""
 
     gallery: str
     bundle_id: str
     n_queries: int = Field(
-        description="Kept queries with the verdict `no_match` or `out_of_distribution` without "
-        "a reviewer decision."
+        description="Queries in the review queue with the verdict `no_match` or "
+        "`out_of_distribution`, and without a reviewer decision."
     )
     n_grouped: int
     n_groups: int
     precision: float = Field(
-        description="Share of the pairs within groups that are expected to show the same identity."
+        description="Expected share of same-identity pairs, among all pairs within groups."
     )
     n_labels: int = Field(
         description="Number of the gallery's labels that `p_same` was learned from."

@@ -20,7 +20,7 @@
     retained          embeddings of answered queries, for later decisions
     reviewing         queries kept for review
     enrolment         items that were queries
-    unknown           kept queries without a match, in groups
+    unknown           groups of queries without a match
     maps              the planes of the maps of galleries
     curation          near duplicates and possible label errors, one part of a gallery at a time
     watch             statistics of drift, errors and shares, kept across restarts

@@ -133,7 +133,7 @@ class AbsentShareWatch:
             self._estimate_anew()
 
     def _estimate_anew(self) -> None:
-        """Update the estimate; log once for each share in use if the estimate is clearly larger."""
+        """Update the estimate; warn once for each share in use that is clearly too small."""
         self._estimate, used = self._served.estimate(), self.used
         warning = self._warning(used)
         is_more = self._estimate is not None and self._estimate.lower > used

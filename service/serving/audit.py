@@ -20,7 +20,7 @@ from model_store.feedback import FeedbackLog
 from model_store.messages import Message, message
 
 MAX_SEEN = 100_000
-"""Maximum remembered queries with a match: each image counts once."""
+"""Maximum number of queries with a match that are remembered, so that each image counts once."""
 
 
 def is_drawn(purpose: str, query_id: str, share: float) -> bool:
@@ -36,7 +36,7 @@ class ReviewDraw:
     Attributes
     ----------
     probability : probability of the draw.
-    evenly : whether the answer is also drawn with a probability that is the same for all answers.
+    evenly : whether the answer is also in a draw with the same probability for all answers.
     """
 
     probability: float
@@ -47,8 +47,8 @@ class Audit:
     """Draws answers for review with known probabilities, and tests the decisions on matches.
 
     A hash of query and bundle decides whether an answer is drawn, so that every replica draws the
-    same answers. The test of matches survives a restart, because drawn matches are stored in the
-    feedback file. Replicas may share this file.
+    same answers. The test of matches survives a restart, because the matches drawn for review are
+    stored in the feedback file. Replicas may share this file.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Audit:
         self._asked.append((query_id, answer.matches[0].item.id, drawn))
 
     def keep(self) -> None:
-        """Write drawn matches, and read reviewer decisions on drawn matches from all processes."""
+        """Write the matches drawn for review; read decisions on such matches from all processes."""
         if self._log is None:
             return
         drawn = [self._asked.popleft() for _ in range(len(self._asked))]

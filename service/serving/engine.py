@@ -64,8 +64,8 @@ class SearchEngine:
     Attributes
     ----------
     operator : settings of the gallery's operator, for all its bundles.
-    on_drift : verdicts for a caller whose queries drift: without a guarantee (``warn``), or never a
-        match (``withhold``).
+    on_drift : effect on the verdicts of a caller whose queries drift. With ``warn``, verdicts have
+        no guarantee; with ``withhold``, no verdict is `match`.
     search_pace : run times of searches without a filter; None if the gallery is on another machine.
     """
 
@@ -158,7 +158,9 @@ class SearchEngine:
         """Stop the engine, and release the encoder."""
         self.closed = True
         if self.shadow is not None:
-            await self.shadow.close("The bundle that it was compared with is no longer served.")
+            await self.shadow.close(
+                "The bundle that the shadow was compared with is no longer served."
+            )
         # Close both at the same time: the queue waits for the encoder, which may hang.
         encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
         queue_closes = self._queues.leave(self._retriever.encoder)
@@ -235,7 +237,7 @@ class SearchEngine:
         mark = live.mark()
         if mark is None or mark != self._heard:
             await self.renew()
-            self._heard = mark  # after `renew`: until then, concurrent requests call it too
+            self._heard = mark  # after `renew`, because requests before its end must call it too
 
     async def renew(self) -> None:
         """Load the written changes of the gallery for all later requests.
@@ -374,7 +376,7 @@ class SearchEngine:
         return entry if entry is not None and entry.predictive.samples.shape == shape else None
 
     async def canary(self) -> float:
-        """Decode, encode and search an empty image without the cache; return the seconds taken.
+        """Decode, encode and search with an empty image, without the cache; return the seconds.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The rule for the bundle that a replica may answer from.
+"""Determines which bundle a replica may answer from.
 
 The file `CURRENT` names a gallery's current bundle. All changes are written to the log of this
 bundle. A replica that serves another bundle lacks the new changes. The rule is therefore:
@@ -71,7 +71,7 @@ class Following:
         self._refused_at: dict[str, tuple[str, float]] = {}
 
     async def ahead(self, bundle: Bundle) -> str | None:
-        """Return the id of the newer bundle in `CURRENT` whose changes ``bundle`` may lack.
+        """Return the id of the bundle in `CURRENT`, if ``bundle`` may lack changes of that bundle.
 
         None if ``bundle`` has all changes. If `CURRENT` names another bundle, its activation
         starts.
@@ -79,13 +79,13 @@ class Following:
         root, name, served = bundle.root, bundle.name, bundle.directory.name
         if root is None:
             return None
-        mark = _mark(root)  # first the mark: a write after this line changes it
+        mark = _mark(root)  # read before `CURRENT`: a later write changes the mark
         if mark is not None and self._confirmed.get(name) == (served, mark):
             self._accept(name)  # a refusal no longer matters
             return None
         named = await self.named(bundle)
         if named == served:
-            if mark == _mark(root):  # else: just written, and checked again by the next request
+            if mark == _mark(root):  # otherwise just written: the next request checks again
                 self._confirm(name, served, mark)
             return None
         if named is None or self._is_overruled(name, named):
@@ -172,15 +172,15 @@ class Following:
     def _lift(self, name: str, served: str) -> None:
         """Follow `CURRENT` again if the served bundle is the bundle that was activated here.
 
-        A check that began before the activation may still report the previous bundle; it has no
-        effect.
+        A check that began before the activation may still report the previous bundle; this report
+        has no effect.
         """
         overruled = self._overruled.get(name)
         if overruled is not None and overruled.instead == served:
             self.obey(name)
 
     def _begin(self, name: str, named: str, *, again: bool) -> None:
-        """Start an activation, unless one is running; ``again`` retries a refusal after a delay."""
+        """Start an activation unless one runs; ``again`` also retries a bundle refused earlier."""
         task = self._switches.get(name)
         if task is not None and not task.done():
             return

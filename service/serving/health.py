@@ -55,7 +55,7 @@ def require_canaries(engines: Sequence[SearchEngine], period_s: float) -> None:
 
 
 async def send_canary(engine: SearchEngine, period_s: float) -> None:
-    """Send a canary; a failure shows in the age of the last answered canary."""
+    """Send a canary; after a failure, only the age of the last answered canary grows."""
     with suppress(TimeoutError, VouchError):
         async with asyncio.timeout(STALE_AFTER_PERIODS * period_s):
             await engine.canary()

@@ -43,7 +43,7 @@ class Lease:
     ----------
     engine : encodes and computes for all requests.
     bundle : the bundle, with the gallery at the start of the request or at an earlier version.
-    caller : caller whose queries are tested for drift together; empty for none.
+    caller : name of the caller in the drift test; empty if the caller has no drift test.
     """
 
     engine: SearchEngine
@@ -215,12 +215,12 @@ class Lease:
         )
 
     async def review(self, review: Review) -> tuple[Decided, Answered]:
-        """Return a decision on a query, with the served values of its items.
+        """Return a decision on a query, with the values that were served for the items.
 
         Raises
         ------
         FeedbackNotKept : the gallery is not calibrated.
-        QueryNotFound : the query is not, or no longer, known.
+        QueryNotFound : the query is not stored, or no longer stored.
         ItemNotFound : the gallery has no such item; or the query did not find the item that the
             decision confirms or rejects.
         """
@@ -252,7 +252,7 @@ class Lease:
 
         Raises
         ------
-        QueryNotFound : the query is not, or no longer, cached.
+        QueryNotFound : the query is not in the cache, or no longer in the cache.
         """
         started = time.perf_counter()
         entry = await self.engine.known(query_id)
@@ -270,7 +270,7 @@ class Lease:
         )
 
     async def embed(self, data: bytes, alpha: float | None) -> Embedded:
-        """Return the embedding of an uploaded image; it is read from and written to the cache.
+        """Return the embedding of an uploaded image; a cached embedding is not computed again.
 
         Raises
         ------
@@ -318,7 +318,7 @@ class Lease:
         return replace(parameters, expected_absent=share), origin
 
     async def _found(self, predictive: Predictive, parameters: SearchParameters) -> Answer:
-        """Search and decide for a query; with a filter on a thread, because its cost is unknown."""
+        """Search and decide for a query; searches with a filter always run on a thread."""
         pace = self.engine.search_pace if parameters.where is None else None
         return await self.engine.compute(lambda: self._find(predictive, parameters), pace)
 
@@ -374,7 +374,7 @@ class Lease:
         return None if item is None else item.label, pairs
 
     def _pair(self, answer: Answer, place: int, *, correct: bool) -> Pair | None:
-        """Return the feedback pair of an item in an answer; None if it had no probability."""
+        """Return the feedback pair of an item in an answer; None if the item had no probability."""
         match, uncorrected = answer.matches[place], answer.decision.match_log_odds
         calibration = self._retriever.calibration
         if match.match_probability is None or uncorrected is None or calibration is None:

@@ -140,7 +140,7 @@ class OnDemand:
             async with self._turns:
                 bundle = await self._opened(folder, entry)
                 opened(await self._opener.start(replace(bundle, entry=entry)))
-        finally:  # before the task ends: a request must not find an ended task
+        finally:  # before the task ends, so that no request finds an ended task
             self._opening.pop(entry.id, None)
 
     async def _opened(self, folder: GalleryFolder, entry: GalleryEntry) -> Bundle:

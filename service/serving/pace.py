@@ -9,10 +9,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 QUICK_S = 2e-3
-"""Work with less CPU time, in seconds, is quick: a thread would cost about the same time."""
+"""Work with less CPU time than this, in seconds, is quick: a thread would cost about the same
+time."""
 
 LATE_S = 10e-3
-"""If work blocks the event loop for a longer wall time (seconds), it runs on threads again."""
+"""If work blocks the event loop for more seconds of wall time than this, the work runs on threads
+again."""
 
 N_QUICK = 16
 """Number of consecutive quick runs before work runs in the event loop."""
@@ -23,7 +25,7 @@ class Pace:
 
     Work becomes quick after `N_QUICK` consecutive runs below `QUICK_S` of CPU time. At least one of
     these runs must also be below `QUICK_S` of wall time. Work that always waits, for example for a
-    disk, is therefore never quick. Work on a busy CPU can be quick.
+    disk, is therefore never quick. Work can be quick although a busy CPU delays some of its runs.
     """
 
     def __init__(self) -> None:

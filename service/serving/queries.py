@@ -108,11 +108,11 @@ class SearchResult:
     Attributes
     ----------
     query_id : hash of the request's content.
-    share_origin : the origin of the share of absent queries that the probabilities assume.
+    share_origin : origin of the share of absent queries with which the probabilities were computed.
     seconds : duration of each stage, in order, and ``total``.
     audit : whether the answer was drawn at random for review.
-    gone : ids of items that were deleted or replaced after the searched state of the gallery; they
-        are not shown.
+    gone : ids of found items that were deleted or replaced after the search; these items are not
+        shown.
     at_ns : time of the answer, nanoseconds since 1970.
     text : the token count and warnings of a text query.
     match_fingerprint : see `Calibration.match_fingerprint`.

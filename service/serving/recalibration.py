@@ -57,7 +57,8 @@ class Recalibrator:
     command : command that takes the bundle directory as its last argument; empty: start nothing.
     period_s : seconds between checks.
     signing_key : file of the private key that signs new bundles.
-    decisions : feedback file; its drawn and reviewed queries are used as calibration evidence.
+    decisions : feedback file; queries that were drawn for review and reviewed are calibration
+        evidence.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Recalibrator:
         return attempt.succeeded
 
     def _has_other_labels(self, bundle: Bundle, last: _Attempt | None, now: float) -> bool:
-        """Return whether labels differ from the calibration and have not changed very recently."""
+        """Return whether labels have changed since the calibration, and a refit may start now."""
         state = bundle.manifest.id, bundle.version
         has_settled = self._seen.get(bundle.name) == state
         self._seen[bundle.name] = state

@@ -361,7 +361,8 @@ class Galleries:
     async def require_current(self) -> None:
         """Raise `NotReady` if this process may lack acknowledged changes.
 
-        A created gallery does not make the service unready: its requests get an error.
+        A created gallery does not make the service unready; only requests to this gallery get an
+        error.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Stores embeddings of answered queries, for decisions after they leave the cache."""
+"""Stores embeddings of answered queries, for decisions after the cache has dropped the queries."""
 
 from __future__ import annotations
 

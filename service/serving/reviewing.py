@@ -54,7 +54,7 @@ class ReviewTerms:
     Attributes
     ----------
     reasons : reasons for which a query is kept.
-    image : kept version of the query image.
+    image : version of the query image that is stored.
     reviewers : number of reviewers who must agree before a decision counts.
     """
 
@@ -195,7 +195,7 @@ class ReviewKeeper:
                     picture = Picture(data, f"image/{prepared.format.lower()}")
                 elif prepared.thumbnail is not None:
                     picture = Picture(prepared.thumbnail.data, prepared.thumbnail.media_type)
-        except VouchError as error:  # cached answer, but now the decoder refuses the image
+        except VouchError as error:  # the answer was cached, but the decoder refuses the image
             fields = {"gallery": case.gallery, "reason": type(error).__name__}
             logger.warning("case not kept", extra={"fields": fields})
             self._gallery.observe("lost", 1)

@@ -147,7 +147,7 @@ class ServedGalleries:
             (served.asked_at, name)
             for name, served in self._served.items()
             if served.entry is not None and served.engine is not engine and not served.leases
-        )  # not the new engine: its first request has no lease yet
+        )  # without the new engine: its first request has no lease yet
         created = self.engines(created=True)
         n_open = sum(
             1 + (one.shadow is not None) for one in created

@@ -1,4 +1,4 @@
-"""Kept queries without a match: grouped, and enrolled as items of the gallery."""
+"""Groups of queries without a match, and their enrolment as items of the gallery."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REMEMBERED = 16
 
 @dataclass(frozen=True, slots=True)
 class NamedGroup:
-    """A group of kept queries.
+    """A group of queries without a match.
 
     Attributes
     ----------
@@ -55,13 +55,13 @@ class NamedGroup:
 
 @dataclass(frozen=True, slots=True)
 class UnknownQueries:
-    """A gallery's kept queries without a match, in groups.
+    """The groups of a gallery's queries without a match, from the review queue.
 
     Attributes
     ----------
     queries : queries of open cases that are not items of the gallery.
     groups : the largest first.
-    precision : expected share of the pairs within groups that show the same identity.
+    precision : expected share of same-identity pairs, among all pairs within groups.
     n_labels : number of the gallery's labels that P(same identity) was learned from.
     """
 
@@ -82,7 +82,7 @@ class UnknownQueries:
 
 
 class UnknownGroups:
-    """Groups the kept queries of galleries; results are cached until queries or gallery change.
+    """Groups queries without a match; caches the groups until queries or gallery change.
 
     Grouping takes seconds; it runs on a separate thread, one gallery at a time.
     """

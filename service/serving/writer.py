@@ -79,7 +79,7 @@ class WriteContext:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The writes of a request, and the problems of uploads without a write.
+    """The writes of a request, and the problems of the uploads that failed.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class ItemWriter:
     ) -> Receipt:
         """Write all items whose image can be embedded, in one transaction.
 
-        The receipt's note has the ``problems`` of the other items, by position.
+        The note in the receipt lists the ``problems`` of items that were not written, by position.
 
         Parameters
         ----------

@@ -466,8 +466,9 @@ def test_a_route_keeps_what_is_no_check_of_its_callers(
 def test_who_may_ask_is_said_for_people(keys_file: KeysFile) -> None:
     keyed = Settings(keys=keys_file.path)
     assert open_access(Settings()).summary == (
-        "programs on this machine have the scope admin without a key; so have the clients of a "
-        "proxy on this machine that adds no forwarded headers: set VOUCH_KEYS behind a proxy"
+        "programs on this machine have the scope admin without a key; clients of a proxy on this "
+        "machine have this scope too if the proxy adds no forwarded headers: set VOUCH_KEYS behind "
+        "a proxy"
     )
     assert open_access(keyed).summary == "keys; without a key no access"
     anonymous = keyed.model_copy(update={"anonymous": True})

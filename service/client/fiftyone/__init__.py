@@ -32,7 +32,7 @@ class WriteVerdicts(foo.Operator):  # type: ignore[misc]
         return foo.OperatorConfig(
             name="write_verdicts",
             label="Vouch: write verdicts",
-            description="Search a Vouch gallery with each sample, and write its verdict",
+            description="Search a Vouch gallery with each sample, and write the verdict",
             allow_delegated_execution=True,
         )
 
