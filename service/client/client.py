@@ -242,7 +242,7 @@ class VouchClient:
     def assess(
         self, gallery: str, image: ImageInput, *, alpha: float | None = None
     ) -> schemas.AssessmentAnswer:
-        """Assess the quality, uncertainty and outlier test of an image, without searching.
+        """Assess an image without searching: its quality, uncertainty and outlier test.
 
         Examples
         --------

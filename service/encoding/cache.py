@@ -45,7 +45,7 @@ class CacheEntry:
 
     @classmethod
     def from_bytes(cls, data: bytes, key: str, secret: bytes = b"") -> CacheEntry | None:
-        """Read the bytes of `to_bytes`; None if damaged, or if key or secret differs."""
+        """Read the bytes of `to_bytes`; None if the bytes, the key or the secret are wrong."""
         try:
             seal, length = _HEADER.unpack_from(data)
             body = memoryview(data)[_HEADER.size :]

@@ -112,7 +112,7 @@ class Decision(BaseModel):
     bundle: str = Field(description="Bundle that answered the query.")
     decided_at: datetime
     undone_at: datetime | None = Field(
-        description="Time when the decision was undone; null if it is valid."
+        description="Time when the decision was undone; null if the decision is valid."
     )
     selection: Selection = Field(
         description="How the query was chosen for review. `drawn`: by the review queue, at "
@@ -149,8 +149,8 @@ class ErrorsOverTime(BaseModel):
     Doubtful matches are drawn more often, so the rate is not `n_wrong` / `n_reviewed`. The estimate
     starts from the predicted errors of all matches and corrects them by the reviews. Each review is
     weighted by the inverse of the draw probability. The interval is valid at any time, so it can be
-    read after each review. It assumes that right and wrong matches are reviewed equally often:
-    compare `n_reviewed` with `n_asked`.
+    read after each review. Estimate and interval assume that right and wrong matches are reviewed
+    equally often: compare `n_reviewed` with `n_asked`.
     """
 
     max_error: float = Field(description="Maximum share of wrong matches.")
@@ -162,8 +162,8 @@ class ErrorsOverTime(BaseModel):
         None, description="Estimate of the error rate of all matches; null without a review."
     )
     error_interval: tuple[float, float] = Field(
-        description="95 % confidence sequence (asymptotic): the intervals at all times contain "
-        "the error rate, if the rate is constant. [0, 1] with fewer than 30 reviews."
+        description="95 % confidence sequence (asymptotic): if the error rate is constant, every "
+        "interval over time contains the rate. [0, 1] with fewer than 30 reviews."
     )
     log_evidence: float = Field(
         description="Evidence in nats (an e-process) that the error rate exceeds `max_error`. At "

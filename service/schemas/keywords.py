@@ -51,7 +51,7 @@ class DecisionOptions(TypedDict, total=False):
     alpha : share of ordinary images that may be called outliers.
     coverage : probability that the result set holds a match.
     expected_absent : share of the queries that have no match in the gallery.
-    source : where the query comes from: one of the gallery's sources.
+    source : the source of the query, one of the gallery's sources.
 
     Examples
     --------

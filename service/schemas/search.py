@@ -102,10 +102,10 @@ class SearchOptions(DecisionOptions, ListOptions):
     order: Order | None = Field(
         None,
         description="Order of the results. `similarity`: the nearest item first. `probability`: "
-        "the likeliest match among the nearest 200 items first; items of one label are in order of "
-        "similarity. The verdict and its guarantees are for the first result. Default: the "
-        "order in the gallery's calibration, `similarity` if not configured. Without calibration, "
-        "`probability` is an error.",
+        "the likeliest match first, among the nearest 200 items. Items of one label are in "
+        "order of similarity. The verdict and its guarantees are for the first result. "
+        "Default: the order in the gallery's calibration, `similarity` if not configured. "
+        "Without calibration, `probability` is an error.",
     )
     on_uncertain: OnUncertain = Field(
         "answer", description="`refuse` leaves `results` empty unless the verdict is `match`."

@@ -1,4 +1,4 @@
-"""The draws of answers for review, and the error rate of verdict `match` from these reviews."""
+"""Draws answers for review, and estimates the error rate of verdict `match` from the reviews."""
 
 from __future__ import annotations
 

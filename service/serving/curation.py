@@ -13,7 +13,8 @@ from model_store.curation import Examined, FoundT, Rows, examine
 from model_store.gallery import Gallery, Item
 
 BUDGET_S = 0.5
-"""Seconds of computation of one request; then a page ends, even without results."""
+"""Maximum seconds of computation of one request; after this time a page ends, even without
+results."""
 
 
 @dataclass(frozen=True, slots=True)
