@@ -23,6 +23,7 @@ from model_store.images.resize import (
     MOST_PREVIEW_SIDE,
     THUMBNAIL_SIDE,
     Preprocessing,
+    encode_icon,
     encode_preview,
     encode_thumbnail,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "check_size",
     "content_of",
     "decode_image",
+    "encode_icon",
     "encode_preview",
     "encode_thumbnail",
     "format_of",

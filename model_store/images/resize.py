@@ -136,6 +136,17 @@ def encode_thumbnail(pixels: NDArray[np.uint8]) -> tuple[bytes, str]:
     return buffer.getvalue(), "image/jpeg"
 
 
+def encode_icon(thumbnail: bytes, side: int) -> bytes | None:
+    """Re-encode a thumbnail as a JPEG of at most ``side`` pixels; None if it is no larger."""
+    image = Image.open(io.BytesIO(thumbnail))
+    if max(image.size) <= side:
+        return None
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=80)
+    return buffer.getvalue()
+
+
 def encode_preview(
     pixels: NDArray[np.uint8], side: int | None, again: Callable[[int], NDArray[np.uint8]]
 ) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
@@ -53,8 +54,11 @@ class PageFiles(StaticFiles):
 
 def page_response(document: Path, root_path: str, headers: Headers) -> Response:
     """Return the page for ``root_path``, or 304 if the browser has the same page."""
-    page, tag = _within(document, document.stat().st_mtime_ns, root_path)
-    response = Response(page, 200, {"ETag": tag}, "text/html")
+    page, compressed, tag = _within(document, document.stat().st_mtime_ns, root_path)
+    sent = {"ETag": tag, "Vary": "Accept-Encoding"}
+    if "gzip" in headers.get("accept-encoding", ""):
+        page, sent["Content-Encoding"] = compressed, "gzip"
+    response = Response(page, 200, sent, "text/html")
     if _is_known(tag, headers):
         return NotModifiedResponse(response.headers)
     return response
@@ -67,11 +71,11 @@ def _is_known(tag: str, headers: Headers) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _within(document: Path, changed_ns: int, root_path: str) -> tuple[bytes, str]:  # noqa: ARG001 - of the cache
-    """Return the page with the root path before each link to the service, and the page's ETag."""
+def _within(document: Path, changed_ns: int, root_path: str) -> tuple[bytes, bytes, str]:  # noqa: ARG001 - of the cache
+    """Return the page with the root path before each link, the same compressed, and its ETag."""
     text = document.read_text(encoding="utf-8")
     page = _OWN_ADDRESS.sub(lambda found: f'{found[1]}="{root_path}/', text).encode()
-    return page, f'"{hashlib.blake2b(page, digest_size=16).hexdigest()}"'
+    return page, gzip.compress(page), f'"{hashlib.blake2b(page, digest_size=16).hexdigest()}"'
 
 
 @lru_cache(maxsize=128)

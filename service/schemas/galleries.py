@@ -56,6 +56,7 @@ class Sample(BaseModel):
     caption: str
     belongs: bool = Field(description="Whether the gallery holds a true match.")
     image_url: str
+    thumbnail_url: str = Field(description="URL of a small version of the image.")
 
 
 class OperatingPoint(BaseModel):

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from playwright.sync_api import Browser, FilePayload, Page, sync_playwright
 
 from index_builder.datasets.digits import digits
@@ -30,6 +31,8 @@ from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import FILES, Shown
 from tests.end_to_end.stage import stage
 from tests.end_to_end.test_page_browsing import N_ITEMS, items
+from tests.end_to_end.test_page_map import LAST, map_of
+from tests.end_to_end.test_page_map import opened as open_map
 from tests.support.image_files import encoded
 
 LIGHTHOUSE = "lighthouse@13.5.0"
@@ -69,6 +72,50 @@ def script_kb(service: Service) -> float:
     paths = [path.relative_to(FILES).as_posix() for path in FILES.rglob("*.js")]
     served = [service.http.get(f"/page/{path}").content for path in paths]
     return sum(len(gzip.compress(script)) for script in served) / 1000
+
+
+def first_view_kb(browser: Browser, address: str) -> float:
+    """All bytes of a first visit, with headers, data and pictures, in kB."""
+    page = browser.new_page()
+    sizes: list[float] = []
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    page.goto(address)
+    page.get_by_test_id("sample").first.wait_for()
+    page.wait_for_load_state("networkidle")
+    page.close()
+    return round(sum(sizes) / 1000, 1)
+
+
+def map_main_thread_ms(browser: Browser) -> float:
+    """The main thread's own time for a frame of a map of 100,000 items that is moved."""
+    shown = Shown(browser, viewport={"width": 1280, "height": 860})
+    x, y = np.random.default_rng(0).integers(0, LAST + 1, (2, N_ITEMS))
+    open_map(shown, map_of(x, y, np.arange(N_ITEMS) % 8))
+    session = shown.page.context.new_cdp_session(shown.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def main_thread_s() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return next(float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
+
+    before = main_thread_s()
+    shown.page.evaluate(
+        """async (n) => {
+            const canvas = document.querySelector("[data-testid=map-canvas]");
+            const press = (key) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key }));
+            press("+");
+            for (let i = 0; i < n; i += 1) {
+                press(i % 40 < 20 ? "ArrowLeft" : "ArrowRight");
+                await new Promise(requestAnimationFrame);
+            }
+        }""",
+        N_FRAMES,
+    )
+    spent = main_thread_s() - before
+    shown.page.close()
+    return round(1000 * spent / N_FRAMES, 2)
 
 
 def frames_a_second(browser: Browser) -> dict[str, float]:
@@ -217,6 +264,8 @@ def main(bundles: Path, out: Path = Path("build")) -> None:
         numbers: dict[str, float | None] = {
             "first_paint_ms": first_paint_ms(browser, address),
             "script_kb": script_kb(service),
+            "first_view_kb": first_view_kb(browser, address),
+            "map_main_thread_ms_a_frame": map_main_thread_ms(browser),
             **frames_a_second(browser),
         }
         for name, size in SIZES.items():

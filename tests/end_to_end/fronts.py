@@ -59,7 +59,7 @@ def _shipped_nginx_below_a_path(ports: Sequence[int]) -> str:
     text = text.replace("listen 443 ssl http2;", "listen 127.0.0.1:FRONT ssl http2;")
     text = text.replace("/etc/nginx/", "FOLDER/").replace("127.0.0.1:8080", f"127.0.0.1:{ports[0]}")
     above, comment, below = text.partition(
-        "    # Below a path, in place of the two locations above:\n"
+        "    # To publish the service below a path, replace the two locations above:\n"
     )
     assert comment
     above, n_removed = re.subn(

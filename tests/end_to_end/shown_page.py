@@ -125,10 +125,12 @@ class Shown:
     complaints : what went wrong in the browser.
     """
 
-    def __init__(self, browser: Browser, **context: Any) -> None:
+    def __init__(self, browser: Browser, *, is_toured: bool = True, **context: Any) -> None:
         self.page: Page = browser.new_page(**context)
         self.page.set_default_timeout(20_000)
         self.page.add_init_script(NAMED)
+        if is_toured:
+            self.page.add_init_script(TOURED)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", self._refuse)
         self._token, self._over = "", threading.Event()
@@ -275,6 +277,7 @@ def _file(name: str) -> Reply:
 
 
 NAMED = "try { localStorage['vouch-reviewer'] ??= 'Ada'; } catch { /* it remembers nothing */ }"
+TOURED = "try { localStorage['vouch-tour'] ??= 'done'; } catch { /* it shows the tour */ }"
 FORGET = """() => new Promise((done) => {
     localStorage.clear();
     sessionStorage.clear();

@@ -134,6 +134,13 @@ def mapped(shown: Shown) -> None:
     shown.found("select").click()
 
 
+def settings(shown: Shown) -> None:
+    shown.gallery = {**GALLERY, "created_at": "2026-01-02T03:04:05Z"}
+    shown.open()
+    shown.found("open-settings").click()
+    expect(shown.found("settings")).to_be_visible()
+
+
 def decided(shown: Shown) -> None:
     one = {
         "number": 1,
@@ -244,6 +251,7 @@ VIEWS: dict[str, Callable[[Shown], object]] = {
     "mapped": mapped,
     "label errors": checking("label-errors"),
     "near duplicates": checking("near-duplicates"),
+    "settings": settings,
     "decided": decided,
     "adding": adding,
     "guarantees": guarantees,
@@ -430,6 +438,26 @@ def test_a_reason_of_the_service_is_said_in_german(browser: Browser) -> None:
     shown.ask(title=busy, detail="Wait.", code="overloaded", request_id="r-1")
     expect(shown.found("problem").locator("h2")).to_have_text("Der Dienst ist ausgelastet")
     expect(shown.found("problem").locator("p").first).to_have_attribute("lang", "en")
+    shown.page.close()
+
+
+def test_sentence_that_begins_with_a_value_is_translated_alone(browser: Browser) -> None:
+    shown = Shown(browser, locale="de-DE")
+    shown.open()
+    sentence = (
+        "About 0.5 % of ordinary queries are flagged `out_of_distribution`. "
+        "46 % of these queries are flagged `out_of_distribution`."
+    )
+    whole = shown.run("service_texts", "m.said(all[0])", sentence)
+    alone = [
+        shown.run("service_texts", "m.said(all[0])", f"{one}.")
+        for one in (
+            "About 0.5 % of ordinary queries are flagged `out_of_distribution`",
+            "46 % of these queries are flagged `out_of_distribution`",
+        )
+    ]
+    assert whole == " ".join(alone)
+    assert "flagged" not in whole
     shown.page.close()
 
 

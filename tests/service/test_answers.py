@@ -21,6 +21,7 @@ from model_store.decision import outcome_of
 from model_store.gallery import Gallery
 from service import schemas
 from service.client.words import search_in_words
+from service.http.routes.items import ICON_SIDE
 from service.settings import Settings
 from tests.end_to_end.questions import assess, picture, search
 from tests.support.waiting import wait_until
@@ -375,6 +376,9 @@ class TestAGallery:
             assert response.content == (bundle.directory / kept.file).read_bytes()
             assert response.headers["content-type"] == "image/png"
             assert "max-age=" in response.headers["cache-control"]
+            small = client.get(sample["thumbnail_url"])
+            assert max(Image.open(io.BytesIO(small.content)).size) <= ICON_SIDE
+            assert "max-age=" in small.headers["cache-control"]
 
     def test_its_items_can_be_fetched(self, client: TestClient, digit: bytes) -> None:
         result = search(client, digit).json()["results"][0]

@@ -69,6 +69,8 @@ class TestTheCalibration:
         coverages = [point["coverage"] for point in report["risk_coverage"]]
         assert coverages == sorted(coverages)
         assert all(p["error"] <= p["error_bound"] for p in report["risk_coverage"])
+        short = client.get("/v1/galleries/digits/calibration?curve=false").json()
+        assert short == {**report, "risk_coverage": []}
         assert report["coverage"] == calibration.coverage
         sizes = [one["mean_size"] for one in report["result_sets"]]
         assert sizes == sorted(sizes)

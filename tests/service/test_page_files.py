@@ -141,6 +141,15 @@ def test_the_first_view_is_small(client: TestClient, language: str) -> None:
     assert sum(sizes) <= 90_000
 
 
+def test_document_comes_compressed(client: TestClient) -> None:
+    response = client.get("/", headers={"Accept-Encoding": "gzip"})
+    plain = client.get("/", headers=PLAIN)
+    assert response.headers["content-encoding"] == "gzip"
+    assert response.content == plain.content
+    assert "content-encoding" not in plain.headers
+    assert {one.headers["vary"] for one in (response, plain)} == {"Accept-Encoding"}
+
+
 def test_scripts_come_compressed(client: TestClient) -> None:
     response = client.get("/page/search.js", headers={"Accept-Encoding": "gzip"})
     assert response.headers["content-encoding"] == "gzip"

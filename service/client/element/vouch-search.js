@@ -4,25 +4,17 @@
 // and are bundled with this file.
 
 import ask from "../../http/page/ask/ask.css";
-import batch from "../../http/page/batch/batch.css";
-import accuracy from "../../http/page/accuracy/accuracy.css";
-import browse from "../../http/page/browse/browse.css";
-import collect from "../../http/page/collect/collect.css";
-import filters from "../../http/page/filters/filters.css";
 import page from "../../http/page/index.html";
-import look from "../../http/page/look/look.css";
 import styles from "../../http/page/page.css";
 import { wanted } from "../../http/page/wanted.js";
 
-let sheet; // shared by all elements; a policy against inline styles allows it
-
-function styleSheet() {
-  if (!sheet) {
-    sheet = new CSSStyleSheet();
-    sheet.replaceSync([styles, ask, batch, accuracy, browse, collect, filters, look].join("\n"));
-  }
-  return sheet;
-}
+// Shared by all elements; a policy against inline styles allows them.
+const first = new CSSStyleSheet();
+const later = new CSSStyleSheet(); // empty until the first answer or dialog
+first.replaceSync([styles, ask].join("\n"));
+let filled = null;
+wanted.styled = () => (filled ??= import("./late_styles.js")
+  .then(({ default: text }) => { later.replaceSync(text); }, () => { filled = null; }));
 
 /** What the page has in its main part. Its title is a heading of the second order here. */
 function parts() {
@@ -75,7 +67,7 @@ export class VouchSearch extends HTMLElement {
       [import("../../http/page/search.js"), import("../../http/page/api.js")]);
     if (!this.isConnected || this.#search) return;
     const root = this.shadowRoot ?? this.attachShadow({ mode: "open" });
-    root.adoptedStyleSheets = [styleSheet()];
+    root.adoptedStyleSheets = [first, later];
     root.replaceChildren(parts());
     connect(this.getAttribute("service") ?? location.origin);
     if (this.#key !== null) key.set(this.#key);

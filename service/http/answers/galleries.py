@@ -66,7 +66,8 @@ def gallery_detail(
                 id=sample.id,
                 caption=sample.caption,
                 belongs=sample.belongs,
-                image_url=f"{gallery_url(bundle)}/samples/{quote(sample.id)}",
+                image_url=(url := f"{gallery_url(bundle)}/samples/{quote(sample.id)}"),
+                thumbnail_url=f"{url}?size=thumbnail",
             )
             for sample in manifest.samples
         ],
@@ -129,7 +130,7 @@ def label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList
 
 
 def calibration_report(
-    lease: Lease, feedback: FeedbackSummary | None, order: Order | None
+    lease: Lease, feedback: FeedbackSummary | None, order: Order | None, *, with_curve: bool = True
 ) -> schemas.CalibrationReport:
     """Describe the calibration for result lists in ``order``, and compare it with feedback."""
     calibration = lease.bundle.retriever.calibration
@@ -167,7 +168,7 @@ def calibration_report(
         point=_operating_point(promises.point) if promises.gives_matches else None,
         top1_ece=of_first["top1_ece"],
         reliability=[schemas.ReliabilityBin(**one) for one in of_first["reliability"]],
-        risk_coverage=[_operating_point(point) for point in promises.curve()],
+        risk_coverage=[_operating_point(one) for one in (promises.curve() if with_curve else ())],
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
         feedback=None if feedback is None else schemas.FeedbackSummary(**asdict(feedback)),

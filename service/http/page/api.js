@@ -1,6 +1,7 @@
 // Asking the API, with a key where the service wants one.
 
 import { t } from "./language.js";
+import { wanted as page } from "./wanted.js";
 
 const KEY = "vouch-key"; // in sessionStorage: this tab alone, and only while it is open
 
@@ -40,8 +41,9 @@ export class Problem extends Error {
   }
 }
 
-/** A part of this page, once it has come. A browser asks once for it, until the page is reloaded. */
-export const arrived = (module) => module.catch(() => {
+/** A part of this page and its styles, once they have come. A browser asks once for a part, until the
+ * page is reloaded. */
+export const arrived = (module) => Promise.all([module, page.styled()]).then(([part]) => part, () => {
   throw new Problem({
     title: t`The service cannot be reached`,
     detail: t`Part of the page failed to load.`,

@@ -13,6 +13,7 @@ const LINKS = { // what a gallery's buttons open, and their names in tests
   decisions: ["open-decided", () => t`Review history`],
   guarantees: ["open-guarantees", () => t`Set up guarantees`],
   add: ["open-add", () => t`Add photographs`],
+  settings: ["open-settings", () => t`Gallery settings`],
 };
 
 /** What is shown in place of an answer of a gallery without items. */
@@ -26,7 +27,7 @@ export const emptyPart = (add) => el("div.empty", { "data-testid": "empty" },
  * open: the `report`, the `items`, what guarantees need and, for a visitor who may, the `decisions`, the
  * `review` queue and how photographs are added. */
 export function galleryParts(gallery, report, open) {
-  const { description, n_items: n, n_labels, labels = [], bundle, outcome } = gallery;
+  const { title, description, n_items: n, n_labels, labels = [], bundle, outcome } = gallery;
   const { status, n_queries: nQueries } = bundle.calibration;
   const queries = QUERIES[report.queries] ?? t`queries`;
   const estimate = report.absent ? estimateSentence(report.absent) : "";
@@ -35,6 +36,7 @@ export function galleryParts(gallery, report, open) {
   const more = n_labels - labels.length;
   const shown = labels.map(brief).join(", ");
   return [
+    title && el("h2", { dir: "auto" }, title),
     el("p", { dir: "auto" }, description),
     el("p.facts", {}, t`${count(n)} items, `,
       status === "missing" ? el("strong", {}, t`not calibrated`)
@@ -55,5 +57,5 @@ export const sampleList = (samples, ask) => samples.map((sample) =>
   el("li", {}, el("button", {
     type: "button", "data-testid": "sample", "data-belongs": sample.belongs,
     onclick: () => ask(sample),
-  }, picture(sample.image_url, ""), el("span", {}, sample.caption,
+  }, picture(sample.thumbnail_url ?? sample.image_url, ""), el("span", {}, sample.caption,
     !sample.belongs && el("span.stranger", {}, t`should be rejected`)))));

@@ -3,14 +3,19 @@
 import { connect } from "./api.js";
 import { el } from "./elements.js";
 import { LANGUAGES, language, speak, t, translate } from "./language.js";
+import { remembered } from "./memory.js";
 import { Search } from "./search.js";
+import { wanted } from "./wanted.js";
 
-// Modules that the first view does not need; linked in the document they would keep its first sight waiting.
+// Styles that the first view does not need; they are fetched for the first answer or dialog.
 const LATE = ["batch/batch", "accuracy/accuracy", "browse/browse", "collect/collect", "filters/filters", "look/look"];
 
 connect(new URL("..", import.meta.url).href); // the service may be below a path prefix
-document.head.append(...LATE.map((name) =>
-  el("link", { rel: "stylesheet", href: new URL(`${name}.css`, import.meta.url).href })));
+let styles = null;
+wanted.styled = () => (styles ??= Promise.all(LATE.map((name) => new Promise((done) => {
+  const href = new URL(`${name}.css`, import.meta.url).href;
+  document.head.append(el("link", { rel: "stylesheet", href, onload: done, onerror: done }));
+}))));
 document.documentElement.lang = language;
 const chosen = document.getElementById("language");
 chosen.replaceChildren(...Object.entries(LANGUAGES).map(([tag, name]) =>
@@ -25,6 +30,11 @@ function linked() {
   } catch {
     return parts; // which leads nowhere; a message follows
   }
+}
+
+// Before the first answer, and only at the beginning: a visitor with a link wants what it leads to.
+if (remembered("vouch-tour") === null && linked().length < 2) {
+  import("./tour.js").then(({ showTour }) => showTour(document.getElementById("legend")), () => {});
 }
 
 const search = new Search(document, {

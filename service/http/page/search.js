@@ -12,6 +12,7 @@ import { emptyPart, galleryParts, sampleList } from "./gallery.js";
 import { t, translate } from "./language.js";
 import { entryOf } from "./look/decisions.js";
 import { keyForm, problemOf, problemPanel } from "./problem.js";
+import { wanted } from "./wanted.js";
 import { VERDICTS, count, decisionSentence } from "./words.js";
 
 const BUSY_AFTER = 150; // ms: a faster answer replaces the last one without a flicker
@@ -106,7 +107,7 @@ export class Search {
     }
     const url = galleryUrl(picker.value);
     const [gallery, report, may] = await Promise.all(
-      [askJson(url, { signal }), askJson(`${url}/calibration`, { signal }), permissions()]);
+      [askJson(url, { signal }), askJson(`${url}/calibration?curve=false`, { signal }), permissions()]);
     const { filter: _, ...options } = this.options; // its fields are another gallery's
     Object.assign(this, { report, may, line: null, options });
     this.gallery = { ...gallery, queries: report.queries, maxError: report.max_error, keeps: report.errors_over_time != null };
@@ -135,6 +136,7 @@ export class Search {
       decisions: () => this.show(() => this.openDecisions(gallery), room),
       guarantees: () => this.show(() => this.openGuarantees(gallery), room),
       add: () => this.show(() => this.openAdding(gallery), room),
+      settings: () => this.show(() => this.openSettings(gallery), room),
       review: () => this.show(() => this.openReview(gallery), room),
       unknown: () => this.show(() => this.openUnknown(gallery), room),
     };
@@ -174,7 +176,7 @@ export class Search {
     const before = this.at ?? [];
     this.went(room);
     dialog.addEventListener("close", () => {
-      if ([room, dialog.dataset.room].includes(this.at?.[0])) this.went(...before);
+      if ([room, dialog.dataset.room ?? room].includes(this.at?.[0])) this.went(...before);
     });
   }
 
@@ -196,13 +198,19 @@ export class Search {
   async search(signal) {
     if (!this.gallery) await this.openGallery(signal);
     const { blob, name, unchecked } = this.query;
+    const styled = wanted.styled();
     if (unchecked) {
       const advice = await adviceOn(this.gallery.name, blob, name, signal);
+      await styled;
+      if (signal.aborted) return;
       if (advice.length) return this.showAdvice(advice);
     }
     const started = performance.now();
-    this.answer = await searchWith(this.gallery.name, blob, name, this.options, signal);
-    this.roundTrip = performance.now() - started;
+    const answer = await searchWith(this.gallery.name, blob, name, this.options, signal);
+    const roundTrip = performance.now() - started;
+    await styled;
+    if (signal.aborted) return;
+    Object.assign(this, { answer, roundTrip });
     this.showAnswer();
     this.told.answered?.(this.answer);
     if (!this.told.went) return; // in another page, nothing is kept
@@ -425,6 +433,7 @@ export class Search {
       decisions: opens("decisions", gallery.keeps),
       review: opens("review", gallery.keeps && may.review),
       unknown: opens("unknown", gallery.keeps && may.review), add,
+      settings: opens("settings", may.admin && gallery.created_at != null), // others are not changed over HTTP
     }));
     this.$("empty-place").replaceChildren(gallery.n_items === 0 ? emptyPart(add) : "");
     this.$("filters").replaceChildren(filterBar(gallery.name, (filter) =>
@@ -469,7 +478,11 @@ export class Search {
     const { showAccuracy } = await arrived(import("./accuracy/accuracy.js"));
     const url = galleryUrl(gallery.name);
     const [{ bundle }, report] = await Promise.all([url, `${url}/calibration`].map((one) => askJson(one)))
-      .catch(() => [gallery, this.report]); // the values from when the gallery was opened
+      .catch((error) => {
+        const { status, risk_coverage: curve } = this.report;
+        if (status !== "missing" && !curve?.length) throw error; // the curve was not fetched before
+        return [gallery, this.report];
+      });
     if (gallery !== this.gallery) return; // another one was picked since
     Object.assign(gallery, { bundle });
     this.report = report;
@@ -477,7 +490,10 @@ export class Search {
       this.line = line;
       if (this.$("result").hasChildNodes() && this.answer) this.showAnswer();
     };
-    showAccuracy(gallery, report, { line: this.line, moved, within: this.part, mayAcknowledge: this.may.admin });
+    showAccuracy(gallery, report, {
+      line: this.line, moved, within: this.part, mayDecide: this.may.admin,
+      changed: () => this.show(() => this.openReport(gallery), "report"),
+    });
   }
 
   async openItems(gallery, room) {
@@ -511,12 +527,13 @@ export class Search {
     });
   }
 
-  /** Open a gallery anew, whose counts, labels or even existence have changed. */
+  /** Open a gallery anew, whose counts, labels or even existence have changed; null for the first. */
   renew(name) {
     this.$("gallery-picker").replaceChildren();
-    Object.assign(this, { name, query: null });
-    this.told.went?.(name, ...this.room);
-    this.open(t`Opening ${name}`);
+    Object.assign(this, { name, query: null, at: [] });
+    this.told.went?.(...(name === null ? [] : [name, ...this.room]));
+    this.clear();
+    this.open(name === null ? t`Looking up the galleries` : t`Opening ${name}`);
   }
 
   async openAdding(gallery) {
@@ -526,6 +543,11 @@ export class Search {
       changed: (name) => this.renew(name),
       review: () => { this.room = ["guarantees"]; },
     });
+  }
+
+  async openSettings(gallery) {
+    const { openSettings } = await arrived(import("./collect/settings.js"));
+    openSettings(gallery, { within: this.part, changed: (name) => this.renew(name) });
   }
 
   async openDecisions(gallery) {

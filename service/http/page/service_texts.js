@@ -4,10 +4,14 @@
 import { el } from "./elements.js";
 import { sentences } from "./language.js";
 
+const ANY = "([^]*?)"; // a value within a sentence
+const FIRST = "(?<=^|[.:!?]\\s)((?:(?![.:!?]\\s)[^])*?)"; // one that begins it, and not the sentence before
+
 /** A pattern of a sentence, and which value each of its groups is. */
 function pattern(sentence) {
   const literal = (text) => text.replace(/[.*+?^$()|[\]\\{}]/g, "\\$&");
-  return new RegExp(sentence.split(/\{\d\}/).map(literal).join("([^]*?)") +
+  const parts = sentence.split(/\{\d\}/).map(literal);
+  return new RegExp((parts[0] ? parts.join(ANY) : FIRST + parts.slice(1).join(ANY)) +
     (sentence.endsWith(".") ? "(?=\\s|$)" : ""), "g"); // a point in a number ends nothing
 }
 

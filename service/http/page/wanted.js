@@ -1,3 +1,6 @@
 // What a page that holds the search wants of it, said before the search is loaded.
 
-export const wanted = { language: null };
+export const wanted = {
+  language: null,
+  styled: () => Promise.resolve(), // once the styles are there that the first view does without
+};

@@ -83,13 +83,20 @@ async def list_labels(
     responses=responses(GalleryNotFound),
 )
 async def get_calibration(
-    lease: LeaseOf, state: StateOf, order: OrderAsked = None, kind: KindAsked = "image"
+    lease: LeaseOf,
+    state: StateOf,
+    order: OrderAsked = None,
+    kind: KindAsked = "image",
+    *,
+    curve: Annotated[
+        bool, Query(description="False leaves `risk_coverage` empty, which is most of the report.")
+    ] = True,
 ) -> schemas.CalibrationReport:
     """Report how accurate the probabilities are, and the error rates at each threshold."""
     lease = lease.for_kind(kind)
     kept, key = state.feedback, lease.watch.key
     said = None if kept is None else await lease.engine.compute(lambda: kept.summary(key))
-    return answers.calibration_report(lease, said, order)
+    return answers.calibration_report(lease, said, order, with_curve=curve)
 
 
 @router.post(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import Depends, Query, Request, Response
@@ -10,6 +12,7 @@ from fastapi.responses import FileResponse
 
 from model_store.errors import (
     GalleryNotFound,
+    InternalError,
     InvalidCursor,
     InvalidFilter,
     InvalidRequest,
@@ -19,6 +22,7 @@ from model_store.errors import (
 )
 from model_store.gallery import read_filter
 from model_store.gallery.filters.grammar import MAX_BYTES
+from model_store.images import encode_icon
 from model_store.paths import inside
 from service import schemas
 from service.access.access import counts_as_search
@@ -38,6 +42,9 @@ from service.serving.queries import page_of, picture_of
 
 IMMUTABLE = "public, max-age=86400"
 """Cache policy of sample queries, which never change because bundles never change."""
+
+ICON_SIDE = 96
+"""Longest side of a small version of a sample query, in pixels; the page shows half of them."""
 
 PASSING = "public, max-age=60"
 """Cache policy of item pictures, which change when an item is replaced."""
@@ -164,14 +171,32 @@ async def get_item(lease: LeaseOf, item_id: str) -> schemas.ItemDetail:
     "/{gallery}/samples/{sample_id}",
     operation_id="get_sample",
     response_class=Response,
-    responses={200: {"content": {"image/png": {}}}, **responses(GalleryNotFound, SampleNotFound)},
+    responses={
+        200: {"content": {"image/png": {}, "image/jpeg": {}}},
+        **responses(GalleryNotFound, SampleNotFound, InvalidRequest),
+    },
 )
-async def get_sample(lease: LeaseOf, sample_id: str) -> Response:
+async def get_sample(
+    lease: LeaseOf,
+    sample_id: str,
+    size: Annotated[
+        Literal["original", "thumbnail"], Query(description="`thumbnail`: a small version.")
+    ] = "original",
+) -> Response:
     """Return the image of a sample query."""
     bundle = lease.bundle
     for sample in bundle.manifest.samples:
         if sample.id == sample_id:
             headers = {"Cache-Control": IMMUTABLE}
             file = inside(bundle.directory, sample.file)
-            return FileResponse(file, headers=headers, media_type="image/png")
+            if size == "original":
+                return FileResponse(file, headers=headers, media_type="image/png")
+            data = await asyncio.to_thread(file.read_bytes)
+            small = (await lease.engine.decode(data, thumbnail=True)).thumbnail
+            if small is None:
+                raise InternalError("The decoder made no thumbnail.")
+            icon = await lease.engine.compute(partial(encode_icon, small.data, ICON_SIDE))
+            if icon is None:
+                return Response(small.data, headers=headers, media_type=small.media_type)
+            return Response(icon, headers=headers, media_type="image/jpeg")
     raise SampleNotFound(f"The gallery {bundle.name!r} has no sample {sample_id!r}.")

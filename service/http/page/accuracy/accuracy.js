@@ -4,12 +4,13 @@ import { askJson } from "../api.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
 import { language, t } from "../language.js";
 import { outcomeLines, said, saidParts } from "../service_texts.js";
-import { QUERIES, absentSentence, brief, count, fixed, isNumber, percent } from "../words.js";
+import { QUERIES, absentSentence, brief, count, estimateSentence, fixed, isNumber, percent } from "../words.js";
 import { reliability, riskAndCoverage } from "./diagrams.js";
 
 /** Show what `report` (of `GET …/calibration`) has about `gallery`. `line` is the probability from
- * which the visitor wants a match, null for the gallery's own; `moved` receives another one. */
-export function showAccuracy(gallery, report, { line, moved, within, mayAcknowledge = false }) {
+ * which the visitor wants a match, null for the gallery's own; `moved` receives another one. `changed` is
+ * called when an operator, who `mayDecide`, has changed the report. */
+export function showAccuracy(gallery, report, { line, moved, within, mayDecide = false, changed = () => {} }) {
   const dialog = el("dialog.accuracy", {
     "aria-labelledby": "accuracy-title", "data-testid": "accuracy",
   },
@@ -17,7 +18,7 @@ export function showAccuracy(gallery, report, { line, moved, within, mayAcknowle
   el("ul.plain", { "data-testid": "outcome" }, outcomeLines(gallery.outcome)),
   report.status === "missing"
     ? el("p", {}, t`This gallery has no calibration, so there is nothing to report yet.`)
-    : [origin(report, gallery.bundle.calibration), mayAcknowledge ? acknowledging(gallery, report) : "", lineParts(report, line, moved), reliabilityPart(report), rest(report)]);
+    : [origin(report, gallery.bundle.calibration), mayDecide ? operating(gallery, report, changed) : "", lineParts(report, line, moved), reliabilityPart(report), rest(report)]);
   openDialog(dialog, within);
 }
 
@@ -35,20 +36,31 @@ function origin({ status, n_queries: n, queries, absent, drift, sources = [], wr
           : drift?.drifted ? el("p.warning", { "data-testid": "drift" }, t`Drift: later queries of all users together differ from the calibration queries.`)
             : el("p.note", { "data-testid": "drift" }, t`No drift since then.`),
     drift?.n_alarmed ? el("p.note", {}, t`Users whose queries drifted: ${count(drift.n_alarmed)}. Their answers are not guaranteed.`) : "",
-    absent && el("p.note", {}, absentSentence({ share: absent.used, origin: null, basis: absent.basis })),
+    absent && el("p.note", {}, absentSentence({
+      share: absent.used, origin: isNumber(absent.adopted) ? "adopted" : null, basis: absent.basis,
+    }), " ", estimateSentence(absent)),
   ];
 }
 
-/** What an operator may do about drift: look at the queries, and go on. */
-function acknowledging(gallery, { drift }) {
-  if (!drift?.drifted && !drift?.n_alarmed) return "";
+/** What an operator may do: look at the queries and end an alarm of drift; have probabilities assume the
+ * share of absent queries that is seen, or the configured one again. */
+function operating(gallery, { drift, absent }, changed) {
+  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/calibration`;
   const status = el("span.note", { role: "status" });
-  const button = el("button", { type: "button", "data-testid": "acknowledge", onclick: async () => {
-    const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/calibration/acknowledge`;
-    status.textContent = await askJson(url, { method: "POST" }).then(() => t`Acknowledged: the drift test begins anew.`,
-      ({ problem, message }) => problem?.detail ?? message);
-  } }, t`I have checked the recent queries`);
-  return el("p.actions", {}, button, status);
+  const button = (name, words, path, options, done) => el("button", { type: "button", "data-testid": name, onclick: async () => {
+    status.textContent = await askJson(`${url}/${path}`, options).then(done, ({ problem, message }) => problem?.detail ?? message);
+  } }, words);
+  const share = absent?.estimated;
+  const differs = isNumber(share) && share > 0 && share < 1 && !absent.is_hint && Math.abs(share - absent.used) >= 0.005;
+  const buttons = [
+    (drift?.drifted || drift?.n_alarmed) && button("acknowledge", t`I have checked the recent queries`, "acknowledge",
+      { method: "POST" }, () => t`Acknowledged: the drift test begins anew.`),
+    differs && button("adopt-share", t`Assume ${percent(share)} from now on`, "absent-share", {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ share }),
+    }, changed),
+    isNumber(absent?.adopted) && button("reset-share", t`Back to the configured share`, "absent-share", { method: "DELETE" }, changed),
+  ].filter(Boolean);
+  return buttons.length ? el("p.actions", {}, buttons, status) : "";
 }
 
 /** The slider: from the strictest line to one that calls everything a match. */

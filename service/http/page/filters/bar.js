@@ -4,6 +4,7 @@ import { askJson } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
 import { said } from "../service_texts.js";
+import { wanted } from "../wanted.js";
 import { brief, count } from "../words.js";
 
 const LISTED = 20; // values of a field
@@ -45,6 +46,7 @@ export function filterBar(gallery, changed) {
   };
 
   async function open() {
+    wanted.styled();
     status.textContent = t`Looking up the fields`;
     try {
       const { facets, reason } = await askJson(
