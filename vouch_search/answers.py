@@ -28,8 +28,7 @@ PictureOf = Callable[[str], Picture | None]
 """Function that returns the thumbnail of an item id, or None."""
 
 N_SHOWN = 10
-"""Maximum number of results that a notebook shows of an answer, and of answers that it shows of a
-list."""
+"""Maximum number of rows that a notebook shows: results of an answer, or answers of a list."""
 
 
 class Answer(schemas.SearchAnswer):

@@ -27,7 +27,7 @@ from vouch_search.tables import columns_of, to_arrow
 
 PROGRAM = "vouch-search"
 AT_ONCE = 64
-"""Number of images after which their answers are written to the journal."""
+"""Number of images between two writes to the journal."""
 
 SUFFIXES = (".csv", ".parquet", ".html")
 _SERVED = re.compile(r"(https?://.+?)/v1/galleries/([^/]+)/?")

@@ -70,7 +70,7 @@ class ApiKey(BaseModel):
     searches: RateText | None = None
     max_items: int | None = Field(None, ge=0, description="Maximum items in a gallery.")
     max_galleries: int | None = Field(
-        None, ge=0, description="Maximum galleries created by the key."
+        None, ge=0, description="Maximum number of galleries that the key can create."
     )
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:

@@ -67,7 +67,7 @@ class DecoderProcess:
 
         Returns
         -------
-        The reply; if an attacker controls the decoder, it may not be JSON.
+        The reply; if an attacker controls the decoder, the reply may not be JSON.
 
         Raises
         ------

@@ -90,7 +90,7 @@ _CLONE_THREAD = 0x10000
 
 
 class _Ruleset(ctypes.Structure):
-    """``struct landlock_ruleset_attr``; an older kernel reads only its known fields."""
+    """``struct landlock_ruleset_attr``; an older kernel reads only the fields that it knows."""
 
     _fields_ = (
         ("handled_access_fs", ctypes.c_uint64),

@@ -62,8 +62,9 @@ class MicroBatcher:
     turn : maximum number of batches in one call of the encoder; see `useful_turn`.
     padded : fill every batch up to ``size``, so that an embedding does not depend on the number of
         images. GPUs need this, because their arithmetic depends on the batch size.
-    shares : schedulers of other work. A turn begins when all schedulers are idle. It waits for them
-        at most as long as the previous turn took, and at most `TURN_S`; see `Batches.alone`.
+    shares : schedulers of other work. A turn begins when all schedulers are idle. The turn waits
+        for the schedulers at most as long as the previous turn took, and at most `TURN_S`; see
+        `Batches.alone`.
     observe : called with the facts of each batch.
     """
 

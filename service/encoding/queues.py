@@ -85,7 +85,7 @@ class EncoderQueues:
         return queue
 
     async def leave(self, encoder: Encoder) -> None:
-        """Release the queue. The last release closes it; waiting requests then get an error."""
+        """Release the queue; the last release closes the queue, and waiting requests fail."""
         key = id(_real(encoder))
         queue = self._queues[key]
         queue.n_users -= 1

@@ -36,7 +36,7 @@ class ReadyGallery(BaseModel):
 
 
 class Ready(BaseModel):
-    """The service can answer: a recent canary was encoded and searched in every gallery."""
+    """The service can answer: every gallery has answered a recent canary query."""
 
     status: Literal["ready"] = "ready"
     galleries: list[ReadyGallery]

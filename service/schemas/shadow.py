@@ -70,7 +70,7 @@ class ReasonCount(BaseModel):
 
 
 class ProbabilityChange(BaseModel):
-    """The match probability of the shadow's first item minus that of the served first item."""
+    """Match probability of the shadow's first item minus match probability of the served one."""
 
     n: int = Field(
         description="Queries for which the first items of both answers have a match probability."

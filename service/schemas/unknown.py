@@ -36,8 +36,8 @@ class UnknownGroup(BaseModel):
     )
     n: int
     p_same: float = Field(
-        description="Expected share of the pairs of queries in the group that show the same "
-        "identity."
+        description="Expected share of same-identity pairs, among all pairs of queries in the "
+        "group."
     )
     medoid: str = Field(description="Id of the query with the highest `p_same`.")
     first_asked_at: datetime

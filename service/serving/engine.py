@@ -237,7 +237,7 @@ class SearchEngine:
         mark = live.mark()
         if mark is None or mark != self._heard:
             await self.renew()
-            self._heard = mark  # after `renew`, because requests before its end must call it too
+            self._heard = mark  # only now: requests during `renew` must call `renew` too
 
     async def renew(self) -> None:
         """Load the written changes of the gallery for all later requests.

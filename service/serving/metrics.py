@@ -80,7 +80,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (
         "vouch_shadow_probability_change",
-        "Mean match probability of the shadow's first item minus that of the served first item.",
+        "Mean difference of the first items' match probability: shadow minus served answer.",
         ["gallery"],
     ),
     (

@@ -376,7 +376,7 @@ class Galleries:
             await engine.catch_up()
 
     def require_ready(self) -> None:
-        """Raise `NotReady` unless every gallery has answered a recent canary, from intact files."""
+        """Raise `NotReady` unless all galleries are intact and have answered a recent canary."""
         for engine in self.fixed():
             require_whole(engine)
         require_canaries(self.fixed(), self._period_s)

@@ -66,7 +66,7 @@ class ServedGalleries:
         return self._served.get(name)
 
     def engines(self, *, created: bool | None = None) -> list[SearchEngine]:
-        """Return the open engines by name: of all galleries, of created or of fixed galleries."""
+        """Return the open engines by name: all of them, only created or only fixed galleries."""
         return [
             self._served[name].engine
             for name in sorted(self._served)

@@ -46,7 +46,7 @@ MOST_REMEMBERED = 10_000
 
 Outcome = Literal["compared", "dropped", "failed"]
 Observe = Callable[[Outcome, tuple[Said, Said, ChangeReason | None] | None], None]
-"""Called for every query that was drawn for the shadow; with two answers if the shadow answered."""
+"""Called for every query drawn for the shadow; gets the two answers if the shadow answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Shadow:
     ----------
     ended : why the shadow ended; None while it runs.
     ended_at, since : seconds since 1970.
-    n : number of drawn queries by outcome.
+    n : number of queries drawn for the shadow, by outcome.
     recent : changed answers, oldest first; empty after the end.
     """
 

@@ -59,7 +59,7 @@ class WriteContext:
     request_id : id of this request.
     caller : id of the caller, to whom the Idempotency-Key belongs.
     key : the Idempotency-Key, if one was sent.
-    most_items : maximum number of items for the caller in a gallery; None for no maximum.
+    most_items : maximum number of items in a gallery, for this caller; None for no maximum.
     """
 
     request_id: str
