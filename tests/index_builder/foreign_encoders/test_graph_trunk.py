@@ -142,7 +142,7 @@ class TestTheConfiguration:
             ({"trunk": "small_cnn", "encoder": "a"}, "Drop `trunk` or `encoder`"),
             ({"encoder": "a", "weights": "b"}, "weights: `encoder` has its own"),
             ({"encoder": "a", "frozen": False}, "frozen: an encoder is not trained"),
-            ({"encoder": "a", "last_layer": "loaded"}, "last_layer: it needs `weights`"),
+            ({"encoder": "a", "last_layer": "loaded"}, 'last_layer: "loaded" needs `weights`'),
             ({"encoder": "a", "feature_norm": True}, "feature_norm: an encoder is not"),
             ({"encoder": "a", "pooling": "gem"}, "pooling: `encoder` has its own"),
             ({"encoder": "a", "input_size": 64}, "input_size: `encoder` has its own"),
