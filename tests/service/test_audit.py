@@ -247,7 +247,7 @@ def test_too_many_errors_make_the_calibration_stale_also_after_a_restart(
         assert answer["result_set"]["promised"] is False
         assert answer["verdict"] == "ambiguous", "what was a match is withheld"
         assert answer["reason"] == answer["bundle"]["calibration"]["reason"]
-        assert "13 matches drawn at random" in answer["reason"]
+        assert "13 matches that were drawn at random" in answer["reason"]
         assert 'vouch_error_alarm{gallery="digits"} 1.0' in served.get("/metrics").text
 
 

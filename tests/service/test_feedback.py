@@ -190,7 +190,7 @@ def test_without_a_file_or_a_calibration_none_is_kept(
 ) -> None:
     for client, reason in (
         (start(), "VOUCH_FEEDBACK"),
-        (start(bare_bundle, feedback=log), "not calibrated"),
+        (start(bare_bundle, feedback=log), "has no calibration"),
     ):
         answer = search(client, picture("PNG")).json()
         response = client.post(
