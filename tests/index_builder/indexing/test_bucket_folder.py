@@ -115,7 +115,7 @@ def test_a_manifest_from_elsewhere_names_what_it_may(
 ) -> None:
     places = RemotePlaces(root)
     if wanted is None:
-        with pytest.raises(DatasetError, match="line 3 (leads|is in a bucket)"):
+        with pytest.raises(DatasetError, match=r"line 3 (leads|is in a bucket)"):
             places.place(name, "line 3")
     else:
         assert places.place(name, "line 3") == Place(wanted, None, 0, 0)
