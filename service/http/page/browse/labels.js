@@ -62,8 +62,8 @@ export function labelEditor(gallery, addressOf, changed) {
   }
 
   async function offer() {
-    const part = input.value.trim().toLowerCase();
     const known = await labelsOf(gallery.name).catch(() => []);
+    const part = input.value.trim().toLowerCase(); // as it is now: an earlier call may end later
     const fit = known.filter((label) => label.toLowerCase().includes(part)).slice(0, OFFERED);
     offered.replaceChildren(...fit.map((value) => el("option", { value })));
   }
