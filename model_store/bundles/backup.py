@@ -225,7 +225,7 @@ def _require_space(archive: Path, space: FreeSpace, n_bytes: int) -> None:
 
 
 def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return a member of an archive if it can be part of a backup."""
+    """Return ``member`` if a backup can contain such a member; else raise `ArchiveError`."""
     folder = member.name.partition("/")[0]
     is_wanted = (member.isdir() and folder == BUNDLE_FOLDER) or (
         member.isreg()

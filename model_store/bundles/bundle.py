@@ -143,10 +143,12 @@ _MALFORMED = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
     *(FileNotFoundError, sqlite3.DatabaseError),
 )
-"""Errors from a file with invalid content whose digest agrees with the manifest."""
+"""These errors mean that the content of a file is invalid, although the file's digest agrees with
+the manifest."""
 
 OpenEncoder = Callable[[Path, ProviderChoice, int], Encoder]
-"""A function that opens an encoder from file, provider and number of threads; see `OnnxEncoder`."""
+"""A function that takes a file, a provider and a number of threads, and opens an encoder; see
+`OnnxEncoder`."""
 
 OpenText = Callable[[Path, int], TextEncoder | None]
 """A function that opens a directory's text encoder; see `open_text_encoder`."""

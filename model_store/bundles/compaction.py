@@ -52,8 +52,8 @@ from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import of_the_system
 
 _N_FREE_BYTES = 2**20
-"""Minimum free space in bytes. If a library cannot write and the disk has less free space, the
-error is reported as a full disk."""
+"""Minimum free space in bytes. If a library cannot write, and the disk has less free space than
+this minimum, the error is reported as a full disk."""
 
 Calibrate = Callable[[FaissGallery, Path, Manifest], Manifest]
 """A function that calibrates a gallery, writes to the bundle's directory, and returns the
@@ -61,8 +61,8 @@ manifest."""
 
 
 RENAMED_LABELS = "renamed_labels"
-"""Field of the manifest's gallery: old label → new label. Stored calibration queries have the old
-labels."""
+"""Name of a field in the ``gallery`` section of the manifest. The field maps each old label to the
+new label, because stored calibration queries have the old labels."""
 
 
 class Compaction:
@@ -239,7 +239,7 @@ def _write(
 
 
 def _codes_until_now(gallery: FaissGallery, snapshot: GallerySnapshot) -> NDArray[np.int32]:
-    """Return the snapshot's codes (C,) for the labels of the new ``gallery``."""
+    """For each label of the new ``gallery``, return the code of the label in the snapshot: (C,)."""
     code_of = {label: code for code, label in enumerate(snapshot.labels)}
     return np.array([code_of[label] for label in gallery.labels], dtype=np.int32)
 
@@ -261,5 +261,5 @@ def _copy_rest(bundle: Path, staging: Path) -> None:
 
 
 def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:
-    """Return ``kind``; auto for an exact index, because the gallery may now be too large for it."""
+    """Return ``kind``; if it is flat, return auto, because the gallery may now be too large."""
     return "auto" if kind == "flat" else kind

@@ -12,19 +12,19 @@ from model_store.files import lock_between_processes, replacing
 
 ACTIVATION_LOCK = ".activating"
 PUBLISH_LOCK = ".publishing"
-"""Lock file of `publish`. It contains the id of a complete bundle that is not yet current."""
+"""Lock file of `publish`. The file contains the id of a complete bundle that is not yet current."""
 
 COMPACTION_LOCK = ".compacting"
-"""Lock file of a compaction. It contains the id of the prepared bundle."""
+"""Lock file of a compaction. The file contains the id of the prepared bundle."""
 
 RESTORING = ".restoring-"
-"""Prefix of a temporary directory. A restore into an existing directory of bundles uses it."""
+"""Prefix of the temporary directory that a restore creates in an existing directory of bundles."""
 
 CURRENT_FILE = "CURRENT"
 PREVIOUS_FILE = "PREVIOUS"
 
 GALLERY_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
-"""Pattern of gallery names. A name can be part of a URL, and a file name."""
+"""Pattern of gallery names. A name is valid as a part of a URL and as a file name."""
 
 KEPT_BUNDLES = 3
 """Default number of bundles to keep, including the current bundle."""
@@ -143,7 +143,7 @@ def bundle_ids(root: Path) -> list[str]:
 
 
 def locate(path: Path) -> Path:
-    """Return the directory of a bundle: ``path`` itself, or the bundle that its `CURRENT` names.
+    """Return ``path`` if it is a bundle; else return the current bundle in the directory ``path``.
 
     Raises
     ------

@@ -24,7 +24,7 @@ ENCODER_FILES = (ENCODER_FILE, TEXT_ENCODER_FILE, TOKENIZER_FILE)
 """Files that are identical in all bundles with the same encoder."""
 
 Items = tuple[int, Iterable[Part]]
-"""The number of items, and parts with the items and their embeddings."""
+"""The number of items, and an iterable of parts; each part has items and their embeddings."""
 
 NOTHING: Items = (0, ())
 
@@ -81,7 +81,10 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def _share(source: Path, target: Path, master: Path) -> None:
-    """Link ``target`` to ``source``; if linking fails, link to the copy ``master``."""
+    """Link ``target`` to ``source``; if linking fails, link ``target`` to a copy of ``source``.
+
+    ``master`` is the path of the copy.
+    """
     try:
         os.link(source, target)
     except OSError:

@@ -8,10 +8,11 @@
       .shared/            files by digest; several galleries link to each file
       .changing           lock file for changes in `names`
 
-A gallery has its name only from the file ``names/<name>.json``. This file is written last when a
-gallery is created. To rename or drop the gallery, the file is renamed or deleted. So after a crash,
-the gallery has its old name, its new name, or no name. `GalleryFolder.remove_nameless` removes
-galleries without a name. Other data about a gallery is stored under the gallery's id.
+Only the file ``names/<name>.json`` determines the name of a gallery. When a gallery is created,
+this file is written last. When the gallery is renamed or dropped, this file is renamed or deleted.
+So after a crash, the gallery has its old name, its new name, or no name.
+`GalleryFolder.remove_nameless` removes galleries without a name. Other data about a gallery is
+stored under the gallery's id.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class GalleryFolder:
             (path / _NAMES).mkdir(parents=True, exist_ok=True)
 
     def find(self, name: str) -> GalleryEntry | None:
-        """Return the gallery with this name, or None. A repeated call takes one system call."""
+        """Return the gallery with this name, or None; a file is read again only after a change."""
         if re.fullmatch(GALLERY_NAME, name) is None:
             return None
         file = self._file(name)

@@ -17,8 +17,9 @@ _Mark = tuple[int, int, int] | None
 class BundleFiles:
     """Checks that the files of an open bundle do not change.
 
-    A check needs a few system calls. It hashes each file whose time stamp has changed. It also
-    hashes at most one other file: the file with the oldest hash, if that hash is too old.
+    A check without hashing needs only a few system calls. A check hashes each file whose time stamp
+    has changed. If the oldest hash is older than ``hashed_again_after_s``, the check also hashes
+    the file with this hash.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A bundle: a directory with all data to answer queries. The hash of the content is its name.
+"""A bundle: a directory with all data to answer queries; its name is a hash of its content.
 
 ::
 
@@ -295,13 +295,14 @@ def describe_shared(path: Path) -> dict[str, Any]:
 _SHARED_FILES: dict[tuple[int, int, int, int], dict[str, Any]] = {}
 
 SETTLED_S = 2.0
-"""Minimum seconds between two writes that surely get different time stamps, on any file system."""
+"""If two writes are at least this number of seconds apart, their time stamps differ on every file
+system."""
 
 
 def content_files(directory: Path) -> list[str]:
     """Return every file below ``directory`` except the manifest and its signature.
 
-    The list also lacks the temporary file of an incomplete signature.
+    The temporary file of an incomplete signature is also left out.
     """
     return [name for name in file_names(directory) if name not in _NOT_LISTED]
 

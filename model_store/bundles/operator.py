@@ -34,7 +34,7 @@ class OperatorSettings:
     acknowledged_at: float = 0.0
 
     def with_share(self, share: float | None) -> OperatorSettings:
-        """Return the settings with another share; None restores the configured share.
+        """Return the settings with the given ``share``; None restores the configured share.
 
         Raises
         ------

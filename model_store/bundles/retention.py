@@ -46,7 +46,7 @@ _UNFINISHED = {
     ),
     ACTIVATION_LOCK: (f".[A-Z]*{PARTIAL}", f".{SECRET_FILE}{PARTIAL}"),
 }
-"""Lock file → patterns of the temporary files that the lock's holder writes."""
+"""Lock file → patterns of the names of temporary files that a holder of the lock writes."""
 
 
 class Hold:
@@ -54,8 +54,8 @@ class Hold:
 
     Raises
     ------
-    BundleNotFound : the bundle does not exist, or another process is removing it. If ``alone``:
-        another process has opened the bundle.
+    BundleNotFound : the bundle does not exist, or another process is removing it. With ``alone``,
+        this error is also raised if another process has opened the bundle.
     """
 
     def __init__(self, directory: Path, *, alone: bool = False) -> None:
@@ -102,8 +102,8 @@ def prune(
 
     Parameters
     ----------
-    compacted : True removes only bundles that have a log. Such a bundle was changed, or a
-        compaction made it. A bundle without a log may be waiting for activation.
+    compacted : True removes only bundles that have a log. A bundle has a log if it was changed, or
+        if a compaction made it. A bundle without a log may be waiting for activation.
     dry_run : True only returns the ids, and removes nothing.
     """
     try:
@@ -150,9 +150,11 @@ def remove_leftovers(root: Path) -> None:
 
 
 def note(lock: Path, bundle_id: str) -> None:
-    """Write an id into a lock file: the bundle to remove if the lock's holder is killed.
+    """Write the id of a bundle into a lock file.
 
-    With an empty ``bundle_id``, no bundle is removed.
+    If the holder of the lock is killed, this bundle is removed.
+
+    If ``bundle_id`` is empty, no bundle is removed.
     """
     lock.write_text(bundle_id, encoding="ascii")
     if bundle_id:
@@ -160,7 +162,7 @@ def note(lock: Path, bundle_id: str) -> None:
 
 
 def remove_left_under(root: Path, lock: str) -> None:
-    """Remove files of killed processes that held a lock. The caller must hold the lock now."""
+    """Remove the files of killed processes that held a lock. The caller must hold this lock."""
     for path in _unfinished(root, lock):
         if path.name.endswith(high_water.UNFINISHED):
             high_water.remove_unfinished(path.parent)

@@ -15,7 +15,7 @@ SHADOW_FILE = "SHADOW"
 
 @dataclass(frozen=True, slots=True)
 class ShadowTerms:
-    """The id of the tested bundle, and its share of queries.
+    """The id of the tested bundle, and the share of queries that are also sent to it.
 
     Attributes
     ----------

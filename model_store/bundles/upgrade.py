@@ -1,8 +1,9 @@
 """Upgrades bundles of earlier releases to this release.
 
-Schemas 1 to 7 store items and vectors in other files. The upgrade writes these files in the new
-format. It leaves out the old calibration, which lacks the data for guarantees. Live changes (logs
-of format 1 and 2) become part of the new bundle.
+Bundles of schemas 1 to 7 do not store items and vectors in the current file format. The upgrade
+writes the items and vectors in the current format. The upgrade leaves out the old calibration,
+which lacks the data for guarantees. Live changes (logs of format 1 and 2) become part of the new
+bundle.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None
 
     The new bundle becomes the current bundle, and the old bundle becomes the previous bundle.
     Writers of a running service wait during the upgrade. After the upgrade, the service refuses the
-    changes of these writers, so no accepted change is lost.
+    changes of the waiting writers. So no accepted change is lost.
 
     Parameters
     ----------
@@ -270,7 +271,7 @@ class _Base:
 
 @contextmanager
 def _changes(path: Path, fingerprint: str) -> Iterator[dict[str, Row | None]]:
-    """Yield id → last version of each changed item; None if deleted.
+    """Yield a mapping: id of a changed item → its last version, None for a deleted item.
 
     Writers of the log wait until the context ends.
     """

@@ -97,8 +97,8 @@ class Candidates:
 
 SIMILARITY_DECIMALS = 8
 """Decimal places of a similarity. Similarities are computed in float64 and rounded before items are
-ordered. Smaller differences are errors of the encoder's float32. Without rounding, these errors
-would change the order of equal images."""
+ordered. Rounding removes the errors of the encoder's float32. Without rounding, these errors would
+change the order of equal images."""
 
 
 class Gallery(Protocol):

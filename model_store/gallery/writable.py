@@ -180,20 +180,22 @@ class Writable(Protocol):
 
         Parameters
         ----------
-        retry : identity of the request. A request whose identity is known is not carried out again.
+        retry : identity of the request. If a request with this identity is already stored, the
+            writes are not repeated.
         note : see `Receipt`.
         most_items : see `plan_writes`.
 
         Returns
         -------
-        The new receipt. For a repeated request, the stored receipt.
+        The new receipt, or the stored receipt of a repeated request.
 
         Raises
         ------
         ItemNotFound : an item to delete or edit does not exist.
         QuotaExceeded : the gallery would exceed ``most_items``; nothing was changed.
         WriteError : nothing was changed; the message has the reason.
-        GalleryUnavailable : the change is stored, or its outcome is unknown.
+        GalleryUnavailable : the change is stored but not yet searchable, or it is unknown whether
+            the change is stored.
         """
 
     def close(self) -> None:
@@ -241,7 +243,7 @@ def plan_writes(
     version: int,
     most_items: int | None = None,
 ) -> list[Written]:
-    """Return the result that each of ``writes`` would have, in order; changes nothing.
+    """Return the result that each of ``writes`` would have, in order; the gallery is not changed.
 
     Parameters
     ----------

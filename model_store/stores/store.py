@@ -25,7 +25,7 @@ Direction = NDArray[np.float32]
 
 
 class Store(Protocol):
-    """A vector database with the gallery's vectors. Lists are in descending order of cosine."""
+    """A vector database with the gallery's vectors; each result is sorted by descending cosine."""
 
     def nearest(self, direction: Direction, n: int) -> NeighbourList:
         """Return the ``n`` items nearest to a unit vector (D,); all items if there are fewer."""
@@ -51,7 +51,7 @@ def search_and_decide(
 
     Raises
     ------
-    InvalidVector : see `decide_list`; or the store finds too few items.
+    InvalidVector : the store finds too few items; or see `decide_list`.
     """
     calibration = retriever.calibration
     n = N_CANDIDATES if calibration is None else calibration.n_candidates
@@ -66,7 +66,7 @@ def by_cosine(
     labels: Sequence[str | None],
     vectors: Sequence[Sequence[float]] | NDArray[np.float32],
 ) -> NeighbourList:
-    """Sort items by cosine, nearest first; for a store that sorts by another measure."""
+    """Sort items by cosine, nearest first. Needed if the store does not sort by cosine."""
     found = np.asarray(vectors, np.float64).reshape(len(ids), len(direction))
     cosines = np.nan_to_num(cosines_of(found, direction))
     order = np.argsort(-cosines, kind="stable").tolist()

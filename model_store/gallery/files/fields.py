@@ -38,19 +38,20 @@ FIELDS_FILE = "fields.json"
 COLUMNS_FILE = "fields.bin"
 
 BYTES_OF_AN_ITEM = 256
-"""Maximum bytes per item for the indexes of automatically chosen fields. For comparison, the
-direction of an item with 128 dimensions takes twice as many bytes."""
+"""Maximum size of the indexes of automatically chosen fields, in bytes per item. For comparison, a
+direction with 128 dimensions takes 512 bytes."""
 
 MOST_FIELDS = 64
-"""Maximum number of automatically chosen fields to index. Indexing one field takes
-seconds for a million items."""
+"""Maximum number of fields that are chosen automatically for indexing. For a million items, the
+index of one field takes seconds to build."""
 
 LEARNED_BYTES = 2**28
-"""Maximum total size in bytes of the indexes that a process builds on first use. The limit allows
-at least ten indexes of a million items."""
+"""Maximum total size in bytes of the indexes that a process builds on first use. With a million
+items, at least ten such indexes fit into this limit."""
 
 MOST_LEARNED = 256
-"""Maximum number of indexes in the cache; a process builds such an index on its first use."""
+"""Maximum number of cached indexes. The cache contains the indexes that a process has built on
+first use."""
 
 _ALWAYS = (Field("id"), Field("label"))
 _ITEMS = Source("items", "row")
@@ -59,7 +60,7 @@ _MOST_SEEN = 1_024
 
 
 class FieldsSeen:
-    """Counts the items with each field, and the characters of the field's text."""
+    """For each field, counts the items with the field, and the characters of the field's texts."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, ...], list[int]] = {}  # number of items, characters of text
@@ -82,7 +83,7 @@ class FieldsSeen:
                     seen[1] += len(part)
 
     def worth_indexing(self) -> list[Field]:
-        """Return the most frequent fields, in ascending order of the length of their text."""
+        """Return the most frequent fields; the field with the least text comes first."""
         frequent = sorted(self._seen, key=lambda path: (-self._seen[path][0], path))
         chosen = sorted(frequent[:MOST_FIELDS], key=lambda path: (self._seen[path][1], path))
         return [Field("metadata", path) for path in chosen]
@@ -104,8 +105,9 @@ def write_fields(
 
     Parameters
     ----------
-    named : fields to index, without a size limit. None indexes fields of ``seen`` up to
-        `BYTES_OF_AN_ITEM`, in the order of `FieldsSeen.worth_indexing`.
+    named : fields to index; the size of their indexes has no limit. If None, fields of ``seen`` are
+        indexed, in the order of `FieldsSeen.worth_indexing`. The size of their indexes is limited
+        by `BYTES_OF_AN_ITEM`.
     """
     wanted = (*_ALWAYS, *(seen.worth_indexing() if named is None else named))
     left = BYTES_OF_AN_ITEM * n_rows
@@ -145,10 +147,10 @@ def _append(file: BinaryIO, array: NDArray[Any]) -> tuple[str, int, int]:
 
 
 class FieldColumns:
-    """The indexes of a gallery's fields; safe to share by threads.
+    """The indexes of a gallery's fields; thread-safe.
 
-    A field without a stored index is indexed in memory on its first use. If these indexes exceed
-    `LEARNED_BYTES`, the least recently used indexes are dropped.
+    If a field has no stored index, its index is built in memory on the first use of the field. If
+    the indexes in memory exceed `LEARNED_BYTES`, the least recently used indexes are dropped.
 
     Parameters
     ----------
@@ -223,7 +225,7 @@ class FieldColumns:
             return self._learned[field]
 
     def _make_room(self) -> None:
-        """Drop the least recently used indexes until the limit is met."""
+        """Drop the least recently used indexes until the cache is within its limits."""
         n_bytes = sum(self._learned_bytes.values())
         while n_bytes > LEARNED_BYTES or len(self._learned) > MOST_LEARNED:
             field, _ = self._learned.popitem(last=False)

@@ -192,8 +192,8 @@ class FaissGallery:
 def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return inner products of unit ``items`` (n, D) with a unit ``query`` (D,).
 
-    The formula is 1 − ½ ‖z − q‖², because a sum of products would lose the last digits, and near
-    neighbours differ only in the last digits.
+    The formula is 1 − ½ ‖z − q‖². The similarities of near neighbours differ only in the last
+    digits. A sum of products would lose these digits.
     """
     difference = items.astype(np.float64)
     difference -= query

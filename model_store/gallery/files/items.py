@@ -101,12 +101,13 @@ class ItemsWriter:
 
 REMEMBERED_FILTERS = 16
 """Maximum number of filters whose rows are cached. The cache helps because a request for the next
-page repeats the filter. The rows of a filter take at most one byte per item."""
+page repeats the filter. For each filter, the cached rows take at most one byte per item."""
 
 SMALL_BYTES, SMALL_CACHE_KIB = 64 * 2**20, 128
-"""Maximum size of a small file, and the cache in KiB of a connection to a small file. SQLite's
-default cache of 2 MB would be too large: each thread has a connection to each gallery, and there
-may be a thousand galleries. The operating system caches the file too."""
+"""Maximum size of a small file in bytes, and the size of SQLite's cache for a small file in KiB.
+Each connection has its own cache, and each thread has a connection to each gallery. There may be a
+thousand galleries, so SQLite's default cache of 2 MB would be too large. The operating system also
+caches the file."""
 
 
 class Items:

@@ -15,9 +15,9 @@ VARIANCES_FILE = "variances.npy"
 SCALES_FILE = "variance_scales.npy"
 
 HALF_ROUNDING = 2.0**-11
-"""Maximum relative rounding error of a variance in float16, if the variance is at least 2⁻¹³ times
-the item's largest variance. For a smaller variance, the error is at most 2⁻²⁴ times the largest
-variance."""
+"""Maximum relative rounding error of a variance in float16. This maximum is valid if the variance
+is at least 2⁻¹³ times the item's largest variance. If the variance is smaller, its absolute error
+is at most 2⁻²⁴ times the largest variance."""
 
 
 class VarianceWriter(ExitStack):

@@ -37,9 +37,9 @@ def write_faiss_gallery(
     Parameters
     ----------
     embeddings : N embeddings, in the order of ``items``. ``mean`` is stored as norm and direction,
-        in float32. An exact FAISS index contains the directions; beside an approximate index, a
-        separate file contains them. ``variance`` is stored in float32 for an exact index, and in
-        float16 for an approximate index.
+        in float32. If the FAISS index is exact, the index contains the directions. If the index is
+        approximate, a separate file contains the directions. ``variance`` is stored in float32 for
+        an exact index, and in float16 for an approximate index.
     items : N items with distinct ids. Rows are numbered in the order of the ids, so that the
         gallery does not depend on the order of ``items``.
     encoder_fingerprint : fingerprint of the encoder that made ``embeddings``.

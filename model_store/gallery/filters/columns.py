@@ -6,9 +6,9 @@ one range of codes. Rows are sorted by code, so the rows of a range are a slice.
 it is faster to compare the codes of all rows.
 
 With 10⁶ items and a thousand values, a mask for one value takes 0.02 ms. A mask for 5 % of the
-values takes 0.11 ms, and so does a mask for half of the values. With one roaring bitmap for each
-value, these three masks would take 0.3, 0.5 and 2.4 ms; with an index of SQLite, they would take
-0.3, 13 and 137 ms. A check of every item takes 800 ms.
+values takes 0.11 ms; a mask for half of the values also takes 0.11 ms. With one roaring bitmap for
+each value, these three masks would take 0.3, 0.5 and 2.4 ms; with an index of SQLite, they would
+take 0.3, 13 and 137 ms. A check of every item takes 800 ms.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from numpy.typing import NDArray
 from model_store.gallery.filters.grammar import Comparison, Scalar
 
 MISSING, NULL, FALSE, TRUE, LIST, OBJECT, FIRST_VALUE = range(7)
-"""Codes of values that are neither number nor text, and the first code of numbers and texts."""
+"""The codes of values that are neither a number nor a text. The codes of numbers and texts begin at
+`FIRST_VALUE`."""
 
 NUMBER_KIND, TEXT_KIND = FIRST_VALUE, FIRST_VALUE + 1
-"""Kinds of numbers and texts in an `Entry`. Every other value has its code as its kind."""
+"""Kinds in an `Entry`: the kind of a number, and the kind of a text. For every other value, the
+kind is the value's code."""
 
 Entry = tuple[int, Any, int]
 """Kind of a value, the value, and its row. The value is a number, a text in UTF-8, or None."""
@@ -49,12 +51,13 @@ class Postings:
 
     Attributes
     ----------
-    nearest, left : (n,) float64 and int16; the nearest floats and remainders of the n distinct
-        numbers.
-    text_starts : (m + 1,) offsets of the m distinct texts in ``texts``, and the end of the last
-        text.
+    nearest, left : (n,) float64 and (n,) int16. For each of the n distinct numbers: the nearest
+        float64 and the remainder.
+    text_starts : (m + 1,) the offset of each of the m distinct texts in ``texts``. The last value
+        is the end of the last text.
     texts : the texts as UTF-8, one after another, ordered by code point.
-    starts : (codes + 1,) offset of each code's first entry in ``rows``, and the length of ``rows``.
+    starts : (codes + 1,) the offset of each code's first entry in ``rows``. The last value is the
+        length of ``rows``.
     rows : row numbers, uint32, ordered by code; the rows of one code are ascending.
     """
 
@@ -104,7 +107,7 @@ class Postings:
                 return range(first, after)
 
     def equal_to(self, values: Iterable[Scalar]) -> list[range]:
-        """Return the codes of ``values`` in any order, without values that the column lacks."""
+        """Return the codes of ``values``, in any order; a value without a row has no code."""
         numbers: dict[float, None] = {}  # many values may be absent or repeated
         others: dict[Scalar, None] = {}
         for value in values:
@@ -152,7 +155,7 @@ class Column:
 
     Attributes
     ----------
-    values : every row once, ordered by the value of its field.
+    values : each row once; the rows are ordered by the value of the field.
     codes : (N,) unsigned integers, the code of each row in ``values``.
     held : rows whose field is a list; a row occurs once for each distinct element. Elements are
         null, true, false, numbers and texts.

@@ -21,10 +21,10 @@ class Facet:
     Attributes
     ----------
     field : name of the field in a filter.
-    comparison : the comparison for a filter by value: ``has`` if most items have a list, else
-        ``eq``.
+    comparison : the comparison to use in a filter for one value. It is ``has`` if most items with a
+        value have a list, else ``eq``.
     n_items : number of items with a value of the field.
-    n_values : number of distinct values: numbers, texts, true and false.
+    n_values : number of distinct values. A value is a number, a text, true or false.
     least, greatest : smallest and largest number in the field; None if it has no numbers.
     values : the most frequent values, each with its number of items. Equally frequent values are in
         ascending order. Empty if no two items have the same value.
@@ -60,7 +60,7 @@ class Counted:
         return counts
 
     def held(self) -> NDArray[np.int64]:
-        """Count the items that hold each code of ``column.held``."""
+        """For each code of ``column.held``, count the items whose list has the code."""
         held = self.column.held
         if self.gone is None or not len(held.rows):
             return np.diff(held.starts)
@@ -71,10 +71,10 @@ class Counted:
 
 
 def facet_of(field: str, parts: Sequence[Counted], most: int) -> Facet:
-    """Describe a field with at most ``most`` values; ``parts`` together index all items.
+    """Describe a field with at most ``most`` values; each item is in one of ``parts``.
 
-    The time grows with the distinct values and the removed items of the first part, and with the
-    items of the other parts.
+    For the first part, the time grows with the number of distinct values and of removed items. For
+    each later part, the time grows with the number of items.
     """
     by_value = [part.values() for part in parts]
     of_lists = sum(int(counts[LIST]) for counts in by_value)
@@ -104,7 +104,10 @@ def _joined(
     counts: NDArray[np.int64],
     others: Iterable[tuple[Postings, NDArray[np.int64]]],
 ) -> dict[Scalar, int]:
-    """Add the counts of ``others`` to ``counts``; return the counts of values not in ``first``."""
+    """Add the counts of ``others`` to ``counts``; return the counts of new values.
+
+    ``counts`` has one count for each code of ``first``. A value is new if ``first`` lacks it.
+    """
     new: Counter[Scalar] = Counter()
     for postings, more in others:
         for code in np.flatnonzero(more).tolist():

@@ -25,11 +25,12 @@ below 0.04."""
 
 _WIDE = 32
 """A selection is wide if it has at least 1 / `_WIDE` of all rows. The mask of a wide selection is
-made by comparing all rows; in any other mask, the selected rows are set one by one."""
+computed from the codes of all rows. The mask of a narrow selection is computed from the selected
+rows only."""
 
 _FEW = 8
-"""Maximum number of ranges with which each code is compared. If there are more ranges, each code is
-looked up in a table."""
+"""Maximum number of ranges for a comparison of each code with each range. If a selection has more
+ranges, each code is looked up in a table."""
 
 
 class Selection(Protocol):
@@ -112,7 +113,7 @@ def _merged(parts: list[Selection], *, every: bool) -> list[Selection]:
 
 
 def _of_condition(condition: Condition, column: Column, *, negated: bool) -> Selection:
-    """Return the rows for which a comparison is true; if ``negated``, the other rows."""
+    """Return the rows that pass a comparison; with ``negated``, the rows that do not pass."""
     if condition.comparison == "has":
         codes = column.held.compared("eq", condition.values[0])
         return _OfHolders(column, codes, negated=negated)
@@ -120,7 +121,7 @@ def _of_condition(condition: Condition, column: Column, *, negated: bool) -> Sel
 
 
 def _codes(condition: Condition, column: Column, *, negated: bool) -> list[range]:
-    """Return the codes for which a comparison is true; if ``negated``, the other codes."""
+    """Return the codes that pass a comparison; with ``negated``, the codes that do not pass."""
     every, values = column.values.codes, condition.values
     match condition.comparison:
         case "exists":
@@ -213,7 +214,7 @@ class _OfCodes:
 
 
 class _OfHolders:
-    """The rows whose list contains a value; if ``negated``, the other rows."""
+    """The rows whose list contains a value; with ``negated``, all rows except these rows."""
 
     def __init__(self, column: Column, codes: range, *, negated: bool) -> None:
         self._holders = column.held.of(codes)

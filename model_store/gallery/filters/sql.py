@@ -249,7 +249,10 @@ def _entries(
 
 
 def as_stored(part: Filter) -> Filter:
-    """Return a filter with floats as SQLite stores them: their last bit may differ."""
+    """Return a filter whose floats are rounded in the same way as floats in SQLite.
+
+    When SQLite reads a float from JSON, the last bit of the float may change.
+    """
     match part:
         case Not(inner):
             return Not(as_stored(inner))

@@ -15,7 +15,7 @@ NO_FIELDS: Mapping[str, IndexedBy] = MappingProxyType({})
 
 
 class Allowed(Protocol):
-    """An immutable set of rows of a gallery with the rows 0 to N − 1."""
+    """An immutable set of allowed rows. The gallery has the rows 0 to N − 1."""
 
     @property
     def at_most(self) -> int:

@@ -29,21 +29,21 @@ from model_store.threads import faiss_threads
 REPORT_FILE = "index.json"
 
 N_QUERIES = 500
-"""Number of queries that measure recall. With ten neighbours for each query, 5,000 neighbours are
-enough to distinguish a recall of 0.98 from 0.99."""
+"""Number of queries that measure recall. Each query has ten neighbours, so recall is the mean over
+5,000 neighbours. That is enough to distinguish a recall of 0.98 from a recall of 0.99."""
 
 POINTS_PER_LIST = 40
 """Number of training items for each centroid; FAISS recommends at least 39."""
 
 _NEIGHBOURHOOD_EFFORT = 32
-"""``nprobe`` or ``efSearch`` for the search for neighbours in `_queries`. These neighbours need not
-be the nearest items."""
+"""``nprobe`` or ``efSearch`` of the search in `_queries`, which finds neighbours of an item. These
+neighbours need not be the nearest items."""
 
 NEIGHBOURS_AMONG = 1_000_000
-"""Maximum number of items, drawn at random, among which `_queries` searches for neighbours. In a
-larger gallery, neighbours are nearer: among ten million items, all neighbours may be copies of one
-picture. Queries made of copies are too easy. With this limit, the distance of neighbours does not
-depend on the size of the gallery."""
+"""`_queries` searches for the neighbours of an item among at most this many random items. Without
+this limit, the neighbours would be nearer in a larger gallery. Among ten million items, all
+neighbours of an item may be copies of one picture. Queries made of copies are too easy. With this
+limit, the distance of neighbours does not depend on the size of the gallery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,10 @@ def build_index(
 
     An approximate index compares items by Euclidean distance. For unit vectors, distance and inner
     product give the same order, but quantisation of x to x̂ changes the distance far less than the
-    inner product. The error of the distance is the part of x − x̂ along q − x, which is short for a
-    near neighbour. The error of the inner product is the part of x − x̂ along q. For a million
-    Fashion-MNIST embeddings with 8 bits per dimension, recall at 10 before re-ranking is 0.96 by
-    distance, and 0.59 by inner product.
+    inner product. For a query q, the error of the distance is the part of x − x̂ along q − x. The
+    vector q − x is short if x is near q. The error of the inner product is the part of x − x̂ along
+    q. For a million Fashion-MNIST embeddings with 8 bits per dimension, recall at 10 before
+    re-ranking is 0.96 by distance, and 0.59 by inner product.
 
     Parameters
     ----------
@@ -213,7 +213,10 @@ def _tuned(
     settings: IndexSettings,
     generator: np.random.Generator,
 ) -> tuple[int, float, int]:
-    """Return the smallest search effort that reaches `min_recall`, the recall, and n_queries."""
+    """Return three values: search effort, recall, and number of queries.
+
+    The search effort is the smallest effort whose recall is at least `min_recall`.
+    """
     queries = _queries(index, directions, generator)
     tenth = tenth_similarity(directions, queries)
     recall = 0.0
@@ -246,11 +249,11 @@ def _queries(
     """Return n queries (n, D): unit vectors near items, but not equal to any item.
 
     Each query is an item plus the difference of two neighbours of the item. A query equal to an
-    item would be too easy: in a gallery with many copies, its ten nearest items are copies in the
-    same list. On a million Fashion-MNIST embeddings with copies, recall was 0.997 for queries equal
-    to items, and 0.85 for held-out images. With the queries of this function, recall agrees with
-    recall for held-out images: in one test, both were 0.985; in another test, they were 0.996 and
-    0.997.
+    item would be too easy. In a gallery with many copies, the ten nearest items of such a query are
+    copies in the same list. On a million Fashion-MNIST embeddings with copies, recall was 0.997 for
+    queries equal to items, and 0.85 for held-out images. For the queries of this function, recall
+    agrees with the recall for held-out images. In one test, both values were 0.985. In another
+    test, the two values were 0.996 and 0.997.
     """
     n_items = len(directions)
     rows = np.sort(generator.permutation(n_items)[:N_QUERIES])

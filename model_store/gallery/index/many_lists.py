@@ -1,8 +1,8 @@
 """Indexes with very many inverted lists: centroids and lists are found in two levels.
 
 If every item is compared with every centroid, the time grows with N^1.5. For ten million items and
-8,192 lists, one processor needs a quarter of an hour. With two levels, near centroids form groups,
-and an item is compared only with the centroids of the nearest groups.
+8,192 lists, one processor needs a quarter of an hour. With two levels, centroids that are near each
+other form a group. An item is compared only with the centroids of the nearest groups.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from faiss.contrib.ivf_tools import add_preassigned
 from numpy.typing import NDArray
 
 LEAST_LISTS = 8_192
-"""Minimum number of lists of an index with two levels. An index has about 2 √N lists, so about
-eight million items are needed."""
+"""Minimum number of lists of an index with two levels. An index has about 2 √N lists. So an index
+with two levels has at least about eight million items."""
 
 GROUPS_LOOKED_AT = 8
-"""Number of nearest groups whose centroids are compared with an item. In a test, the search for the
-nearest list was right for 99.97 % of 10,000 items. The index had ten million items: Fashion-MNIST
-embeddings with noise."""
+"""Number of nearest groups whose centroids are compared with an item. In a test, the index had ten
+million items: Fashion-MNIST embeddings with noise. The search found the nearest list for 99.97 % of
+10,000 items."""
 
 _ROUNDS = 10
-"""Iterations of k-means; the default of FAISS for inverted lists."""
+"""Number of iterations of k-means. FAISS uses the same number by default for inverted lists."""
 
 
 def are_many(index: Any) -> bool:  # noqa: ANN401 - FAISS has no types

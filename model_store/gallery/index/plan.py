@@ -15,8 +15,8 @@ from model_store.errors import ConfigError
 IndexKind: TypeAlias = Literal["flat", "hnsw", "ivf_sq8", "ivf_pq"]
 
 EXACT_BYTES = 2**25
-"""Maximum size of an exact index: bytes of its float32 directions. A search reads all directions in
-about a millisecond."""
+"""Maximum size of an exact index in bytes. An exact index contains only float32 directions. A
+search reads an index of this size in about a millisecond."""
 
 HNSW_LINKS = 32
 

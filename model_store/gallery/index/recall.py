@@ -16,10 +16,11 @@ their stored directions."""
 
 N_NEIGHBOURS = 10
 EFFORTS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
-"""Values of ``nprobe`` or ``efSearch`` to try, ascending; most steps add a third or a half."""
+"""Values of ``nprobe`` or ``efSearch`` to try, ascending. Most values are a third or a half larger
+than the value before."""
 
 _TIE = 1e-7
-"""Two neighbours with a smaller difference in similarity count as equal, because float32 is not
+"""Two similarities count as equal if they differ by less than this value, because float32 is not
 more precise."""
 
 

@@ -1,4 +1,4 @@
-"""Reads directions in blocks, so that the finished blocks of a file use no memory."""
+"""Reads directions in blocks, so that only the current block of a file is in memory."""
 
 from __future__ import annotations
 

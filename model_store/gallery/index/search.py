@@ -25,13 +25,15 @@ EXACT_ROWS = 10_000
 index. The comparison takes some milliseconds and misses no row."""
 
 SEARCH_FIRST_SHARE = 0.3
-"""Minimum share of allowed rows for a search without the filter. Such a search of an inverted index
-fetches more rows than requested, and then applies the filter to the result. A test with 10⁶ rows
-compared the search without the filter with a search with a mask. The search without the filter took
-0.9 times as long if half of the rows were allowed, and twice as long if 5 % were allowed."""
+"""Minimum share of allowed rows for an unfiltered search. Such a search of an inverted index
+fetches more rows than requested. Then the filter is applied to the fetched rows. A test with 10⁶
+rows measured an unfiltered search, and a search that uses the mask of allowed rows. If half of the
+rows were allowed, the unfiltered search took 0.9 times as long as the search with the mask. If 5 %
+of the rows were allowed, the unfiltered search took twice as long as the search with the mask."""
 
 _MARGIN = 4
-"""Safety margin for the number of allowed rows in an unfiltered result, in standard deviations."""
+"""Safety margin of an unfiltered search, which must fetch enough allowed rows. The unit is the
+standard deviation of the number of allowed rows that the search fetches."""
 
 _AT_ONCE = 16_384
 
@@ -118,7 +120,9 @@ class ExactIndex:
 
 
 class ApproximateIndex:
-    """An approximate index: compares the codes of likely rows, until it has found enough rows.
+    """An approximate index: a search compares the codes of only a part of the rows.
+
+    If a search finds too few rows, it is repeated with twice the effort.
 
     Queries are searched one by one. In a batch, FAISS rounds the distances to the centroids
     differently, so a result would depend on the other queries.
@@ -139,7 +143,10 @@ class ApproximateIndex:
     def nearest(
         self, queries: NDArray[np.float32], n: int, allowed: Allowed | None
     ) -> tuple[list[Rows], Plan]:
-        """Return at least ``n`` rows near each query; the exact nearest if few rows are allowed."""
+        """Return at least ``n`` rows near each query.
+
+        If few rows are allowed, all allowed rows are compared, so the result is exact.
+        """
         with faiss_threads(1):
             if allowed is None:
                 return self._filtered_first(queries, min(n, self._n_items), None), "filter_first"
@@ -159,7 +166,10 @@ class ApproximateIndex:
     def _masked(
         self, queries: NDArray[np.float32], n: int, mask: NDArray[np.bool_]
     ) -> tuple[list[Rows], Plan]:
-        """Return at least ``n`` rows of a mask near each query; few rows are compared exactly."""
+        """Return at least ``n`` rows of a mask near each query.
+
+        If the mask has few rows, all rows of the mask are compared, so the result is exact.
+        """
         n_allowed = int(np.count_nonzero(mask))
         if n_allowed <= EXACT_ROWS:
             return self._compared(queries, n, np.flatnonzero(mask)), "exact"
@@ -173,20 +183,21 @@ class ApproximateIndex:
     def _searches_first(self, allowed: Allowed) -> bool:
         """Return whether an unfiltered search would find enough allowed rows.
 
-        The number of allowed rows must be at least twice `EXACT_ROWS`, because the share is an
-        estimate. The result is always False for a graph: a filter changes the path through a graph,
-        but it does not change which inverted lists are read.
+        The estimated number of allowed rows must be at least twice `EXACT_ROWS`. The factor of two
+        allows for the error of the estimate. For a graph, the result is always False, because a
+        filter changes the path through the graph. A filter does not change which inverted lists are
+        read.
         """
         least = max(SEARCH_FIRST_SHARE * self._n_items, 2 * EXACT_ROWS)
         possible = self._knob == "nprobe" and allowed.at_most >= least
         return possible and allowed.share * self._n_items >= least
 
     def _found_first(self, query: NDArray[np.float32], n: int, allowed: Allowed) -> Rows | None:
-        """Search without the filter and return the nearest allowed rows; None if too few.
+        """Search without the filter; return the nearest allowed rows, or None if too few are found.
 
-        This method reads as many lists as `_filtered_first` and returns as many rows. If the share
-        is exact, both methods return the same rows. If the share is an estimate, they may return
-        different rows.
+        This method and `_filtered_first` read the same number of lists, and return the same number
+        of rows. If ``allowed.share`` is exact, both methods return the same rows. If
+        ``allowed.share`` is an estimate, the two methods may return different rows.
         """
         wanted = max(n, FETCHED)
         fetched = math.ceil((wanted + _MARGIN * math.sqrt(wanted)) / allowed.share)

@@ -1,9 +1,9 @@
 """Indexes of the fields of added items, built on first use by a filter.
 
 The items are divided into runs. A run has `RUN` items, or 2, 4, 8, … times `RUN` items. Two runs of
-equal length merge into one run, so all run lengths differ. So each item is indexed only a few
-times, and a filter reads few runs. The last items, fewer than `RUN`, have no index; a filter checks
-each of them.
+equal length merge into one run, so no two runs have the same length. So each item is indexed only a
+few times, and a filter reads few runs. After the last run, there are fewer than `RUN` items. These
+items have no index, and a filter checks each of these items.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from model_store.gallery.filters.sql import as_stored
 from model_store.gallery.live.log import ChangesFile
 
 RUN = 256
-"""Number of items in the shortest run. A check of this many items takes about as long as a
-search."""
+"""Number of items in the shortest run. To check this many items takes about as long as a search."""
 
 MOST_COLUMNS, MOST_BYTES = 1_024, 2**26
 """Maximum number of cached indexes, and maximum size of the cache in bytes. There is one index for
-each field and run. A compaction runs by default after 10,000 added items. The cache is large enough
-for a hundred fields of these items."""
+each field and run. A compaction runs by default after 10,000 added items. For 10,000 items, the
+indexes of a hundred fields fit into the cache."""
 
 
 class LogColumns:
-    """The indexes of fields of the items in a log; thread-safe."""
+    """Field indexes of the items in a log; thread-safe."""
 
     def __init__(self, log: ChangesFile) -> None:
         self._log = log
@@ -41,11 +40,11 @@ class LogColumns:
         self._lock = threading.Lock()
 
     def matching(self, part: Filter, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask (M,) of the items written at ``sequences`` (M,) that pass a filter.
+        """Return a mask (M,): whether each of the first M items in the log passes a filter.
 
         Parameters
         ----------
-        sequences : ascending sequence numbers of the first M items in the log.
+        sequences : (M,) sequence numbers of the changes that wrote these items, ascending.
         """
         mask = np.zeros(len(sequences), dtype=bool)
         fields, stored, done = fields_of(part), as_stored(part), 0
@@ -61,7 +60,7 @@ class LogColumns:
         return mask
 
     def all(self, field: Field, sequences: NDArray[np.int64]) -> Iterator[tuple[int, Column]]:
-        """Yield the start and the index of each run; the runs together have all items.
+        """Yield the start and the index of each run, and then of the items after the last run.
 
         Parameters
         ----------

@@ -3,8 +3,9 @@
 SQLite reports no error if its journal was lost or damaged, or if the log was deleted. The number is
 written after a change is on the disk and before the change is acknowledged. So the number in the
 file is never larger than the number of the last stored change. The file is not flushed for each
-change, so after a power cut, the number may be smaller. The file detects that the log or its
-journal is lost or damaged; SQLite itself protects against a power cut.
+change. So after a power cut, the number in the file may be smaller than the number of the last
+stored change. With the file, a process detects that the log or its journal is lost or damaged.
+SQLite itself protects the log against a power cut.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class ChangesFile:
         return [sequence for (sequence,) in found]
 
     def column(self, field: Field, sequences: NDArray[np.int64]) -> Column:
-        """Index a field of items by their ``sequences``, consecutive numbers without gaps."""
+        """Build the field index of the items that the changes ``sequences`` wrote."""
         return self._there(partial(rows.field_column, field=field, sequences=sequences))
 
     def upserts(self, sequences: Sequence[int]) -> Iterator[Upsert]:
@@ -389,8 +389,9 @@ def _receipt(connection: sqlite3.Connection, retry: Retry) -> Receipt | None:
 def _now(connection: sqlite3.Connection) -> float:
     """Return the time of the log's clock, in seconds.
 
-    The log's clock follows the system clock, but never goes back. Between two stored outcomes, it
-    advances by at most `LONGEST_STEP_S`. So outcomes survive a jump of the system clock.
+    The log's clock follows the system clock, but never goes back. Between two stored outcomes, the
+    log's clock advances by at most `LONGEST_STEP_S`. So outcomes survive a jump of the system
+    clock.
     """
     system, own = rows.clock(connection)
     return own + min(max(time.time() - system, 0.0), LONGEST_STEP_S)

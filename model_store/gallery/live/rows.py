@@ -2,7 +2,7 @@
 
 A row has three parts (item, vector, picture), which are read separately. Each part has its own
 checksum. Each checksum includes the sequence number, and sequence numbers have no gaps. So a reader
-finds rows that are damaged, missing or exchanged.
+detects damaged rows, missing rows, and rows that have changed places.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ def meta(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def clock(connection: sqlite3.Connection) -> tuple[float, float]:
-    """Return the system time and the log's time at the last outcome; 0, 0 before an outcome."""
+    """Return two times of the last stored outcome: by the system clock, and by the log's clock.
+
+    Both are 0 if no outcome was stored.
+    """
     try:
         system, own = map(float, meta(connection).get("clock", "0 0").split())
     except ValueError:
@@ -138,7 +141,9 @@ def row_of(sequence: int, write: Upsert | Delete) -> Row:
 
 
 def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside, Row]]:
-    """Yield table and row for each optional part of a write: features (`HalfRows`), preview.
+    """Yield the table and the row for each optional part of a write.
+
+    The optional parts are the features (`HalfRows`) and the preview.
 
     A write without optional parts yields nothing.
     """
@@ -217,7 +222,11 @@ def thumbnail_at(connection: sqlite3.Connection, sequence: int) -> Thumbnail:
 def field_column(
     connection: sqlite3.Connection, field: Field, sequences: NDArray[np.int64]
 ) -> Column:
-    """Index a field of items by their ``sequences`` (n,), consecutive numbers without gaps."""
+    """Build the field index of the items that the changes ``sequences`` (n,) wrote.
+
+    ``sequences`` are ascending. They include each change that wrote an item between the first and
+    the last.
+    """
     ends = int(sequences[0]), int(sequences[-1])
     connection.execute("PRAGMA temp_store=MEMORY")  # sort in memory, because the items are few
     between = "mean IS NOT NULL AND sequence BETWEEN ? AND ?"

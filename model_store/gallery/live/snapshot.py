@@ -37,8 +37,8 @@ from model_store.half_precision import HalfRows
 NumberT = TypeVar("NumberT", bound=np.generic)
 
 _SLACK = 1e-5
-"""Maximum error of an inner product in float32. If similarities differ by less, they are computed
-again in float64."""
+"""Maximum error of an inner product in float32. Two similarities that differ by less than this
+error are computed again in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class DeltaSegment:
     variances : (M, D), divided by the squared norm of the mean.
     total_variances : (M,), sums of ``variances`` over the dimensions.
     label_codes : (M,), -1 for an item without a label.
-    rows_of : id → all rows that an item with the id has or had; may include later rows.
+    rows_of : id → all current and earlier rows of the items with this id. The rows may include rows
+        of later snapshots.
     """
 
     sequences: NDArray[np.int64]
@@ -124,7 +125,10 @@ class GallerySnapshot:
 
     @property
     def n_appended(self) -> int:
-        """The number of rows after the rows of the base; a search compares each of them."""
+        """The number of rows that were added after the base was built.
+
+        A search compares each of these rows with the query.
+        """
         return self.n_rows - self._base.n_rows
 
     def candidates(
@@ -203,7 +207,7 @@ class GallerySnapshot:
         ]
 
     def _counted(self, field: Field, of_base: Column) -> list[Counted]:
-        """Return a field's indexes, each with its removed rows; together, they index all items."""
+        """Return the indexes of a field for the base and the added items, with the removed rows."""
         starts = {0: of_base}
         for start, column in self._columns.all(field, self._appended.sequences):
             starts[self._base.n_rows + start] = column
@@ -266,7 +270,10 @@ class GallerySnapshot:
         return rows[sorted(range(len(rows)), key=by_id.__getitem__)[:limit]]
 
     def _there(self, start: int, limit: int) -> NDArray[np.int64]:
-        """Return the first ``limit`` rows of the base, from ``start`` on, that have an item."""
+        """Return rows of the base that still have an item.
+
+        The result has the first ``limit`` such rows from row ``start`` on.
+        """
         n_base, n = self._base.n_rows, limit
         while True:
             rows = start + np.flatnonzero(~self._removed[start : min(start + n, n_base)])

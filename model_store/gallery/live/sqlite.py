@@ -39,7 +39,7 @@ def connect(
 def use_write_ahead_log(connection: sqlite3.Connection, patience_s: float = BUSY_S) -> None:
     """Switch a file to a write-ahead log, so that readers and the writer do not block each other.
 
-    If another process is writing, this waits; SQLite itself would fail without waiting.
+    If another process is writing, this function waits. SQLite itself would fail immediately.
 
     Raises
     ------
@@ -81,8 +81,8 @@ def commit(connection: sqlite3.Connection) -> None:
     Raises
     ------
     sqlite3.Error : nothing was changed.
-    ChangeUnconfirmed : the disk did not confirm the write. Searches do not find the change. If a
-        crash follows before the next change, the journal may restore the change.
+    ChangeUnconfirmed : the disk did not confirm the write. Searches do not find the change. If the
+        machine crashes before the next change, SQLite may restore this change from its journal.
     """
     try:
         connection.execute("COMMIT")

@@ -13,8 +13,8 @@ LOOK_EVERY_S = 1.0
 """Seconds between two checks of a Milvus server that is down."""
 
 SLOW_S = 1.0
-"""Seconds after which a call without an answer is slow. While a call is slow, new calls first check
-the connection."""
+"""Seconds after which a call without an answer is slow. While any call is slow, each new call first
+checks the connection."""
 
 
 class Availability:

@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterable, Mapping
 from model_store.gallery.milvus.entities import Entity
 
 REMEMBERED_ITEMS = 16_384
-"""Maximum number of cached items. They take about 30 MB with 128 dimensions."""
+"""Maximum number of cached items. With 128 dimensions, so many items take about 30 MB."""
 
 MOSTLY_KNOWN = 0.6
-"""Minimum share of cached rows for a search in two requests: the first request returns only row
-numbers, the second request reads the missing items. If the share is smaller, one request that
-returns rows and items is faster than two requests."""
+"""If at least this share of the found rows is cached, a search sends two requests. The first
+request returns only row numbers, and the second request reads the items that are not cached. If a
+smaller share is cached, one request that returns rows and items is faster."""
 
 _N_AVERAGED = 8
-"""Number of recent searches over which the share of cached rows is averaged."""
+"""The share of cached rows is averaged over about this number of recent searches."""
 
 
 class EntityCache:
@@ -34,7 +34,7 @@ class EntityCache:
         return self._known_share >= MOSTLY_KNOWN
 
     def observe(self, rows: Collection[int]) -> None:
-        """Update the average share of found rows that are cached."""
+        """Update the average share of cached rows with the ``rows`` that a search found."""
         if not rows:
             return
         with self._lock:

@@ -14,10 +14,10 @@
     thumbnail  base64, media_type beside it
 
 A bundle names its collection in `MILVUS_FILE`. The collection stores the fingerprint of its encoder
-and refuses another encoder. A collection can have marks. One mark says that the collection is
-complete. Another mark names the log of changes; a service without this log cannot write to the
-collection. Marks are stored as aliases of the collection, because aliases survive a killed server.
-Milvus 2.3 loses properties that are set after the creation of a collection.
+and refuses another encoder. A collection can have marks. One mark is set when the collection is
+complete. A second mark contains the name of the log of changes; a service without this log cannot
+write to the collection. Marks are stored as aliases of the collection, because aliases survive a
+killed server. Milvus 2.3 loses properties that are set after the creation of a collection.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ COMPLETE = "complete"
 """The mark that a complete collection has."""
 
 MOST_EFFORT = 8
-"""Maximum factor by which a narrow filter increases the search effort. For a filter that would need
-a larger factor, Milvus compares all items that pass the filter."""
+"""Maximum factor by which a filter increases the search effort. If a filter would need a larger
+factor, Milvus compares all items that pass the filter."""
 
 EVENTUALLY = 1
 """A Milvus timestamp in the past: a read with this timestamp never waits for writes."""
@@ -101,7 +101,7 @@ class MilvusAccess:
 
 
 NO_ACCESS = MilvusAccess()
-"""Access to no server; with this access, a gallery in Milvus cannot be opened."""
+"""Access without an address; a gallery in Milvus cannot be opened with this access."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ class MilvusDescription:
     collection : name of the collection, derived from its content.
     encoder : fingerprint of the encoder.
     n_items, dim, labels : values at the time of the build.
-    index : ``type``, search ``parameters``, ``recall_at_10``, and the ``n_queries`` that measured
-        it.
+    index : ``type``, search ``parameters``, ``recall_at_10``, and ``n_queries``: the number of
+        queries that measured the recall.
     """
 
     uri: str
@@ -135,7 +135,7 @@ class MilvusDescription:
     def effort(self, limit: int, share: float) -> dict[str, int]:
         """Return the parameters of a search for ``limit`` items among a ``share`` of all items.
 
-        A smaller share increases the search effort, up to the factor `MOST_EFFORT`.
+        The search effort is multiplied by 1 / ``share``, but at most by `MOST_EFFORT`.
         """
         more = min(1 / share, MOST_EFFORT)
         parameters = {name: int(value * more) for name, value in self.index["parameters"].items()}
@@ -208,7 +208,7 @@ class Collection:
         return self._ask(lambda: getattr(self.client, call), values, options)
 
     def read(self, call: str, since: int, **options: Any) -> Any:  # noqa: ANN401 - has no types
-        """Search or query; finds all writes up to the time ``since``, and maybe later writes.
+        """Search or query; finds all writes up to the time ``since``, and possibly later writes.
 
         If a write is recent, Milvus waits a fraction of a second until the write is applied.
         """

@@ -53,7 +53,8 @@ class Database(Protocol):
 
         Raises
         ------
-        StorageBusy : another writer has the lock. With ``wait``, this is raised after a timeout.
+        StorageBusy : another writer has the lock. With ``wait``, the error is raised after a
+            timeout.
         WriteError, GalleryUnavailable : the database cannot be written to.
         """
 

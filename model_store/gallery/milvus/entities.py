@@ -49,7 +49,7 @@ def read_entity(found: Mapping[str, Any]) -> Entity:
 
 
 def rows_of(hits: Any) -> list[int]:  # noqa: ANN401 - pymilvus has no types
-    """Return the rows of a search's hits, nearest first; decodes no other field."""
+    """Return the rows of a search's hits, nearest first, without decoding other fields."""
     return [hits.get_raw_item(place)["entity"]["row"] for place in range(len(hits))]
 
 

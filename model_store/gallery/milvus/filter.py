@@ -3,10 +3,10 @@
 Milvus and the filters of Vouch have different rules for the comparison of JSON values. Milvus does
 not distinguish a missing key from null, and it compares values of different kinds. The result of a
 negated comparison depends on the release of Milvus. So each item has `facts`: an array with a
-digest of each value. A field has a value if the array contains the value's digest. This test always
-has a definite result, needs no text of the client in the expression, and uses an inverted index.
-Only ``gt``, ``gte``, ``lt`` and ``lte`` compare the values themselves. These comparisons also
-require a fact: the value exists and has the right kind.
+digest of each value. A field has a value if the array contains the value's digest. The result of
+this test is always true or false. For this test, the expression contains no text from the client,
+and Milvus uses an inverted index. Only ``gt``, ``gte``, ``lt`` and ``lte`` compare values instead
+of digests. These comparisons also require a fact: the value exists and has the right kind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def facts(item_id: str, label: str | None, metadata: Mapping[str, Any]) -> list[
 
 
 def to_expression(part: Filter, *, holds: bool = True) -> str:
-    """Return an expression for items that pass the filter; without ``holds``, for all other items.
+    """Return an expression for the items that pass a filter.
+
+    If ``holds`` is False, the expression is for the items that do not pass the filter.
 
     The expression uses the fields ``row`` (never negative), ``id``, ``label``, ``metadata`` and
     ``facts``. Only tests of facts are negated; a comparison is replaced by its opposite.

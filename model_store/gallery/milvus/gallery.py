@@ -1,10 +1,10 @@
 """A gallery in a Milvus collection, for several machines.
 
 Row numbers are the primary key of the collection. The items of the build have rows in the order of
-their ids; each later change adds a row. The current state is a `Head` of the log of changes. A
-gallery at a head never changes, but Milvus deletes replaced rows after `GRACE_S`. Only recently
-found items are cached in this process. `page` returns added and changed items last, unlike a
-gallery in files.
+their ids; each later change adds a row. The current state is a `Head` of the log of changes. The
+state of a gallery at a head never changes, but Milvus deletes replaced rows after `GRACE_S`. Only
+recently found items are cached in this process. `page` returns added and changed items last; a
+gallery in files returns all items in the order of the ids.
 """
 
 from __future__ import annotations
@@ -133,7 +133,10 @@ class MilvusGallery:
 
     @property
     def held_labels(self) -> Sequence[str]:
-        """All labels, because it would take too long to read the label of each item."""
+        """All labels, including labels of removed items.
+
+        To find the labels of the current items, the process would have to read all items.
+        """
         return self.labels
 
     def candidates(
@@ -157,7 +160,7 @@ class MilvusGallery:
         )
 
     def _compares(self, allowed: Allowed) -> bool:
-        """Return True if the allowed rows are few enough to read and compare each row."""
+        """Return whether the allowed rows are few, so that each of them is read and compared."""
         if isinstance(allowed, MatchingRows) or self.described.index["type"] == "FLAT":
             return False
         return allowed.at_most <= EXACT_ROWS
@@ -165,7 +168,7 @@ class MilvusGallery:
     def _nearest(
         self, queries: NDArray[np.float32], n: int, allowed: Allowed | None, plan: Plan
     ) -> list[NDArray[np.int64]]:
-        """Return at least ``n`` rows near each query if they exist, in any order."""
+        """Return at least ``n`` rows near each query, or all allowed rows, in any order."""
         if n == 0:
             return [np.empty(0, dtype=np.int64)] * len(queries)
         if allowed is not None and plan == "exact":
@@ -202,7 +205,7 @@ class MilvusGallery:
     def _hits(
         self, queries: NDArray[np.float32], limit: int, expression: str, share: float
     ) -> list[NDArray[np.int64]]:
-        """Search rows near each query; also read their items, unless most items are cached."""
+        """Search for rows near each query. Unless most items are cached, also read the items."""
         whole = len(queries) * limit <= READ_AT_ONCE and not self._lately.mostly_knows
         found = []
         for start in range(0, len(queries), _SEARCHED_AT_ONCE):
@@ -410,7 +413,7 @@ class MilvusGallery:
 
 
 def _expressions(allowed: Allowed) -> list[str]:
-    """Return expressions that together select the allowed rows."""
+    """Return expressions; a row is allowed if it satisfies one of these expressions."""
     if isinstance(allowed, MatchingRows):
         return [allowed.expression]
     if allowed.mask().all():

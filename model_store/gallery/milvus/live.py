@@ -60,7 +60,7 @@ from model_store.gallery.writable import (
 )
 
 LOG = "log_"
-"""Prefix of a collection's mark that names its log of changes."""
+"""Prefix of a mark of the collection. The rest of this mark is the name of the log of changes."""
 
 
 class MilvusLive:
@@ -94,7 +94,7 @@ class MilvusLive:
         """Return the current snapshot, or the snapshot after an earlier change.
 
         Milvus deletes replaced and deleted items after `GRACE_S`, so an earlier snapshot may lack
-        such items. The ``n_items`` of an earlier snapshot may be too large.
+        such items. In an earlier snapshot, ``n_items`` may be too large.
         """
         now = self._snapshot
         if version is None or version >= now.version:
@@ -244,14 +244,19 @@ class MilvusLive:
             )
 
     def _whole(self, rows: Mapping[str, int | None], item_id: str) -> Upsert:
-        """Return the current item, with embedding and picture; ``rows`` has its row."""
+        """Return the current item, with embedding and picture.
+
+        Parameters
+        ----------
+        rows : item id → current row; None for a deleted item.
+        """
         row = rows.get(item_id)
         if row is None:
             raise item_not_found(item_id)
         return self._gallery.upsert(row)
 
     def _rows(self, turn: Turn, item_ids: Sequence[str]) -> dict[str, int | None]:
-        """Return the current rows of items, None for a deleted item; new items are left out."""
+        """Return item id → current row (None for a deleted item); new items are left out."""
         rows = turn.rows(item_ids)
         others = [item_id for item_id in dict.fromkeys(item_ids) if item_id not in rows]
         return {**rows, **self._gallery.by_number.as_built(others)}

@@ -3,9 +3,10 @@
 A turn is a write transaction of the log; only one writer at a time has a turn. In a turn, each
 change gets a number and a new row in the collection. The content of a row never changes. The log
 stores the number of the last change that Milvus has (`Head.version`): the head. A reader first
-reads the head. The reader then ignores rows of changes after the head, and rows that a change up to
-the head replaced. So all readers find a complete change at the same moment. A delayed request from
-a writer whose turn has ended is harmless: it can only write the same row again.
+reads the head. The reader then ignores the rows that later changes have written. The reader also
+ignores the rows that earlier changes, or the change of the head, have replaced. So all readers find
+a complete change at the same moment. A delayed request from a writer whose turn has ended is
+harmless: it can only write the same row again.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ class Turn:
         return _receipt(self._execute, self._collection, retry)
 
     def rows(self, item_ids: Sequence[str]) -> dict[str, int | None]:
-        """Return the rows of changed items, None for a deleted item; other items are left out."""
+        """Return item id → current row (None for a deleted item); unchanged items are left out."""
         found: dict[str, int | None] = {}
         for item_id in item_ids:
             for (row,) in self._execute(
@@ -265,7 +266,9 @@ class Turn:
         )
 
     def pending(self) -> list[tuple[int, Upsert]]:
-        """Return the rows that Milvus lacks, with their content; for each item, only its last row.
+        """Return the rows that are not yet in Milvus, with content.
+
+        If an item has several such rows, only its last row is returned.
 
         Raises
         ------
@@ -297,7 +300,10 @@ class Turn:
         )
 
     def unswept(self, age_s: float) -> dict[int, int]:
-        """Return change → row, for rows replaced at least ``age_s`` ago and still in Milvus."""
+        """Return change → replaced row.
+
+        The result has the rows that were replaced at least ``age_s`` ago and are still in Milvus.
+        """
         found = self._execute(
             "SELECT sequence, replaced FROM vouch_changes WHERE collection = ? AND at < ? "
             "AND sequence <= ? AND swept = 0 AND replaced IS NOT NULL ORDER BY sequence LIMIT ?",
@@ -317,8 +323,8 @@ class Turn:
     def old(self, age_s: float) -> dict[int, int | None]:
         """Return the oldest changes that the log can delete, with the rows that they replaced.
 
-        Stops before the first change that is newer than ``age_s`` or whose replaced row is still in
-        Milvus.
+        The result ends before the first change that must be kept. A change is kept if it is newer
+        than ``age_s``, or if Milvus still has the row that the change replaced.
         """
         found = self._execute(
             "SELECT sequence, replaced, at, swept FROM vouch_changes "
@@ -333,7 +339,10 @@ class Turn:
         return old
 
     def forget(self, until: int) -> None:
-        """Delete the entries of changes up to ``until``; their replaced rows must be deleted."""
+        """Delete the entries of changes up to ``until``.
+
+        Before this call, the rows that these changes replaced must be deleted from Milvus.
+        """
         self._execute(
             "DELETE FROM vouch_changes WHERE collection = ? AND sequence <= ?",
             [self._collection, until],
@@ -349,7 +358,8 @@ def _state(execute: Execute, collection: str, n_built: int) -> State | None:
 
     Earlier releases store only the counts after the change ``last``. So the counts after
     ``version`` are computed: the outstanding changes are subtracted. A change increases the number
-    of changed items if it replaces an original row, or if its item is new.
+    of changed items in two cases: the change replaces a row of the build, or it adds an item with a
+    new id.
     """
     query = (
         "SELECT log, last, version, since, n_items, n_changed, forgotten, "

@@ -14,7 +14,7 @@ from model_store.gallery.milvus.rows import MilvusRows
 from model_store.verdicts import IndexedBy
 
 _ROWS_AT_ONCE = 100_000
-"""Maximum number of rows that one request to Milvus filters."""
+"""Maximum number of rows to which one request to Milvus applies the filter."""
 
 
 class MatchingRows:

@@ -42,7 +42,7 @@ class MilvusRows:
         return int(found["count(*)"])
 
     def as_built(self, item_ids: Sequence[str]) -> dict[str, int]:
-        """Return the rows of items by id, as they were when the collection was built."""
+        """Return item id → row, for the rows that were written when the collection was built."""
         rows: dict[str, int] = {}
         for start in range(0, len(item_ids), READ_AT_ONCE):
             listed = ", ".join(map(literal, item_ids[start : start + READ_AT_ONCE]))
@@ -63,7 +63,7 @@ class MilvusRows:
     def at(
         self, rows: Sequence[int], since: int, fields: Sequence[str]
     ) -> dict[int, dict[str, Any]]:
-        """Return the values of ``fields`` for the items that exist at ``rows``."""
+        """Return row → values of ``fields``; rows without an item are left out."""
         found = self._find(f"row in {list(rows)}", fields, since)
         return {one["row"]: one for one in found}
 
