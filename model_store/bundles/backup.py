@@ -6,8 +6,8 @@
     bundle/…              a copy of the bundle's directory
     changes.sqlite        a consistent copy of the log of changes
 
-A service can answer and change the gallery during a backup: a bundle never changes, and SQLite
-copies a consistent state of the log. A restore verifies every byte.
+During a backup, a service can answer queries and change the gallery. This is safe, because a bundle
+never changes, and SQLite copies a consistent state of the log. A restore verifies every byte.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _remove_interrupted(root: Path) -> None:
 
 
 def _move_all(partial: Path, root: Path) -> None:
-    """Move the content of a directory of bundles to another; `CURRENT` is moved last."""
+    """Move the content of a directory of bundles to another directory; `CURRENT` is moved last."""
     for path in sorted(partial.iterdir(), key=lambda path: path.name == CURRENT_FILE):
         path.rename(root / path.name)
     flush(root)
@@ -262,7 +262,7 @@ def _read_summary(tar: tarfile.TarFile, archive: Path) -> BackupSummary:
 
 
 def _verify(root: Path, summary: BackupSummary) -> None:
-    """Check every byte of bundle and log, and compare the gallery with the summary."""
+    """Check every byte of the bundle and the log, and compare the gallery with the summary."""
     directory = root / summary.bundle_id
     manifest = read_manifest(directory)
     path = changes_path(root, summary.bundle_id)
@@ -280,7 +280,7 @@ def _verify(root: Path, summary: BackupSummary) -> None:
 
 
 def _verify_gallery(gallery: GallerySnapshot, summary: BackupSummary) -> None:
-    """Compare number of items and version with the summary, and check the id of each item."""
+    """Compare the number of items and the version with the summary; check the id of each item."""
     if (gallery.n_items, gallery.version) != (summary.n_items, summary.version):
         raise ArchiveError(
             "The archive is not restored: its gallery has another number of items, or another "

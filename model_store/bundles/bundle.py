@@ -70,7 +70,7 @@ class Bundle:
 
     @property
     def key(self) -> str:
-        """The gallery's key in other data, such as feedback; a rename does not change the key."""
+        """The key of the gallery in other data, for example in feedback; a rename keeps the key."""
         return self.built_as if self.entry is None else self.entry.id
 
     @property

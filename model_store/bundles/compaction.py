@@ -247,7 +247,8 @@ def _codes_until_now(gallery: FaissGallery, snapshot: GallerySnapshot) -> NDArra
 def _copy_rest(bundle: Path, staging: Path) -> None:
     """Copy the files that a compaction does not rewrite.
 
-    Not `shutil.copytree`: its error would hide the cause, such as a full disk.
+    This function does not use `shutil.copytree`, whose error would hide the cause, for example a
+    full disk.
     """
     staging.mkdir()
     for name in content_files(bundle):

@@ -30,7 +30,8 @@ KEPT_BUNDLES = 3
 """Default number of bundles to keep, including the current bundle."""
 
 _MOST_POINTER_BYTES = 1024
-"""Maximum bytes to read from a pointer file: an id, and white space from an editor."""
+"""Maximum number of bytes to read from a pointer file. The file contains an id, and possibly white
+space that an editor has added."""
 
 _BUNDLE_ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 

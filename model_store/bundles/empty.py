@@ -44,8 +44,8 @@ def write_bundle(
 
     Parameters
     ----------
-    like, manifest : the bundle with the encoder. Its encoder files are linked if possible, else
-        copied.
+    like, manifest : directory and manifest of the bundle with the encoder. The files of the encoder
+        are linked if possible, else copied.
     gallery : gallery section of the manifest, for example its ``name``.
     shared : a directory on the file system of ``staging``. If a file in ``like`` cannot be linked,
         the file is copied into this directory, and the copy is linked.

@@ -14,9 +14,9 @@
       samples/            example query images
       evaluation.json     evaluation on held-out queries
 
-Before any file is opened, every byte is compared with the manifest, and the manifest with its own
-id. A bundle contains no pickle. In a directory of bundles, the file `CURRENT` contains the id of
-the served bundle, and `PREVIOUS` the id of the bundle that was served before.
+Before any file is opened, every byte is compared with the manifest, and the manifest is compared
+with its own id. A bundle contains no pickle. In a directory of bundles, the file `CURRENT` contains
+the id of the served bundle, and `PREVIOUS` the id of the bundle that was served before.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Manifest:
 
     @cached_property  # every answer contains the id
     def id(self) -> str:
-        """The hash of all fields, and thus of every byte: ``files`` has the digests."""
+        """The hash of all fields; it covers every byte, because ``files`` has the digests."""
         return hashlib.sha256(_canonical(asdict(self))).hexdigest()[:ID_LENGTH]
 
     def to_json(self) -> bytes:
@@ -314,7 +314,7 @@ def file_names(directory: Path) -> list[str]:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Return the digest and size of a file, as a manifest lists them."""
+    """Return the digest and the size of a file, in the form of the manifest's ``files``."""
     if path.is_symlink():
         return {"sha256": "a link, not a file", "bytes": 0}
     with path.open("rb") as file:

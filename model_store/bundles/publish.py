@@ -34,8 +34,8 @@ def publish(
 
     All files are on the disk before the bundle's directory gets its name. So after a crash, the
     bundle is either missing or complete. If the same bundle exists, it is kept; if it is damaged,
-    it is replaced. A lock excludes other processes. Another lock prevents the removal of the bundle
-    before it is current. Temporary files of killed processes are removed.
+    it is replaced. One lock excludes other processes that publish. A second lock prevents the
+    removal of the bundle before it is current. Temporary files of killed processes are removed.
 
     Parameters
     ----------
@@ -90,7 +90,8 @@ def _held_if_whole(directory: Path) -> Hold | None:
 def _copy(staging: Path, partial: Path) -> None:
     """Copy the files of a bundle.
 
-    Not `shutil.copytree`: its error would hide the cause, such as a full disk.
+    This function does not use `shutil.copytree`, whose error would hide the cause, for example a
+    full disk.
     """
     partial.mkdir()
     for name in content_files(staging):

@@ -1,7 +1,7 @@
-"""The secret of a directory of bundles, with which services sign tokens.
+"""The secret of a directory of bundles; services sign tokens with this secret.
 
-The secret is stored in the directory, so that all services share it and a restart does not change
-it.
+The secret is stored in the directory. So all services share the secret, and a restart does not
+change it.
 """
 
 from __future__ import annotations

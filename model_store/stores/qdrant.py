@@ -11,7 +11,7 @@ from model_store.vector_queries import NeighbourList
 
 @dataclass(frozen=True, slots=True)
 class QdrantStore:
-    """A collection of Qdrant with any distance.
+    """A collection of Qdrant with any distance measure.
 
     Attributes
     ----------

@@ -66,7 +66,10 @@ def by_cosine(
     labels: Sequence[str | None],
     vectors: Sequence[Sequence[float]] | NDArray[np.float32],
 ) -> NeighbourList:
-    """Sort items by cosine, nearest first. Needed if the store does not sort by cosine."""
+    """Sort items by cosine, nearest first.
+
+    Use this function if the store does not sort by cosine.
+    """
     found = np.asarray(vectors, np.float64).reshape(len(ids), len(direction))
     cosines = np.nan_to_num(cosines_of(found, direction))
     order = np.argsort(-cosines, kind="stable").tolist()

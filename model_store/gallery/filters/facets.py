@@ -128,7 +128,7 @@ def _of_values(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _frequent(counts: NDArray[np.int64], most: int) -> list[int]:
-    """The codes of the ``most`` largest positive counts, largest first."""
+    """Return at most ``most`` codes: the codes with the largest positive counts, largest first."""
     least = np.partition(counts, -most)[-most] if len(counts) > most else 0
     large = np.flatnonzero(counts > least)
     equal = np.flatnonzero((counts == least) & (counts > 0))[: most - len(large)]

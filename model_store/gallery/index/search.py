@@ -21,8 +21,9 @@ INDEX_FILE = "gallery.faiss"
 DIRECTIONS_FILE = "directions.npy"
 
 EXACT_ROWS = 10_000
-"""Maximum number of allowed rows for an exact comparison with every row, without the approximate
-index. The comparison takes some milliseconds and misses no row."""
+"""Maximum number of allowed rows for an exact search, which compares the query with each allowed
+row and does not use the approximate index. The comparison takes some milliseconds and misses no
+row."""
 
 SEARCH_FIRST_SHARE = 0.3
 """Minimum share of allowed rows for an unfiltered search. Such a search of an inverted index
@@ -177,7 +178,7 @@ class ApproximateIndex:
         return self._filtered_first(queries, min(n, n_allowed), rest), "filter_first"
 
     def _compared(self, queries: NDArray[np.float32], n: int, rows: Rows) -> list[Rows]:
-        """The nearest of few rows."""
+        """Compare all ``rows`` with each query; return the ``n`` nearest rows of each query."""
         return [self._exact(query, min(n, len(rows)), rows) for query in queries]
 
     def _searches_first(self, allowed: Allowed) -> bool:
@@ -257,7 +258,7 @@ class ApproximateIndex:
         return parameters_of(self._index, effort, among)
 
     def _exact(self, query: NDArray[np.float32], n: int, rows: Rows) -> Rows:
-        """The ``n`` nearest of ``rows``."""
+        """Among ``rows``, return the ``n`` rows that are nearest to the query."""
         parts = range(0, len(rows), _AT_ONCE)
         similarities = [self.directions[rows[at : at + _AT_ONCE]] @ query for at in parts]
         if n >= len(rows):

@@ -22,7 +22,8 @@ from model_store.gallery.filters.sql import as_stored
 from model_store.gallery.live.log import ChangesFile
 
 RUN = 256
-"""Number of items in the shortest run. To check this many items takes about as long as a search."""
+"""Number of items in the shortest run. Checking this many items takes about as long as one
+search."""
 
 MOST_COLUMNS, MOST_BYTES = 1_024, 2**26
 """Maximum number of cached indexes, and maximum size of the cache in bytes. There is one index for

@@ -250,7 +250,7 @@ class ChangesFile:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Add bundle and advice to a `LogDamaged` error, and raise it in all later calls too."""
+        """Add bundle and advice to a `LogDamaged` error; every later call raises this error too."""
         if self._damage is not None:
             raise self._damage
         try:

@@ -104,7 +104,7 @@ def clock(connection: sqlite3.Connection) -> tuple[float, float]:
 
 
 def set_clock(connection: sqlite3.Connection, system: float, own: float) -> None:
-    """Store both times; `clock` returns them."""
+    """Store the two times that `clock` returns."""
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('clock', ?)", (f"{system!r} {own!r}",))
 
 
@@ -224,8 +224,8 @@ def field_column(
 ) -> Column:
     """Build the field index of the items that the changes ``sequences`` (n,) wrote.
 
-    ``sequences`` are ascending. They include each change that wrote an item between the first and
-    the last.
+    ``sequences`` are ascending. Between the first and the last, no change that wrote an item is
+    missing.
     """
     ends = int(sequences[0]), int(sequences[-1])
     connection.execute("PRAGMA temp_store=MEMORY")  # sort in memory, because the items are few

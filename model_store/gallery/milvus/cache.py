@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterable, Mapping
 from model_store.gallery.milvus.entities import Entity
 
 REMEMBERED_ITEMS = 16_384
-"""Maximum number of cached items. With 128 dimensions, so many items take about 30 MB."""
+"""Maximum number of cached items. With 128 dimensions, these items take about 30 MB."""
 
 MOSTLY_KNOWN = 0.6
-"""If at least this share of the found rows is cached, a search sends two requests. The first
-request returns only row numbers, and the second request reads the items that are not cached. If a
-smaller share is cached, one request that returns rows and items is faster."""
+"""If at least this share of the rows that recent searches found was cached, a search sends two
+requests. The first request returns only row numbers, and the second request reads the items that
+are not cached. If the share was smaller, one request that returns rows and items is faster than two
+requests."""
 
 _N_AVERAGED = 8
 """The share of cached rows is averaged over about this number of recent searches."""

@@ -2,7 +2,7 @@
 
 A turn is a write transaction of the log; only one writer at a time has a turn. In a turn, each
 change gets a number and a new row in the collection. The content of a row never changes. The log
-stores the number of the last change that Milvus has (`Head.version`): the head. A reader first
+stores the head: the number of the last change that is in Milvus (`Head.version`). A reader first
 reads the head. The reader then ignores the rows that later changes have written. The reader also
 ignores the rows that earlier changes, or the change of the head, have replaced. So all readers find
 a complete change at the same moment. A delayed request from a writer whose turn has ended is
