@@ -21,7 +21,7 @@ class Explanation:
     ----------
     plan : see `model_store.verdicts.Plan`.
     share : estimated share of the gallery's items that pass the filter.
-    indexes : place of the index of each field in the filter.
+    indexes : for each field in the filter, the place where the index of this field is stored.
     """
 
     plan: Plan

@@ -29,8 +29,8 @@ MIN_VOTERS = 3
 """Minimum number of neighbours with the suggested label."""
 
 COPY = 0.9999
-"""Minimum similarity of a copy of the same picture. A copy has no vote, because it usually has the
-same wrong label."""
+"""A neighbour with at least this similarity counts as a copy of the same picture. A copy has no
+vote, because it usually has the same wrong label."""
 
 AT_ONCE = 64
 """Number of items in a part; the time limit is checked after each part."""
@@ -103,7 +103,7 @@ def examine(
     Parameters
     ----------
     after : row after which to begin; None for the first item.
-    check : function that returns its results for some rows.
+    check : function that checks the items in some rows, and returns the results.
     budget_s : time in seconds after which no further part is examined.
     """
     until = time.monotonic() + budget_s
@@ -156,7 +156,7 @@ def label_errors(gallery: Gallery, rows: Rows, confidence: float) -> list[LabelE
 def elected(
     votes: NDArray[np.int32], similarities: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Return the label (B,) with the largest weight of votes, and its share (B,) of the weight.
+    """Return the label (B,) with the largest weight, and its share (B,) of the weight of all votes.
 
     The label is −1 if fewer than `MIN_VOTERS` neighbours have the label.
 
@@ -199,9 +199,10 @@ def near_duplicates(gallery: Gallery, rows: Rows, threshold: float) -> list[Near
 
 
 def _others(gallery: Gallery, rows: Rows, n: int) -> tuple[Rows, NDArray[np.float64]]:
-    """Return the ``n`` nearest other items (B, n) of each row, and their similarities.
+    """Return the ``n`` nearest items (B, n) of each row, and their similarities.
 
-    If there are fewer items, the row −1 fills the rest.
+    The item in the row is not one of these items. If there are fewer than ``n`` items, the
+    remaining places contain the row −1.
     """
     found = gallery.candidates(gallery.directions(rows), n + 1)
     others = np.full((len(rows), n), -1, dtype=np.int64)

@@ -51,8 +51,8 @@ class DriftStates:
     """A table of an SQLite file with one row for each bundle and caller.
 
     If several processes share the file, each process tests its own queries. After a restart, a
-    process continues from the last saved state. This is valid, because each state comes from the
-    queries of a single process.
+    process continues from the last saved state. The test remains valid, because each state comes
+    from the queries of a single process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class DriftStates:
 
         Parameters
         ----------
-        since : seconds since 1970; tests saved earlier are left out.
+        since : time in seconds since 1970; tests that were saved before this time are left out.
         """
         if not self._path.exists():
             return []

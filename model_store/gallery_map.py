@@ -30,8 +30,8 @@ N_SAMPLED = 10_000
 """Maximum number of items in the sample that determines the axes."""
 
 MAX_SQUARE = 1_024
-"""Maximum side of the matrix whose eigenvectors are computed. The time grows with the cube of the
-side."""
+"""Maximum side of the matrix whose eigenvectors are computed. The computing time grows with the
+cube of this side."""
 
 LAST_STEP = 65_535
 """Largest coordinate; coordinates are uint16."""
@@ -219,7 +219,7 @@ def _by_label(gallery: Gallery, rows: NDArray[np.int64]) -> tuple[list[Colour], 
 
 
 def _conditions(facet: Facet) -> Iterator[tuple[Scalar, float | None, float | None, Filter]]:
-    """Yield the value, the range and the condition of each colour for a field."""
+    """Yield the value, the two ends of the range, and the filter for each colour of a field."""
     field = parse_field(facet.field)
     least, greatest = facet.least, facet.greatest
     if least is None or greatest is None or least == greatest or facet.n_values <= MAX_COLOURS:

@@ -52,7 +52,8 @@ def squared_distance_moments(delta: A, variance: A) -> tuple[A, A]:
 
     Returns
     -------
-    mean, variance : (...), squared embedding units, and their square.
+    mean : (...), in embedding units to the power of 2.
+    variance : (...), in embedding units to the power of 4.
     """
     d2 = delta**2
     return (d2 + variance).sum(-1), (variance**2 * 2 + d2 * variance * 4).sum(-1)
@@ -81,7 +82,8 @@ def triplet_margin_moments(
 
     Returns
     -------
-    mean, variance : (...), squared embedding units, and their square.
+    mean : (...), in embedding units to the power of 2.
+    variance : (...), in embedding units to the power of 4.
     """
     to_positive = positive.mean - anchor.mean
     to_negative = negative.mean - anchor.mean

@@ -1,7 +1,7 @@
 """Image arguments in Python: a path, bytes, an open file, a Pillow image or an array.
 
-The client does not require Pillow or NumPy. The module uses them only if the caller has imported
-them.
+The client does not require Pillow or NumPy. The module uses one of these libraries only if the
+caller has imported the library.
 """
 
 from __future__ import annotations

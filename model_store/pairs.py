@@ -46,7 +46,7 @@ _LEAST_NORM = 1e-3
 """Minimum squared norm of a draw of an item, so that the draw has a direction."""
 
 _FAR = 6.0
-"""Number of standard deviations. A normal number is more than this far below its mean only once in
+"""Number of standard deviations. A normal number is below its mean by more than this only once in
 10⁹ draws."""
 
 Floats = NDArray[np.float64]
@@ -153,8 +153,8 @@ class Pairs:
     ) -> NDArray[np.float32]:
         """Return a·b / ‖b‖ (S, n) for S draws: the similarities times ‖a‖.
 
-        The part of ε along ĝ changes ‖b‖ and a·b by the same factor, so this part cancels. The
-        product of a and the rest of ε is one normal number.
+        The part of ε along ĝ changes ‖b‖ and a·b by the same factor, so this part cancels. The dot
+        product of a and the rest of ε is a single normal number.
 
         Parameters
         ----------

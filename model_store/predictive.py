@@ -76,7 +76,7 @@ class Predictive:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Predictive | None:
-        """Parse the result of `to_bytes`; None for another layout or impossible numbers."""
+        """Parse the result of `to_bytes`; None for a different layout or an impossible number."""
         if len(data) < _HEADER.size:
             return None
         magic, dim, n_samples, *moments = _HEADER.unpack_from(data)

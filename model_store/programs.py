@@ -26,7 +26,7 @@ _NAME = re.compile(r"--?[a-z][a-z-]*")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser whose error messages do not repeat values without an option."""
+    """A parser whose error messages leave out values that belong to no option."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401
         """Parse the arguments; see `argparse.ArgumentParser.parse_args`."""

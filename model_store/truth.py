@@ -112,8 +112,8 @@ class Within:
 def wgs84(latitudes: Floats, longitudes: Floats) -> Floats:
     """Convert positions on the WGS84 ellipsoid to points (n, 3) in space, in metres.
 
-    Distances between points are measured along straight lines. A distance of a kilometre is less
-    than 2 µm too short.
+    Distances between points are measured along straight lines. For two points one kilometre apart,
+    the straight line is less than 2 µm shorter than the path on the surface.
 
     Parameters
     ----------

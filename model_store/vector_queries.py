@@ -26,8 +26,8 @@ from model_store.retriever import Retriever
 Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-5
-"""Rounding tolerance: a float32 cosine may exceed 1 by at most this value. A cosine may also exceed
-the preceding cosine in a list by at most this value."""
+"""Rounding tolerance: a float32 cosine may exceed 1 by at most this value. In a list of cosines,
+each cosine may exceed the preceding cosine by at most the same value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,9 @@ def predictive_of(retriever: Retriever, query: VectorQuery) -> Predictive:
 
     Raises
     ------
-    InvalidVector : the vector is from another encoder, has another length, or is zero. Also, if the
-        gallery is calibrated and the query has neither features nor an outlier score.
+    InvalidVector : the vector is from another encoder, has another length, or is zero. The error is
+        also raised if the gallery is calibrated, but the query has neither features nor an outlier
+        score.
     """
     encoder = retriever.encoder
     if query.fingerprint is not None and query.fingerprint != encoder.fingerprint:
@@ -187,8 +188,8 @@ def _row(query: VectorQuery, taken: VectorInput) -> NDArray[np.float32]:
 
     Raises
     ------
-    InvalidVector : the query lacks a part that the gallery's vectors have, or has a part that they
-        do not have.
+    InvalidVector : the query lacks a part that the gallery's vectors have, or has a part that these
+        vectors lack.
     """
     made = f"The gallery was made of vectors of {taken.made_by!r} that have"
     for name, given, size in (

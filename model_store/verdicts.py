@@ -25,9 +25,10 @@ FilterMeans = Literal["show", "known"]
 match passes the filter."""
 
 Plan = Literal["exact", "filter_first", "search_first"]
-"""How items that pass a filter are found. `exact`: the query is compared with each item that
-passes. `filter_first`: the index is searched only among the items that pass. `search_first`: the
-index is searched for more items than requested, and the filter is applied to the result."""
+"""How items that pass a filter are found. `exact`: the query is compared with each item that passes
+the filter. `filter_first`: the index is searched only among the items that pass the filter.
+`search_first`: the index is searched for more items than requested, and the filter is applied to
+the result."""
 
 IndexedBy = Literal["bundle", "memory", "none"]
 """Where the index of a field is stored. `bundle`: in a file of the bundle. `memory`: in memory,
@@ -39,9 +40,9 @@ CaseReason = Literal["ambiguous", "absent", "alien", "contradicted", "random"]
 Absence = Literal["absent_labels", "hidden_labels", "hidden_trained_labels", "near_misses_of_views"]
 """Kind of absent calibration queries. `absent_labels`: neither the gallery nor any fit contains the
 query's label. `hidden_labels`: the query's label is hidden from the list and the outlier detector,
-and the encoder was not trained on this label. `hidden_trained_labels`: as `hidden_labels`, but the
-encoder was trained on this label. `near_misses_of_views`: each query is a view of an item, and this
-item is hidden from the list."""
+and the encoder was not trained on this label. `hidden_trained_labels`: the label is hidden in the
+same places, but the encoder was trained on this label. `near_misses_of_views`: each query is a view
+of an item, and this item is hidden from the list."""
 
 OutcomeBasis = Literal["evaluation", "calibration"]
 """Source of the numbers of a gallery's outcome: separate evaluation queries, or the calibration

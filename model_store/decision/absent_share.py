@@ -70,7 +70,7 @@ def shifted(probabilities: Floats, no_match: Floats, shift: float) -> Floats:
 
     Parameters
     ----------
-    no_match : (...) p₀ = 1 − Σ of the match probabilities of the same query.
+    no_match : (...) p₀ = 1 − Σ of all match probabilities of the query.
     """
     if shift == 0:
         return probabilities

@@ -42,8 +42,8 @@ DEFAULT_ABSENT = 0.05
 none."""
 
 UNKNOWN_CLASS = -1
-"""Size class of a label that was added after the calibration, and then merged into the bundle by
-compaction."""
+"""Size class of a label that was added after the calibration. Compaction merges such labels into
+the bundle."""
 
 OUTDATED = (
     "An earlier release calibrated this bundle with signals that this release does not compute. "
@@ -100,8 +100,8 @@ class Calibration:
     absent_outlier_scores : (n,) sorted outlier scores of the absent calibration queries; None in
         bundles of earlier releases.
     outdated : reason why the calibration is not used: another release fitted it to other signals. A
-        new calibration of the gallery uses the settings of this calibration. None if the signals
-        are the same.
+        new calibration of the gallery uses the settings of this calibration. None if this release
+        uses the same signals.
     """
 
     encoder_fingerprint: str
@@ -257,8 +257,9 @@ class Calibration:
     def match_fingerprint(self) -> str:
         """Return a digest of the settings that determine uncorrected match probabilities.
 
-        Feedback applies only to probabilities with the same digest. The fitted numbers are not
-        hashed, because a new fit to the same queries changes the rounding of these numbers.
+        A calibration uses feedback only if the calibration that served the probabilities had the
+        same digest. The fitted numbers are not hashed, because a new fit to the same queries
+        changes the rounding of these numbers.
         """
         origin = {
             "encoder": self.encoder_fingerprint,

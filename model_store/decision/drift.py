@@ -21,8 +21,8 @@ approximately, because the densities are estimated. In simulations, at most abou
 1,000 queries without drift raised an alarm."""
 
 ENOUGH = 100
-"""Number of matched calibration queries that is enough to estimate the densities. With n < 100 of
-these queries, the test fires at a log capital that is higher by 100 / n − 1."""
+"""Number of matched calibration queries that is enough to estimate the densities. If there are only
+n < 100 of these queries, the test fires at the log capital `ALARM` + 100 / n − 1."""
 
 PERIOD = 10_000
 """Number of queries after which the test restarts, to detect later changes quickly again."""
@@ -35,29 +35,30 @@ drift raises the alarm again."""
 NOT_TESTED = message("drift_not_tested")
 
 _PRESENT = 0.6
-"""Share of the capital that bets on a change before the first query since the last restart. The
-rest of the capital bets on changes after this query."""
+"""Share of the capital for bets that the stream had already changed when the test last restarted.
+The rest of the capital is for bets that the stream changes later."""
 
 _JUMP = 0.003
-"""The bets on changes after the first query share their capital with a reserve. At each query, this
-part of the capital moves between the bets and the reserve. The reserve keeps capital for changes
-after many queries."""
+"""The bets on later changes share their capital with a reserve. At each query, this part of the
+capital moves between the bets and the reserve. The reserve keeps capital for changes after many
+queries."""
 
 _CHANGES = ((0.7, 1.0), (-0.7, 1.0), (1.4, 1.0), (0.0, 1.5), (0.0, 1.9), (0.0, 0.65))
-"""Alternative hypotheses, as pairs (move, scale). A hypothesis adds ``move`` standard deviations of
-the matched scores to each score. The hypothesis also multiplies the distance of each score from the
-median of the matched scores by ``scale``."""
+"""Alternative hypotheses, as pairs (move, scale). A hypothesis first multiplies the distance of
+each score from the median matched score by ``scale``. The hypothesis then adds ``move`` standard
+deviations of the matched scores to each score."""
 
 _CHANGED_SHARES = (0.05, 0.4)
 """Shares of absent queries. Each alternative hypothesis is combined with each share."""
 
 _SHARES = np.r_[0, 0.02, np.arange(0.05, 0.96, 0.05), 0.98, 1]
-"""Grid of shares of absent queries. The test searches this grid for the share with the nearest null
-hypothesis."""
+"""Grid of shares of absent queries. Each share gives one null hypothesis. For each alternative
+hypothesis, the test uses the nearest of these null hypotheses."""
 
 _OF_MATCHED = (0.03, 0.08, 0.16, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
 _OF_ABSENT = (0.2, 0.4, 0.6, 0.8, 0.93)
-"""Bin edges, as quantiles of the matched and of the absent calibration scores."""
+"""The bin edges are quantiles of the calibration scores. `_OF_MATCHED` is for the scores of matched
+queries, and `_OF_ABSENT` is for the scores of absent queries."""
 
 _BANDWIDTH = 0.6
 _SMOOTHING = 1.0
@@ -70,12 +71,12 @@ _LEARNED_EVERY, _N_STEPS = 25, 20
 update."""
 
 _TAILS = (0.01, 0.03, 0.1, 0.25, 0.5)
-"""Upper tails of the absent calibration scores, as shares. Served scores are compared with these
-tails."""
+"""Upper tails of the distribution of absent calibration scores. Each tail is given by its share of
+the scores. The test compares served scores with these tails."""
 
 _ETA = 0.01
-"""Maximum probability that at least one bound is below the true probability of its tail, if the
-queries are exchangeable."""
+"""Maximum probability that the upper bound of at least one tail is too low. This maximum holds if
+the queries are exchangeable."""
 
 _EM_START = 0.3
 
@@ -86,14 +87,14 @@ class DriftReference(Protocol):
     """The calibration scores of a drift test; many tests can share one reference."""
 
     n: int
-    """Number n of calibration queries, which sets how fast bets fade (see `DriftTest`); 0 for no
-    fading."""
+    """Number n of calibration queries. A smaller n lets bets fade faster, see `DriftTest`. If n is
+    0, bets do not fade."""
 
     edges: list[float]
     """Bin edges for the histogram of served scores."""
 
     def factors(self, counts: list[float]) -> list[list[float]]:
-        """Return the factors (k, K) of k bets for a score in each of the K bins.
+        """Return the factors (k, K) by which k bets multiply their capital, for scores in K bins.
 
         The expectation of each factor is at most 1 for any share of absent queries.
 
@@ -152,7 +153,7 @@ class MixtureReference:
         self._alternatives = (self.n * np.array(alternatives) + smooth) / (self.n + _SMOOTHING)
 
     def factors(self, counts: list[float]) -> list[list[float]]:
-        """Return the factors (k, K) of the bets, with the reference learned from ``counts``."""
+        """Return the factors (k, K) of the bets; ``counts`` first update the distributions."""
         matched, absent = self._learned(np.array(counts))
         mixtures = np.outer(1 - _SHARES, matched) + np.outer(_SHARES, absent)
         nearest = (self._alternatives @ np.log(mixtures).T).argmax(axis=1)
@@ -184,8 +185,8 @@ class ExceedanceReference:
     absent queries. A served score above the k-th highest calibration score multiplies the capital
     by √b / b. Any other score multiplies the capital by (1 − √b) / (1 − b).
 
-    Served queries do not update this reference, because their quality varies: after many good
-    photographs, ordinary photographs would look like drift.
+    Served queries do not update this reference, because the quality of their images varies: after
+    many good photographs, ordinary photographs would look like drift.
 
     Parameters
     ----------
@@ -247,10 +248,10 @@ class DriftState:
 
     Attributes
     ----------
-    counts : (K,) number of served queries of this period in each bin.
-    learned : (K,) the counts at the last update of the reference.
-    numbers : bin edges, log capital and shares of the bets, and number of remaining queries in the
-        alarm.
+    counts : (K,) number of served queries in each bin since the last restart of the test.
+    learned : (K,) value of ``counts`` at the last update of the reference.
+    numbers : ``edges`` are the bin edges. ``capital`` is the log capital of each part, with the
+        shares of the part's bets. ``alarmed_for`` is the number of queries until the alarm ends.
     """
 
     counts: list[float]
@@ -262,10 +263,10 @@ class DriftTest:
     r"""Bets against "served queries have the same distribution as the calibration queries".
 
     Each bet has a factor f, see `MixtureReference`. The capital has two parts. The first part bets
-    on a change before the first query since the last restart. Each query multiplies this part by 1
-    − c + c f, with c = n / (n + t) after t served queries. The second part bets on changes after
-    this query. Each query multiplies this part by f, and capital moves between its bets and a
-    reserve.
+    that the stream had already changed when the test last restarted. Each query multiplies this
+    part by 1 − c + c f, with c = n / (n + t) after t served queries. The second part bets that the
+    stream changes later. Each query multiplies these bets by f, and capital moves between these
+    bets and a reserve.
 
     Parameters
     ----------
@@ -297,7 +298,7 @@ class DriftTest:
 
     @property
     def n_served(self) -> int:
-        """Number of served queries of this period."""
+        """Number of served queries since the last restart of the test."""
         return int(sum(self._counts))
 
     def observe(self, outlier_score: float) -> None:

@@ -41,7 +41,7 @@ class LevelEvidence:
     correct: NDArray[np.bool_]
 
     def at(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> LevelEvidence:
-        """Return the outcome of the queries ``chosen``, as in `Evidence.at`."""
+        """Return the outcomes of the queries ``chosen``: a mask (N,) or indexes (n,)."""
         return LevelEvidence(self.probabilities[chosen], self.correct[chosen])
 
 
@@ -58,8 +58,8 @@ class Evidence:
     absent : (N,) whether the gallery holds no true match.
     first_classes : (N,) size class of the first item's label.
     likeliest_probabilities, likeliest_correct, likeliest_classes : (N,) probability, correctness
-        and size class of the nearest item of the most probable label. This item is first in a list
-        ordered by probability.
+        and size class of the nearest item of the most probable label. If a list is ordered by
+        probability, this item is the first item of the list.
     true_classes : (N,) size class of the query's own label; −1 for absent queries.
     critical : (N,) largest threshold whose result set contains a true match. The value is ∞ if the
         likeliest label is right, and −1 if no candidate is right or the query is absent.
@@ -137,7 +137,7 @@ class Evidence:
         )
 
     def of_level(self, level: int) -> Evidence:
-        """Return the evidence for answers with the likeliest parent at a level.
+        """Return the evidence for answers that give the likeliest parent at a level, not an item.
 
         If the parent is right for an absent query, the query is left out. Such a query counts
         neither as an error nor as an answer.
@@ -159,7 +159,7 @@ class Evidence:
         )
 
     def of_order(self, order: Order) -> Evidence:
-        """Return the evidence for first items of lists in ``order``."""
+        """Return the evidence for lists in ``order``; the first item depends on the order."""
         if order == "similarity":
             return self
         return replace(

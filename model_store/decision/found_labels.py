@@ -27,7 +27,7 @@ class Retrieved:
     ----------
     similarities : (n,) similarities of the found items. The first ``n_listed`` values belong to the
         nearest items in the whole gallery, in descending order. The other values belong to items
-        that are not in the result list but may be returned, for example under a filter.
+        after the result list. These items may be returned too, for example under a filter.
     label_codes : (n,) label codes of the found items; −1 for an item without a label.
     n_listed : number of leading items in the result list. The signals are computed from this list.
     listed : (m,) indexes of the items that may be returned, nearest first.

@@ -26,21 +26,23 @@ LEAST_THRESHOLD = 0.5
 """Minimum threshold on the match probability, for any accepted error."""
 
 LEVELS = np.linspace(0.05, 1.0, 77)
-"""Accepted shares of matched queries, in the order of the tests. Each share gives one threshold."""
+"""Shares of matched queries that are accepted, in the order of the tests. Each share gives one
+threshold."""
 
 N_POINTS = 200
 """Maximum number of points of the risk-coverage curve."""
 
 OF_ACCEPTED = 0.05
-"""The bound of the accepted share of matched queries uses this part of the error probability δ. The
-test of the error uses the rest of δ."""
+"""Part of the error probability δ that is used by the bound of the accepted share of matched
+queries. The test of the error uses the rest of δ."""
 
 _RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
-"""Grid of false-match rates (FPIR) for the test of an error."""
+"""Grid of false-match rates (FPIR). The test of an error searches this grid for the largest
+p-value."""
 
 _STRIDE = 10
-"""Step of the coarse search over the grid. Then a fine search examines the rates near the best rate
-of the coarse search."""
+"""Step of the coarse search over this grid. Then a fine search examines the rates near the best
+rate of the coarse search."""
 
 _STEPS = 10**5
 """Number of steps between the errors 0 and 1: the resolution of an error bound."""
@@ -50,7 +52,7 @@ MANY_TIMES = 50.0
 queries that a guarantee needs."""
 
 _STEP = 1.1
-"""Factor between successive numbers of queries in a plan."""
+"""A plan multiplies the number of queries by this factor until the number is enough."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -93,15 +95,18 @@ class Stream:
     ----------
     probabilities : (n,) match probability of each first item, at the share ``expected``.
     no_match : (n,) P(no match), at the share ``expected``.
-    wrong : (n,) 1 if the first item is not a true match, else 0. After a correction by feedback,
-        these outcomes no longer hold. The value is then one minus the corrected probability.
-    counted : (n,) mask of one random query of each object with a match.
+    wrong : (n,) 1 if the first item is not a true match, else 0. If feedback has corrected the
+        probabilities, the observed outcomes no longer hold. In this case, the value is one minus
+        the corrected probability.
+    counted : (n,) mask that contains one query for each object with a match. This query is drawn at
+        random.
     labels : (n,) number, from 0, of the label of each absent query; −1 for other queries.
     chosen : (n,) mask of the queries that may be accepted: queries that are not flagged out of
         distribution. Rates are shares of all queries, including flagged queries.
     expected : share of absent queries.
     absence_known : whether the absent queries are representative of served absent queries.
-    rivals : see `Evidence`; the observed acceptance of absent queries is multiplied by this factor.
+    rivals : see `Evidence`. The observed share of accepted absent queries is multiplied by this
+        factor.
     most_effective : maximum effective number of queries.
     delta : one minus the confidence of all bounds.
     times, absent_times : factors by which a plan multiplies the number of objects, and the number
@@ -193,7 +198,7 @@ class Stream:
 
     @cached_property
     def _of_labels(self) -> Floats:
-        """Weight of each absent query in a mean of label means."""
+        """Weight of each absent query in a mean over labels; each label has the same weight."""
         codes = self.labels[self.absent]
         weights: Floats = 1 / (np.bincount(codes)[codes] * max(self.n_labels, 1))
         return weights
@@ -218,7 +223,7 @@ class Stream:
         )
 
     def false_match_rate(self, accepted: Bools) -> float:
-        """Return the mean, over labels of absent queries, of the share that is ``accepted``."""
+        """Return the FPIR of the ``accepted`` queries (n,), as a mean over absent labels."""
         rate = float(self._of_labels @ (accepted & self.chosen)[self.absent])
         return min(self.rivals * rate, 1.0)
 
@@ -233,7 +238,7 @@ class Stream:
         return min(self.rivals * rate, 1.0)
 
     def error_bound(self, accepted: Bools) -> float:
-        """Return the upper confidence bound of the error among the ``accepted`` (n,).
+        """Return the upper confidence bound of the error among the ``accepted`` queries (n,).
 
         The bound is the smallest error for which `keeps_error` holds. After a correction by
         feedback, matched and absent queries are counted together.
@@ -253,10 +258,10 @@ class Stream:
         return p_value(step / _STEPS) <= (1 - OF_ACCEPTED) * self.delta
 
     def _nearest(self, p_values: Sequence[PValue], start: int, likely: int) -> int:
-        """Return the index of the first function that rejects the smallest error.
+        """Return the index of the first function that rejects the smallest of all rejected errors.
 
-        A function is searched only if it rejects an error below the smallest error that an earlier
-        function rejects.
+        A function is searched only if its smallest rejected error can replace the smallest error
+        found so far.
 
         Parameters
         ----------
@@ -301,8 +306,9 @@ class Stream:
     def _p_values(self, n: int, wrong: float, rate: float) -> PValue:
         """Return the p-value of ``n`` accepted objects, as a function of the error.
 
-        ``wrong`` is the observed error among the objects, and ``rate`` the observed mean of label
-        means. Parts that do not depend on the error are computed once.
+        ``wrong`` is the observed error among the objects. ``rate`` is the observed share of
+        accepted absent queries, as a mean over labels. Parts that do not depend on the error are
+        computed once.
         """
         others = 1 - n / max(self.n_objects, 1)
         missed = upper_bound(others, self.n_objects * self.times, OF_ACCEPTED * self.delta)
@@ -451,22 +457,25 @@ class Stream:
         return replace(self, absent_as_likely=True)
 
     def queries_needed(self, max_error: float) -> int | None:
-        """Return the number of objects that would guarantee ``max_error`` with the same outcomes.
+        """Return the number of objects that a guarantee of ``max_error`` needs.
+
+        The additional objects are assumed to have the same shares of outcomes as the present
+        objects.
 
         Returns
         -------
-        None if it is more than `MANY_TIMES` times the present number.
+        None if the number is more than `MANY_TIMES` times the present number of objects.
         """
         times = self.multiple(max_error, of_labels=False)
         return None if times is None else math.ceil(times * int((self.counted & self.chosen).sum()))
 
     def multiple(self, max_error: float, *, of_labels: bool) -> float | None:
-        """Return the factor by which more queries would guarantee ``max_error``.
+        """Return the factor by which the queries must be multiplied to guarantee ``max_error``.
 
         Parameters
         ----------
-        of_labels : whether the number of labels of absent queries is multiplied too. The number of
-            objects is always multiplied.
+        of_labels : whether the factor also multiplies the number of labels of absent queries. The
+            factor always multiplies the number of objects.
 
         Returns
         -------
@@ -484,7 +493,7 @@ class Stream:
         return _STEP**steps if steps <= most else None
 
     def multiplied(self, times: float, absent_times: float) -> Stream:
-        """Return the stream in which each object and each absent label counts several times."""
+        """Return the stream with multiplied numbers of objects and of absent labels."""
         return replace(self, times=times, absent_times=absent_times)
 
 
@@ -514,7 +523,8 @@ def label_p_values(rate: float, n_labels: float, rates: Floats) -> Floats:
 
     Parameters
     ----------
-    rate : observed mean of the means of ``n_labels`` labels.
+    rate : observed mean over ``n_labels`` labels. The value of a label is the mean over its
+        queries.
     """
     if n_labels <= 0:
         return np.ones(len(rates))

@@ -24,12 +24,12 @@ LEAST_MATCH_SHARE = 0.5
 share."""
 
 LEAST_CLASS_SHARE = 0.05
-"""Minimum share of the queries that belong to a size class. The outcome reports that a size class
-gets no `match` only if the class has at least this share."""
+"""Minimum share of matched queries whose first item is in a size class. If the share of a class is
+lower, the outcome does not report that this class gets no `match`."""
 
 ACCEPTABLE_ERRORS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
-"""Maximum errors that the outcome may propose, ascending. If the gallery's maximum error allows too
-few matches, the outcome proposes a larger maximum error."""
+"""Values that the outcome may propose as the maximum error, in ascending order. If the gallery's
+maximum error allows too few matches, the outcome proposes a larger maximum error."""
 
 LEAST_GAIN = 0.1
 """Minimum increase of the share of `match` for which the outcome proposes another maximum error."""
@@ -55,8 +55,8 @@ _RECALL: Mapping[str, str] = {
 """Sentences on recall, by kind of the queries."""
 
 _QUERIES = {"left_out_items": "items", "views_of_items": "views", "captions": "captions"}
-"""Kind of the queries, by the name in a calibration's report. Any other name means held-out
-queries."""
+"""Converts the name of the queries in a calibration's report to a key of `_RECALL`. Any other name
+means held-out queries."""
 
 _ABSENCE: Mapping[str, str] = {
     "absent_labels": "Measured with queries whose labels are kept out of the gallery.",
@@ -243,7 +243,7 @@ class Outcome:
     lines: tuple[OutcomeLine, ...] = ()
 
     def sentences(self) -> list[str]:
-        """Return the sentence of each line."""
+        """Return the text of each line."""
         return [line.sentence for line in self.lines]
 
     def numbers(self) -> dict[str, float | int | None]:
@@ -418,7 +418,7 @@ def _of_matches(
 
     Parameters
     ----------
-    evidence : evidence for lists in the gallery's order.
+    evidence : outcomes of the calibration queries, for lists in the gallery's default order.
     """
     if not promises.gives_matches:
         code, parameters = _why_never(calibration, evidence, promises)
@@ -458,7 +458,7 @@ def _why_never(
 ) -> tuple[str, Parameters]:
     """Return the reason why no query gets the verdict `match`: a code and its parameters.
 
-    The reason is for the size class that is most frequent among the first items of matched queries.
+    The reason is given for one size class: the class that most first items of matched queries have.
     """
     present, max_error = ~evidence.absent, calibration.max_error
     place = int(np.bincount(evidence.first_classes[present], minlength=len(SIZE_CLASSES)).argmax())
@@ -500,7 +500,11 @@ def _why_seldom(
 
 
 def _possible_share(promises: Promises, max_error: float) -> float:
-    """Return the share of `match` with `MANY_TIMES` times as many queries and the same outcomes."""
+    """Return the share of `match` that more calibration queries would allow.
+
+    The function assumes `MANY_TIMES` times as many calibration queries as now, with the same
+    outcomes.
+    """
     stream = promises.stream
     threshold = stream.multiplied(MANY_TIMES, MANY_TIMES).widest(max_error)
     if threshold is None:
@@ -516,11 +520,11 @@ def _about(n: float) -> int:
 
 
 def _accepted(calibration: Calibration, match_share: float) -> dict[str, float | None]:
-    """Return the smallest acceptable error that adds enough matches, and the share of matches.
+    """Return the first of `ACCEPTABLE_ERRORS` that adds enough matches, and its share of `match`.
 
     Parameters
     ----------
-    match_share : share of queries with a match that get `match` now.
+    match_share : share of queries with a match that get the verdict `match` at the present error.
     """
     for error in ACCEPTABLE_ERRORS:
         if error > calibration.max_error:

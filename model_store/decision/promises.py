@@ -23,9 +23,10 @@ WORST_RATE = 0.1
 is guaranteed about absent queries."""
 
 MOST_UNKNOWN = 0.1
-"""Maximum share of absent queries for guarantees that do not need evidence about absent queries.
-Above this share, errors on absent queries dominate. If the share is larger and the evidence is not
-enough, probabilities have no guarantee, or no query gets the verdict `match`."""
+"""Maximum share of absent queries at which guarantees need no evidence about absent queries. Above
+this share, errors on absent queries dominate. So two rules apply above this share. If absent
+queries have too few labels, the probabilities have no guarantee. If nothing is known about absent
+queries, no query gets the verdict `match`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,14 @@ class MatchPromise:
     Attributes
     ----------
     size_class : size class of the first item's label, one of `SIZE_CLASSES`.
-    threshold : threshold on the match probability; ∞ for no matches.
-    point : operating point of the threshold for first items of the size class; None without a
-        threshold.
-    shortfall : reason why the threshold or the guarantee is missing, with advice; None if neither
-        is missing.
-    guaranteed : whether the error is bounded. If it is False and there is a threshold, only the
-        error among matched queries is bounded, because absent queries have too few labels.
+    threshold : threshold on the match probability; ∞ if no query gets the verdict `match`.
+    point : operating point of the threshold. Only first items of the size class count as accepted.
+        None without a threshold.
+    shortfall : reason why there is no threshold, or why the threshold has no guarantee, with
+        advice. None if the threshold has a guarantee.
+    guaranteed : whether the error is bounded. If the error is not bounded although there is a
+        threshold, absent queries have too few labels. In this case, only the error among matched
+        queries is bounded.
     """
 
     size_class: str
@@ -76,7 +78,7 @@ class Promises:
     unknown_absence : reason why nothing is known about absent queries; None if something is known.
     unknown_rate : reason why no FPIR can be guaranteed; None if an FPIR can be guaranteed.
     doubt : reason why probabilities are not guaranteed at this share; None if they are guaranteed.
-        If ``unknown_absence`` is set too, no error is guaranteed either.
+        If neither ``doubt`` nor ``unknown_absence`` is None, no error is guaranteed.
     sets : rule for result sets.
     """
 
@@ -150,7 +152,11 @@ class Promises:
         return [self._told(point) for point in self.stream.curve()]
 
     def at(self, max_error: float) -> OperatingPoint | None:
-        """Return the point of largest coverage within ``max_error``, for all size classes."""
+        """Return the operating point with the largest coverage and an error within ``max_error``.
+
+        One threshold applies to all size classes. The result is None if no threshold meets
+        ``max_error``.
+        """
         found = self._widest(self.stream, max_error)
         return None if found is None else self._told(self.stream.point(found[0]))
 
@@ -195,7 +201,7 @@ class Promises:
         )
 
     def _widest(self, stream: Stream, max_error: float) -> tuple[float, bool] | None:
-        """Return the threshold for an error, and whether the error is guaranteed.
+        """Return the threshold for ``max_error``, and whether this error is guaranteed.
 
         If absent queries have too few labels, the threshold uses the bound of FPIR at confidence ½.
         Then only the error among matched queries is guaranteed.
@@ -214,7 +220,7 @@ class Promises:
         return message("error_bounded_for_matched_queries", cause=cause)
 
     def _too_few_labels_for(self, stream: Stream, max_error: float) -> Message:
-        """Return a message with the number of further labels that would bound the error."""
+        """Return a message that states how many additional labels would bound the error."""
         times = stream.multiple(max_error, of_labels=True) or MANY_TIMES
         return message(
             "absent_labels_too_few_for_share",
@@ -230,13 +236,15 @@ class Promises:
 
         The finest level is first. A level answers only queries that no finer level answers. The
         selection of these queries depends on outcomes only through the threshold of the finer
-        level. The tests of the finer level stopped at this threshold because of too many errors. So
-        the error of the remaining queries is not lower than the error of a random sample.
+        level. The tests of the finer level stopped at this threshold, because queries below the
+        threshold had too many errors. So the error of the remaining queries is not lower than the
+        error of a random sample.
 
         Parameters
         ----------
-        streams : stream of the likeliest parents of all queries, for each level.
-        classes : (N,) size class of the most probable label.
+        streams : for each level, the stream in which every query is answered with its likeliest
+            parent.
+        classes : (N,) size class of each query's most probable label.
         """
         left = self.stream.probabilities < self._thresholds[self._first_classes]
         promised = []
@@ -323,7 +331,7 @@ class Promises:
 
 
 UNKNOWN_TO_STRANGERS = message("absent_unknown_trained_labels")
-"""Reason why queries of labels from the encoder's training are no evidence about absent queries."""
+"""Reason why absent queries are no evidence if the encoder was trained on their labels."""
 
 
 def least_labels(delta: float) -> int:

@@ -73,9 +73,8 @@ def fit_recalibration(
     log_odds, correct : (n,) log-odds of the pairs, and whether each is a match.
     volunteered : (n,) mask of pairs with unsolicited feedback. Users may report errors more often
         than correct matches. This bias affects only the intercept of these pairs (Prentice and Pyke
-        1979). So these pairs have the same slope as the other pairs, but an additional intercept.
-        The additional intercept has the same prior as the intercept. None if all pairs were drawn
-        from served queries.
+        1979). So all pairs have one slope, and the pairs in the mask have an additional intercept.
+        Both intercepts have the same prior. None if all pairs were drawn from served queries.
     weights : (n,) weight of each pair's loss: proportional to 1 / the probability that the pair was
         drawn. The mean weight is 1. None for equal weights.
     """

@@ -47,7 +47,7 @@ class _ClassRule:
 
     Attributes
     ----------
-    critical : (n,) ascending `Evidence.critical` of one query of each object.
+    critical : (n,) values of `Evidence.critical` in ascending order, from one query of each object.
     """
 
     critical: Floats
@@ -73,17 +73,18 @@ class ResultSetRule:
     """The rule for result sets of any coverage (Angelopoulos et al. 2021, Learn then Test).
 
     A set contains the likeliest label, and every label whose match probability reaches the
-    threshold of its size class. On average, no smaller sets have the same coverage of each class
-    (Sadinle et al. 2019; Vovk 2012, Conditional validity). A larger threshold gives smaller sets
-    and more errors. So thresholds are tested in ascending order, each with the exact binomial test
-    at level δ, until a test fails. No correction for the number of tests is needed.
+    threshold of its size class. Among all rules with the same coverage of each class, this rule
+    gives the smallest sets on average (Sadinle et al. 2019; Vovk 2012, Conditional validity). A
+    larger threshold gives smaller sets and more errors. So thresholds are tested in ascending
+    order, each with the exact binomial test at level δ, until a test fails. No correction for the
+    number of tests is needed.
 
     The guarantee holds for one coverage and one size class, both chosen in advance. The guarantee
-    is for queries that are exchangeable with the calibration queries and have a true label of this
-    size class. With probability 1 − δ over the calibration queries, the share of these queries
-    whose set contains a true match is at least ``coverage``. The test is exact for the
-    probabilities of five cross-fits, but served probabilities come from a fit to all queries. The
-    difference between these probabilities shrinks with the number of queries.
+    is for new queries that are exchangeable with the calibration queries and have a true label of
+    this size class. With probability 1 − δ over calibrations, at least the share ``coverage`` of
+    the new queries get a set that contains a true match. The test is exact for the probabilities of
+    five cross-fits, but served probabilities come from a fit to all queries. The difference between
+    these probabilities shrinks with the number of queries.
 
     Parameters
     ----------
@@ -142,7 +143,10 @@ class ResultSetRule:
         return known
 
     def _compute(self, coverage: float) -> _Thresholds:
-        """Compute the threshold of each class; without a guarantee, it is the lowest threshold."""
+        """Compute the threshold of each class.
+
+        A class without a guarantee gets the lowest threshold of the other classes.
+        """
         found = [rule.threshold(coverage, self._delta) for rule in self._rules]
         promised = [value for value in found if value is not None]
         missing = [

@@ -11,22 +11,21 @@ from numpy.typing import NDArray
 from model_store.decision.calibration import Calibration
 
 EVEN_PART = 0.5
-"""Minimum part of the draw probability that is equal for all answers. This minimum limits the
-weights 1 / π."""
+"""Minimum of ``even`` in `ReviewDraws`. This minimum limits the weights 1 / π."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReviewDraws:
-    """Draw probabilities in proportion to √(p (1 − p)), with a minimum (Zrnic & Candès 2024).
+    """The draw probabilities: proportional to √(p (1 − p)), with a minimum (Zrnic & Candès 2024).
 
         π = min(1, share · (even + (1 − even) √(p (1 − p)) / mean))
 
     Here p is the match probability of the first item, and ``even`` is at least `EVEN_PART`.
-    ``mean`` is the mean of √(p (1 − p)) over calibration queries. For an answer with verdict
-    `match`, it is the mean over the calibration queries with this verdict. For any other answer, it
-    is the mean over the calibration queries with another verdict. About ``share`` of the answers
-    are drawn. If p is right, draws in proportion to √(p (1 − p)) estimate an error rate with the
-    least variance (active inference). The minimum of π adds a little variance.
+    ``mean`` is the mean of √(p (1 − p)) over calibration queries. For answers with verdict `match`,
+    ``mean`` covers only the calibration queries with verdict `match`. For all other answers,
+    ``mean`` covers only the calibration queries without this verdict. About ``share`` of the
+    answers are drawn. If p is right, draws in proportion to √(p (1 − p)) estimate an error rate
+    with the least variance (active inference). The minimum of π adds a little variance.
 
     Attributes
     ----------
@@ -54,7 +53,7 @@ class ReviewDraws:
 
     @property
     def least(self) -> float:
-        """The minimum draw probability; this part is equal for all answers."""
+        """The minimum draw probability of an answer: ``share`` · ``even``."""
         return self.share * max(EVEN_PART, self.share)
 
     def probability(self, match_probability: float | None, *, is_match: bool) -> float:
@@ -66,7 +65,7 @@ class ReviewDraws:
         return min(1.0, self.least + (self.share - self.least) * relative)
 
     def predicted_error(self, wrong: float, probability: float) -> float:
-        """Return f of `MatchDraw`: the served error probability, but at most π / (4 least)."""
+        """Return f of `MatchDraw`: the served error probability, limited to π / (4 least)."""
         return min(wrong, probability / (4 * self.least))
 
 

@@ -22,10 +22,11 @@ _FLOOR = 1e-4
 """Constant added to cosine distances, because the logarithm would be extreme for an exact copy."""
 
 _OF_MEANS = 0.2
-"""Bandwidth of `mean_agreement`, as a fraction of the range of the label means' similarities."""
+"""The bandwidth h of `mean_agreement` is this fraction of the range of c, see `signals`."""
 
 _SHARE_FLOOR = 1e-3
-"""Part of the total weight that is added to both sides of the odds, so that no odds are 0."""
+"""This part of the total weight is added to both sides of the odds, so that the odds are never
+0."""
 
 _TINY = 1e-12
 """Constant that keeps the range of similarities above zero if all means are equally similar."""
@@ -73,8 +74,9 @@ def signals(
     places : (g,), see `labels_found`.
     mean_similarities : (g,), see `LabelMeans.similarities`.
     outlier_score : outlier score of the query.
-    n_listed : number of leading items that form the list; None for all. The items after the list
-        are compared with the list, but do not change the signals of the listed labels.
+    n_listed : number of leading items that form the list; None for all. If all items of a label are
+        after the list, the label's signals compare these items with the list. The items after the
+        list do not change the signals of the labels in the list.
 
     Returns
     -------
@@ -82,11 +84,12 @@ def signals(
 
     - ``log_distance``: log d between the item and the query;
     - ``outlier_score``: outlier score of the query;
-    - ``log_distance_ratio``: log of the distance of the nearest item of another label, divided by
-      the item's own distance; if the list has only one label, the last candidate is used. The
-      signal is negative if an item of another label is nearer;
+    - ``log_distance_ratio``: log (d' / d), with d' the cosine distance of the nearest item of
+      another label. If the list has only one label, d' is the distance of the last item in the
+      list. The signal is negative if d' is smaller than d;
     - ``mean_margin``: similarity of the label's mean minus the highest similarity of another
-      label's mean in the list. If the list has only one label, the last candidate is used;
+      label's mean in the list. If the list has only one label, the similarity of the last item is
+      subtracted;
     - ``mean_agreement``: log-odds of the label's weight among the labels in the list. The weight is
       exp((c − c₁) / h), with c the similarity of the label's mean, c₁ the largest c, and h 0.2
       times the range of c;

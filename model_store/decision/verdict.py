@@ -110,7 +110,7 @@ def assess(
 ) -> Assessment:
     """Compare a query's uncertainty and outlier score with the calibration queries.
 
-    A comparison is None if the query's own value is unknown.
+    If a value of the query is unknown, the result of the comparison is None.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def decide(
     conditioned on this statement.
 
     If the list is in order of probability, the items of the likeliest label are first, in order of
-    similarity. The guarantees are then for the likeliest label.
+    similarity. In this case, the guarantees apply to the likeliest label.
 
     Raises
     ------

@@ -24,14 +24,14 @@ MOST_SIZES = 4
 batch up to one of these sizes."""
 
 GRAPH_OF_A_RUN = "gpu_graph_id"
-"""Name of the run setting for the id of the CUDA graph. ONNX Runtime records or repeats this
-graph."""
+"""Name of the run setting that contains the id of a CUDA graph. ONNX Runtime records the graph with
+this id, and repeats the graph in later runs."""
 
 NO_GRAPH = "-1"
 
 
 def without_graph() -> onnxruntime.RunOptions:
-    """Return options for a run without a CUDA graph, for any session settings."""
+    """Return options for a run without a CUDA graph; the options are valid for every session."""
     options = onnxruntime.RunOptions()
     options.add_run_config_entry(GRAPH_OF_A_RUN, NO_GRAPH)
     return options

@@ -182,7 +182,10 @@ def reason_of(error: Exception) -> str:
 
 
 def running_provider(providers: Sequence[str], placement: Placement | None) -> str:
-    """Return the first provider that ran a node; without a placement, the first provider."""
+    """Return the first provider that ran a node.
+
+    If the placement is not known, the result is the first of all ``providers``.
+    """
     return next(name for name in providers if placement is None or name in placement)
 
 
@@ -285,7 +288,11 @@ def _where_nodes_run(
 
 
 def _is_offered(provider: Provider) -> bool:
-    """Return whether this ONNX Runtime has the provider; load NVIDIA's libraries from pip."""
+    """Return whether this ONNX Runtime has the provider.
+
+    For a provider of NVIDIA, the function also loads the NVIDIA libraries that pip has
+    installed.
+    """
     if PROVIDERS[provider] not in onnxruntime.get_available_providers():
         return False
     if provider in {"cuda", "tensorrt"}:

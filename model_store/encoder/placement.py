@@ -24,8 +24,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 RUN_SUFFIX = "_kernel_time"
-"""Suffix of the events for runs of nodes. Older releases of ONNX Runtime also write events for
-fences."""
+"""Suffix of the name of an event that records the run of a node. Older releases of ONNX Runtime
+also write events for fences."""
 
 COPIES = {"MemcpyFromHost", "MemcpyToHost"}
 """The copy operators that ONNX Runtime adds between providers. These operators do not count as

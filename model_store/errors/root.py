@@ -9,8 +9,8 @@ def reason_of(error: BaseException) -> str | None:
     """Return the first cause of an error in one line; None if the error has no cause.
 
     The result is only for the operator, because texts of other programs may contain names of hosts
-    and files. Some libraries raise an error from the same error, so the chain of causes may be
-    endless.
+    and files. Some libraries raise an error with the same error as its cause. Such a chain of
+    causes is endless.
     """
     causes = [error]
     while causes[-1].__cause__ is not None and causes[-1].__cause__ not in causes:

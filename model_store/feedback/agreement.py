@@ -31,7 +31,7 @@ def agreed(decided: Sequence[Decided], wanted: int) -> list[Decided]:
 
 
 def n_missing(decided: Sequence[Decided], wanted: int) -> int:
-    """Return how many more reviewers must agree; at least one."""
+    """Return the number of additional reviewers who must agree; at least one."""
     most = next(
         (n for n in range(wanted, 0, -1) if agreed(decided, n)),
         0,

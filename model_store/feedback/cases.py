@@ -14,9 +14,9 @@ from model_store.feedback.decisions import Decided, Selection
 from model_store.verdicts import CaseReason
 
 CASE_REASONS: tuple[CaseReason, ...] = get_args(CaseReason)
-"""Reasons for a review. ``ambiguous``, ``absent`` and ``alien``: the verdict was ``ambiguous``,
-``no_match`` or ``out_of_distribution``. ``contradicted``: a reviewer has rejected a match.
-``random``: the query was drawn at random, independent of the answer."""
+"""Reasons for a review. ``ambiguous``: the verdict was ``ambiguous``. ``absent``: the verdict was
+``no_match``. ``alien``: the verdict was ``out_of_distribution``. ``contradicted``: a reviewer has
+rejected a match. ``random``: the query was drawn at random, independent of the answer."""
 
 CaseState = Literal["open", "settled"]
 
@@ -47,8 +47,8 @@ class Case:
     reason : see `CASE_REASONS`.
     drawn : whether the query was drawn at random; independent of the reason.
     draw_probability : probability of the draw, see `ReviewDraws`; None if not drawn.
-    drawn_evenly : whether the query belongs to the random draws with equal probability for all
-        queries.
+    drawn_evenly : whether the query is also in the draw that gives all queries the same
+        probability.
     verdict : verdict of the answer.
     found : the first items of the answer, nearest first.
     no_match_probability : served no-match probability.

@@ -1,10 +1,11 @@
 """Queries that were drawn at random and reviewed: unbiased evidence about served answers.
 
 Exact bounds need queries that were drawn with equal probability. But most draws prefer doubtful
-answers. So only the draws with equal probability for all queries are used. Queries that reviewers
-chose are not used, because reviewers may prefer wrong answers. Undecided queries may be difficult
-queries, so the result would be biased if many of them were left out. So the drawn queries are
-sorted by age, oldest first. The longest prefix with at most a tenth of undecided queries is used.
+answers. So the module uses only queries that are also in the draw with equal probability for all
+queries. Queries that reviewers chose are not used, because reviewers may prefer wrong answers.
+Undecided queries may be difficult queries, so the result would be biased if many of them were left
+out. So the drawn queries are sorted by age, oldest first. The module uses the longest prefix of
+this order in which at most a tenth of the queries are undecided.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ class SaidPairs:
     drawn : (n,) whether the pair was drawn at random for review.
     weights : (n,) 1 / π for drawn pairs, with π the probability of the draw, scaled to a mean of 1.
         The weight is 1 for other pairs.
-    ordered : (n,) whether the review queue selected the pair by its verdict. If a pair is neither
-        drawn nor ordered, the reviewer chose it.
-    n_others : number of stored pairs whose probabilities have another fingerprint.
+    ordered : (n,) whether the review queue selected the pair because of the verdict on its query.
+        If a pair is neither drawn nor ordered, the reviewer chose it.
+    n_others : number of all other stored pairs. Their fingerprints are different or missing.
     """
 
     log_odds: NDArray[np.float64]
@@ -51,7 +51,7 @@ class SaidPairs:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackSummary:
-    """The mean served probability and the confirmed share of pairs with feedback.
+    """A summary of the pairs with feedback: their mean served probability and confirmed share.
 
     Attributes
     ----------
@@ -98,13 +98,13 @@ class FeedbackLog:
     def decide_once(self, decided: Decided, *, replayed: bool = False) -> Decided:
         """Store the decision of a request that a client may repeat; see `decide`.
 
-        If an equal decision (same reviewer, query, item and kind, not undone) is stored, that
-        decision is returned and nothing is stored.
+        If an equal decision is already stored, the function returns the stored decision and stores
+        nothing. An equal decision has the same reviewer, query, item and kind, and is not undone.
 
         Parameters
         ----------
-        replayed : whether the request was already carried out. If it was, an equal decision that
-            was undone is also returned, and is not stored again.
+        replayed : whether the request was already carried out. If True, the stored decision is
+            returned even if this decision was undone.
         """
         same = {
             "gallery": decided.gallery,
@@ -182,8 +182,8 @@ class FeedbackLog:
     def ask(self, bundle: str, matches: Iterable[tuple[str, str, MatchDraw]]) -> None:
         """Store matches that were drawn for review, as tuples: query id, item id, draw.
 
-        If another process has already drawn a match, the match is stored once, with the sums of
-        both draws.
+        If several processes have drawn the same match, the match is stored once, with the sums of
+        all these draws.
         """
         now = time.time()
         rows = [
@@ -299,9 +299,10 @@ def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
 
 
 def _hush(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
-    """Delete a query's pairs, and return True, if several reviewers must agree.
+    """If several reviewers must agree on a query, delete the query's pairs and return True.
 
-    The reviewers may no longer agree. The caller then stores the effective decisions.
+    After a new decision or an undo, the reviewers may no longer agree. So the caller stores the
+    effective decisions again.
     """
     case = cases.find(connection, gallery, query_id)
     if case is None or case.reviewers == 1:

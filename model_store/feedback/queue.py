@@ -97,8 +97,8 @@ class ReviewQueue:
     def add(self, new: Sequence[NewCase]) -> dict[str, int]:
         """Store cases. If a query already has a case without a picture, add the picture to it.
 
-        Expired cases are deleted. If the limits are exceeded, further cases are deleted, see
-        `model_store.feedback.turns.displaced`.
+        Expired cases are deleted. If the remaining cases exceed the limits, more cases are deleted,
+        see `model_store.feedback.turns.displaced`.
 
         Returns
         -------

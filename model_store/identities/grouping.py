@@ -66,8 +66,8 @@ class Group:
     Attributes
     ----------
     rows : (m,) indexes of the images, at least two.
-    probabilities : (m,) for each image, the expected share of the group's other images that show
-        the same identity.
+    probabilities : (m,) for each image, the expected share of the remaining images in the group
+        that show the same identity as this image.
     probability : expected share of the group's pairs that show the same identity.
     medoid : the image in ``rows`` with the largest sum of log-odds over the other images.
     """
@@ -226,8 +226,8 @@ def _halves(
 
     Parameters
     ----------
-    names : codes of the identities, in descending order of their numbers of images. This order
-        gives the two halves similar sizes.
+    names : codes of the identities, in descending order of their numbers of images. With this
+        order, the two halves have similar sizes.
     """
     for _ in range(_DIVISIONS):
         turns = generator.integers(0, 2, (len(names) + 1) // 2)
@@ -256,7 +256,7 @@ def _example_pairs(
 def _joined_pairs(
     pairs: PairModel, halves: Sequence[tuple[Compared, Codes]]
 ) -> tuple[Floats, Bools]:
-    """Return the joining log-odds (P,) of held-out pairs, and whether the identities are equal."""
+    """Return joining log-odds (P,) of held-out pairs, and whether each pair has one identity."""
     heights, outcomes = [np.array([FLOOR, FLOOR])], [np.array([False, True])]
     for compared, codes in halves:
         for part in joined(compared, pairs)[0]:

@@ -27,8 +27,8 @@ from model_store.decision.logistic import LogisticModel
 from model_store.sphere import unit_direction
 
 NEAREST = 0.1
-"""An image is compared with this share of the cohort: the nearest images. The setting is a share
-and not a number, because the cohort is smaller in the fit than in use."""
+"""Share of the cohort with which an image is compared: the images nearest to this image. The
+setting is a share and not a number, because the cohort is smaller in the fit than in use."""
 
 _LEAST_NEAREST = 5
 

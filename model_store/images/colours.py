@@ -149,7 +149,7 @@ def _has_alpha(image: Image.Image) -> bool:
 
 
 def _transparent_value(image: Image.Image) -> tuple[int, ...] | None:
-    """Return the transparent grey or colour of a PNG in the depth of the pixels; None without one.
+    """Return a PNG's transparent grey or colour, at the bit depth of the pixels; None if missing.
 
     The file stores the transparent value in the depth of the file: 1 to 16 bits. Pillow's pixels
     have 8 bits, or 16 bits for greys.

@@ -167,8 +167,8 @@ _TEXTS: tuple[tuple[bytes, Content], ...] = (
 def content_of(data: bytes) -> Content | None:
     """Return the kind of content that the first bytes of a file indicate.
 
-    The result is None for accepted formats (see `format_of`) and for unknown content. Raw images
-    that begin like TIFF are content of another kind.
+    The result is None for accepted formats (see `format_of`) and for unknown content. A raw image
+    that begins like a TIFF is not an accepted format, so its kind is returned.
     """
     if data.startswith((b"\x00\x05\x16\x07", b"\x00\x05\x16\x00")):
         return Content("AppleDouble, which macOS writes beside a file", is_system_file=True)
@@ -225,7 +225,7 @@ _PRINTABLE = frozenset((*b"\t\n\r", *range(0x20, 0x7F)))
 
 
 def begins_late(data: bytes) -> int | None:
-    """Return the offset of an image if a few other bytes precede it; None without such an image.
+    """Return the offset at which an image begins after some other bytes; None if no image follows.
 
     Some web programs wrongly send a line break or a byte order mark before an image.
     """

@@ -254,7 +254,7 @@ def _loaded(
 def _deeper(
     image: Image.Image, data: bytes, layout: TiffLayout | None, warnings: list[str]
 ) -> Image.Image:
-    """Decode a picture again, or add a warning, if its 16-bit samples use at most 12 bits.
+    """Check for 16-bit samples that use at most 12 bits; decode the picture again, or warn.
 
     Pillow keeps only the upper byte of 16-bit RGB, so such a picture would be nearly black.
     """

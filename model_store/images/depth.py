@@ -21,7 +21,8 @@ _MIN_SHARE = 1 / 16
 its values are stretched."""
 
 _ABOVE_ONE = 2.0
-"""Maximum value of float samples with the range 0 to 1 and some highlights above 1."""
+"""Float samples up to this value are treated as samples from 0 to 1 with some brighter
+highlights."""
 
 
 @dataclass(frozen=True, slots=True)

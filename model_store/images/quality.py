@@ -19,7 +19,7 @@ _GREYS = np.arange(256.0)
 
 _DEGRADED_FROM = 99.0
 """A picture counts as degraded if its displacement is at or above this percentile of ordinary
-pictures. The other limits use the same percentile."""
+pictures. `ordinary_limits` uses the same share: 1 % of the pictures are beyond each limit."""
 
 _DEGRADED = (
     "The picture looks degraded. Take another picture that is sharp and bright, and shows the "
@@ -48,7 +48,7 @@ class _Reason:
     advice: str
 
     def applies(self, value: float, ordinary: float | None) -> bool:
-        """Return whether ``value`` is beyond the limit and, if given, the ``ordinary`` limit."""
+        """Return whether ``value`` is beyond the limit and ``ordinary``, which may be None."""
         limits = [self.limit] if ordinary is None else [self.limit, ordinary]
         return value < min(limits) if self.below else value > max(limits)
 
@@ -134,8 +134,9 @@ def quality_hints(
 
     Parameters
     ----------
-    ordinary : for each code, the value that 1 % of the calibration queries exceed. These limits
-        prevent hints about usual queries of a gallery, for example dark silhouettes or small icons.
+    ordinary : for each code, the limit beyond which 1 % of the calibration queries are. These
+        limits prevent hints about usual queries of a gallery, for example dark silhouettes or small
+        icons.
     """
     value_of = dict(zip(MEASURES, measures.tolist(), strict=True))
     known = ordinary or {}
@@ -159,7 +160,7 @@ def degradation_hint(displacement: float | None, percentile: float | None) -> li
 
 
 def ordinary_limits(measures: NDArray[np.float64]) -> dict[str, float]:
-    """Return the value that 1 % of the calibration queries exceed, for each code.
+    """Return for each code the limit beyond which 1 % of the calibration queries are.
 
     Parameters
     ----------

@@ -107,7 +107,7 @@ def _statement(image: Image.Image, data: bytes) -> ColourStatement:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the kind and the content of the PNG chunks about colours before the pixels."""
+    """Yield the kind and the content of each PNG chunk about colours that precedes the pixels."""
     place, n_chunks = 8, 0
     while place + 8 <= len(data) and n_chunks < 1000:
         (length,) = struct.unpack_from(">I", data, place)

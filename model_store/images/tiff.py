@@ -76,7 +76,8 @@ _COMPRESSION = {
     52_546: "JPEG XL",
 }
 _READ_BY_PILLOW = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 32_771, 32_773, 32_946})
-"""Compressions that Pillow supports. If such a file cannot be decoded, it is damaged."""
+"""Compressions that Pillow supports. If a file with such a compression cannot be decoded, the file
+is damaged."""
 
 _SAMPLE_FORMATS = {
     1: "unsigned",
@@ -136,7 +137,10 @@ class TiffLayout:
 
     @property
     def is_read_by_pillow(self) -> bool:
-        """True for kinds that Pillow reads correctly; tests compare each with an 8-bit picture."""
+        """True for kinds that Pillow reads correctly.
+
+        Tests compare a picture of each kind with an 8-bit picture.
+        """
         if (
             len(set(self.bits)) > 1
             or self.sample_format != 1
@@ -168,7 +172,7 @@ class TiffLayout:
         return f"{self.n_samples} × {bits}-bit {kind}, {photometric}{planes}, {compression}"
 
     def refusal(self) -> UnsupportedImage:
-        """Return the error for an unsupported kind."""
+        """Return the error for a TIFF of an unsupported kind."""
         if self.is_raw:
             return UnsupportedImage(
                 "The file is not supported: it is a camera's raw image (such as DNG, NEF or ARW). "
@@ -225,7 +229,7 @@ def tiff_layout(data: bytes) -> TiffLayout | None:
 
 
 def _pages(data: bytes) -> Iterator[dict[int, tuple[int, ...]]]:
-    """Yield the tags of each page, up to the first page that is not a preview, within a limit."""
+    """Yield the tags of each page until the first page that is not a preview, with a page limit."""
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in {b"+\0", b"\0+"}
     count, size, offset = ("Q", 20, "Q") if big else ("H", 12, "I")
@@ -248,7 +252,7 @@ def _pages(data: bytes) -> Iterator[dict[int, tuple[int, ...]]]:
 
 
 def _tags(data: bytes, place: int, n_tags: int) -> dict[int, tuple[int, ...]]:
-    """Read the tags of a page that have integer values, with a limited number of values."""
+    """Read the integer tags of a page; the number of values per tag is limited."""
     order = "<" if data[:2] == b"II" else ">"
     size, offset = (20, "Q") if data[2:4] in {b"+\0", b"\0+"} else (12, "I")
     tags: dict[int, tuple[int, ...]] = {}

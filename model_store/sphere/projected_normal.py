@@ -50,7 +50,7 @@ def spherical_variance(
 
     Returns
     -------
-    (...), in [0, 1]: 0 for a certain direction, 1 for a uniform distribution.
+    (...), in [0, 1]: 0 if all draws have one direction, 1 for a uniform distribution.
     """
     return 1 - resultant_length_of_gaussian(mean, variance)
 
@@ -107,10 +107,10 @@ def base_noise(fingerprint: str, n_samples: int, dim: int) -> NDArray[np.float32
     a library. The inverse cumulative distribution function converts each 64 bits to a normal
     number. Rounding to float32 removes differences between mathematics libraries. The draws are
     antithetic pairs: row 2i + 1 is minus row 2i. So if S is even, the mean of the draws before
-    normalisation is exact. Estimates of monotone functions of the noise have less variance than
-    with independent draws. An example is the estimate of which of two items is nearer. Estimates of
-    a spread have the variance of S / 2 independent draws. The first rows of a sample are a valid
-    smaller sample.
+    normalisation is exact. If a function of the noise is monotone, its estimate has less variance
+    with these pairs than with independent draws. An example is the estimate of P(one item is nearer
+    than another item). An estimate of a spread has the same variance as with S / 2 independent
+    draws. The first rows of a sample can be used as a smaller sample.
 
     Parameters
     ----------
