@@ -180,7 +180,7 @@ def elected(
 def near_duplicates(gallery: Gallery, rows: Rows, threshold: float) -> list[NearDuplicates]:
     """Return the items in ``rows`` (B,) that have near duplicates in the gallery.
 
-    A pair of near duplicates is found from each of its two items.
+    Two near duplicates appear in each other's results, if the rows of both items are checked.
 
     Parameters
     ----------

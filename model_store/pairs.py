@@ -39,8 +39,8 @@ OF_WEIGHTS = ("laplace", "online_laplace", "mc_dropout", "ensemble")
 together. With any other posterior, the errors of different images are independent."""
 
 _NOTHING = np.finfo(np.float32).tiny
-"""A tiny variance. With this variance, every difference between similarities (eight decimals) is
-certain."""
+"""A tiny variance. Similarities have eight decimals. With this variance, the order of two different
+similarities is certain."""
 
 _LEAST_NORM = 1e-3
 """Minimum squared norm of a draw of an item, so that the draw has a direction."""
@@ -214,5 +214,8 @@ class Pairs:
 def _outer_sum(
     column: NDArray[np.float32], row: NDArray[np.float32], added: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return column_s row_i + added_i (S, n). A product of matrices halves the computing time."""
+    """Return (S, n): the product of ``column`` and ``row``, plus ``added``.
+
+    A product of matrices halves the computing time.
+    """
     return np.stack([column, np.ones_like(column)], axis=1) @ np.stack([row, added])

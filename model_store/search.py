@@ -195,7 +195,7 @@ def reordered(
     query: Predictive,
     k: int,
 ) -> Neighbours:
-    """Return ``found`` with its list in another order.
+    """Return ``found`` with the result list in the order ``ranking``.
 
     Parameters
     ----------

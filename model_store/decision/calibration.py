@@ -35,7 +35,7 @@ FILES: Mapping[QueryKind, tuple[str, str]] = {
     "image": (CALIBRATION_FILE, ARRAYS_FILE),
     "text": ("text_calibration.json", "text_calibration.npz"),
 }
-"""For each kind of query, the file names of a calibration: JSON for numbers, NPZ for arrays."""
+"""For each kind of query, the two files of a calibration: JSON for numbers, NPZ for arrays."""
 
 DEFAULT_ABSENT = 0.05
 """Share of absent queries if the request, the API key, the operator and the configuration give

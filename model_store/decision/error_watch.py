@@ -86,7 +86,7 @@ class ErrorEstimate:
 
 @dataclass(slots=True)
 class BlockSums:
-    """Counts the matches since the last draw."""
+    """Sums over the undrawn matches since the last draw."""
 
     n: int = 0
     predicted: float = 0.0
@@ -139,7 +139,7 @@ class ErrorTest:
         return self._capital.log_capital
 
     def observe(self, review: MatchReview) -> None:
-        """Update the capital with the review of a drawn match and the undrawn matches before it."""
+        """Update the capital with the block of a drawn match and the review of this match."""
         self.n += 1
         self.n_wrong += review.wrong
         self._capital.grow([1.0, *(self._factor(bet, review) for bet in _BETS)])

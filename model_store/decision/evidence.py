@@ -47,7 +47,9 @@ class LevelEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The outcomes of N calibration queries, each predicted by models fitted to other queries.
+    """The outcomes of N calibration queries.
+
+    The models that predict a query were not fitted to this query.
 
     Attributes
     ----------
@@ -111,7 +113,7 @@ class Evidence:
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
-        """(N,) mask of one random query from each cluster of queries with a match."""
+        """(N,) mask with one random query from each cluster of queries that have a match."""
         order = np.random.default_rng(0).permutation(len(self))
         order = order[~self.absent[order]]
         _, first = np.unique(self.clusters[order], return_index=True)

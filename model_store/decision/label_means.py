@@ -34,14 +34,14 @@ class LabelMeans:
         label_codes: NDArray[np.int32],
         similarities: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Cosine (n,) of a query to the mean of each candidate's label.
+        """Cosine (n,) between a query and the mean direction of each candidate's label.
 
         Parameters
         ----------
         direction : (D,) unit direction of the query.
-        label_codes : (n,) label codes of the candidates. A candidate has no mean if it has no label
-            (−1), or if its label is newer than the means. The candidate's similarity is then
-            returned instead.
+        label_codes : (n,) label codes of the candidates. Some candidates have no label (−1), or a
+            label that was added after the means were computed. For such a candidate, the function
+            returns the candidate's similarity.
         similarities : (n,) similarities of the candidates.
         """
         n_known, codes = len(self.directions), label_codes.tolist()
@@ -61,7 +61,7 @@ def label_means(gallery: Gallery) -> LabelMeans:
 
 
 def label_sums(gallery: Gallery, codes: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Sum (C, D) of the directions of each label's items."""
+    """For each label, the sum of the directions of its items: (C, D)."""
     sums = np.zeros((len(gallery.labels), gallery.dim))
     for start in range(0, gallery.n_items, _ROWS):
         rows = np.arange(start, min(start + _ROWS, gallery.n_items))

@@ -385,12 +385,12 @@ class Stream:
     def sequence(self, max_error: float) -> Thresholds:
         """Return decreasing thresholds; the first threshold is the best for the test of the error.
 
-        A stricter threshold may accept too few queries for the test. The best threshold has the
-        smallest predicted p-value. If no predicted test succeeds, the best threshold is the
-        threshold whose predicted test rejects the smallest error. The predicted error uses the
-        probability of the first item, given a match: P / (1 − P(no match)). The predicted FPIR uses
-        the no-match odds of matched queries. Among queries with similar signals, these odds are the
-        ratio of absent to matched queries in the stream.
+        The best threshold has the smallest predicted p-value. A higher threshold may accept too few
+        queries for the test. If no predicted test succeeds, the best threshold is the threshold
+        whose predicted test rejects the smallest error. The predicted error uses the probability of
+        the first item, given a match: P / (1 − P(no match)). The predicted FPIR uses the no-match
+        odds of matched queries. Among queries with similar signals, these odds are the ratio of
+        absent to matched queries in the stream.
         """
         levels = self.thresholds()
         tiny = np.finfo(float).tiny

@@ -161,7 +161,7 @@ _ACCEPT = (
     "With an error of {accepted_error} (`vouch-build calibrate BUNDLES --max-error "
     "{accepted_error_number}`), {accepted_share} of queries get `match`."
 )
-"""The last sentence of a line about too few matches."""
+"""Sentence that is added to a line about too few matches."""
 
 _SIZES = {"one": "one item", "few": "2 to 5 items", "many": "more than 5 items"}
 

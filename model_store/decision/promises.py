@@ -237,8 +237,8 @@ class Promises:
         The finest level is first. A level answers only queries that no finer level answers. The
         selection of these queries depends on outcomes only through the threshold of the finer
         level. The tests of the finer level stopped at this threshold, because queries below the
-        threshold had too many errors. So the error of the remaining queries is not lower than the
-        error of a random sample.
+        threshold had too many errors. So the error of the remaining queries is at least the error
+        of a random sample of queries.
 
         Parameters
         ----------

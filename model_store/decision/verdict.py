@@ -291,8 +291,8 @@ def _result_set(
 ) -> ResultSet:
     """Choose the result set from the probabilities at the fit's share of absent queries.
 
-    The coverage is for matched queries. So these probabilities depend neither on the expected share
-    of absent queries, nor on a filter.
+    The coverage is a share of matched queries. So these probabilities depend neither on the
+    expected share of absent queries, nor on a filter.
 
     Parameters
     ----------

@@ -24,8 +24,8 @@ MOST_SIZES = 4
 batch up to one of these sizes."""
 
 GRAPH_OF_A_RUN = "gpu_graph_id"
-"""Name of the run setting that contains the id of a CUDA graph. ONNX Runtime records the graph with
-this id, and repeats the graph in later runs."""
+"""Name of the run setting that contains the id of a CUDA graph. ONNX Runtime records a graph with
+this id in one run, and repeats this graph in later runs."""
 
 NO_GRAPH = "-1"
 

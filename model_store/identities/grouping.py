@@ -1,10 +1,10 @@
 """Grouping queries into probable identities, with a calibrated P(same).
 
-The fit uses held-out labels. The labels are divided into two halves, and each half serves as
-queries for the other half. The fit uses several random divisions. First, a model of the evidence of
-a pair is fitted. Then P(same) is fitted as a function of the log-odds at which average linkage
-joins a pair. P(same) is the probability that two images show the same identity. P(same) is shown to
-users, and determines where the linkage tree is cut into groups.
+The fit uses held-out labels. The labels are divided into two halves. The images of each half are
+queries, which are compared with the other half. The fit uses several random divisions. First, a
+model of the evidence of a pair is fitted. Then P(same) is fitted as a function of the log-odds at
+which average linkage joins a pair. P(same) is the probability that two images show the same
+identity. P(same) is shown to users, and determines where the linkage tree is cut into groups.
 """
 
 from __future__ import annotations

@@ -75,8 +75,9 @@ def neighbour_pairs(directions: NDArray[np.float32]) -> tuple[Integers, Integers
 def share_of_same(ratios: Floats, n_images: int) -> float:
     """Estimate, by EM, the share of all pairs of images that show the same identity.
 
-    The estimate is the share at which the mean of P(same) is equal to the share (Saerens et al.
-    2002). Pairs of images that are not neighbours count as different.
+    P(same) depends on the assumed share. The estimate is the assumed share that is equal to the
+    mean of P(same) (Saerens et al. 2002). Pairs of images that are not neighbours count as
+    different.
 
     Parameters
     ----------
