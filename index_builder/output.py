@@ -24,7 +24,7 @@ def writing(what: str, kept: str = "") -> Iterator[None]:
     Parameters
     ----------
     what : name of the file or directory.
-    kept : a sentence of the error message; it states which work is kept.
+    kept : a sentence about the work that is kept, for the error message.
 
     Raises
     ------

@@ -56,7 +56,7 @@ _output = _Output()
 
 
 class _Logger(logging.Logger):
-    """A logger that hides messages also if a library sets its own handlers or level."""
+    """A logger that hides messages even if a library sets its own handlers or level."""
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's
         """Return whether to show messages of this level."""
@@ -151,7 +151,7 @@ def track_parts(n_items: int, size: int, description: str) -> Iterator[int]:
 
 
 def waiting_for(items: Iterable[T], what: str) -> Iterator[T]:
-    """Yield ``items``; while waiting for the next one, `working` shows ``what``."""
+    """Yield ``items``; `working` shows ``what`` during the wait for the next item."""
     remaining = iter(items)
     while True:
         with working(what):

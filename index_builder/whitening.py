@@ -1,7 +1,7 @@
 """Computes a last layer in closed form: it whitens the differences between images of one label.
 
-If the layer was fitted to two images of a label, these images are more similar than new images. For
-calibration, an image must be embedded by a layer that was not fitted to it.
+If the layer was fitted to two images of a label, they are more similar to each other than two new
+images. For calibration, an image must be embedded by a layer that was not fitted to it.
 `cross_fitted_whitenings` returns such layers, rotated to the coordinates of the layer that was
 fitted to all images. Embeddings by these layers can therefore be searched in the served gallery.
 """
@@ -42,7 +42,7 @@ class _Sums:
 
     @classmethod
     def of(cls, blocks: Iterable[Features], codes: Codes, n_labels: int) -> _Sums:
-        """Compute the sums of ``blocks`` (n, F), N rows in total, with label ``codes`` (N,)."""
+        """Compute the sums over the N rows of ``blocks`` (n, F) with the labels ``codes`` (N,)."""
         features, products, first = None, None, 0
         for block in blocks:
             rows = np.asarray(block, dtype=np.float64)
@@ -175,10 +175,10 @@ def cross_fitted_whitenings(
 
 
 def _nearest_rotation(products: Floats) -> Floats:
-    """Return U Vᵀ of U S Vᵀ = ``products`` (D, D); directions of rounding errors are left out.
+    """Return U Vᵀ, where U S Vᵀ = ``products`` (D, D); rounding-error directions are left out.
 
-    U comes from the eigenvectors of ``products`` times its transpose, which take half the time of a
-    singular value decomposition.
+    U is computed from the eigenvectors of ``products`` times its transpose. This takes half the
+    time of a singular value decomposition.
     """
     values, left = np.linalg.eigh(products @ products.T)
     kept = values > _ROUNDING**2 * values[-1]

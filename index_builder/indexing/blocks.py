@@ -25,12 +25,12 @@ BLOCK = 64
 """Number of images in a block. A killed run loses only the blocks in progress."""
 
 _READING = 2
-"""Version of the data that a shard stores beside embeddings. Shards with another version are
+"""Version of the data that a shard stores beside embeddings. Shards with a different version are
 rebuilt."""
 
 BLOCK_OF_VECTORS = 1_024
-"""Number of vectors in a block. A larger block needs fewer flushes to disk, and vectors need no
-encoding."""
+"""Number of vectors in a block. Larger blocks need fewer flushes to disk. A block of vectors can be
+larger than a block of images, because vectors need no encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,10 @@ class Block:
     failures: Mapping[str, Failure] = field(default_factory=dict)
 
     def digest(self, recipe: str) -> str:
-        """Hash all inputs of the block's shard; ``recipe`` describes encoder and batches."""
+        """Return a hash of everything that determines the block's shard.
+
+        ``recipe`` is a text that describes the encoder and the batches.
+        """
         files = [place.identity() for place in self.places]
         content = json.dumps([recipe, _READING, self.number, self.ids, files])
         return hashlib.sha256(content.encode()).hexdigest()

@@ -83,7 +83,7 @@ class Evidence:
     within: float | None = None
 
     def rule(self, gallery: Gallery, before: Calibration | None) -> TruthRule:
-        """Return the rule that defines true matches; missing options come from ``before``."""
+        """Return the rule for true matches; options that are missing come from ``before``."""
         hierarchy, within = self.parents.of(gallery), self.within
         if before is not None:
             hierarchy = before.hierarchy if hierarchy is None else hierarchy
@@ -100,18 +100,18 @@ def calibrate_bundle(
 ) -> Path:
     """Calibrate the current bundle of ``root`` with queries, and publish the new bundle.
 
-    The new bundle includes all changes of the gallery, also changes during the calibration.
+    The new bundle includes all changes of the gallery, even changes made during the calibration.
 
     Parameters
     ----------
-    promises : error bounds by their names in `CalibrationConfig`. Other bounds keep their current
-        value; in a bundle without calibration, they get the default.
+    promises : error bounds by their names in `CalibrationConfig`. A bound that is not given keeps
+        its current value; in a bundle without calibration, it gets the default.
     check : see `Check`.
 
     Raises
     ------
     ConfigError : an error bound is out of range.
-    CalibrationError : too few queries with a match, or without a match.
+    CalibrationError : there are too few queries with a match, or too few without a match.
     DatasetError : the queries are invalid.
     WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
@@ -139,7 +139,8 @@ def evaluate_bundle(
 
     Returns
     -------
-    The report of `evaluated`, and an HTML page of this report; None without ``with_page``.
+    The report of `evaluated`, and an HTML page of the report. Without ``with_page``, the page is
+    None.
 
     Raises
     ------
@@ -158,7 +159,8 @@ def compare_bundles(
 
     Returns
     -------
-    The report of `compared`, and an HTML page of this report; None without ``with_page``.
+    The report of `compared`, and an HTML page of the report. Without ``with_page``, the page is
+    None.
 
     Raises
     ------
@@ -301,7 +303,7 @@ def _keep(
 
 
 def _config(before: Calibration | None, promises: Mapping[str, float]) -> CalibrationConfig:
-    """Return the error bounds ``promises``; other bounds come from the calibration ``before``."""
+    """Return all error bounds; a bound that is not in ``promises`` comes from ``before``."""
     fields: dict[str, Any] = {}
     if before is not None:
         fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}

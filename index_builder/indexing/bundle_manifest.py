@@ -22,7 +22,7 @@ def describe(
     metrics: Mapping[str, Any] | None = None,
     samples: tuple[SampleQuery, ...] = (),
 ) -> Manifest:
-    """Return the manifest of a bundle with the parts of ``retriever``, without files."""
+    """Return a manifest that describes the parts of ``retriever``, but lists no files."""
     encoder, calibration = retriever.encoder, retriever.calibration
     return Manifest(
         gallery={

@@ -3,7 +3,7 @@
 If the images have labels, about a fifth of each label's images becomes queries, at most `N_QUERIES`
 in all (`index_builder.indexing.holding_out`). The held-out images are in the catalogue, but not in
 the gallery. Without labels, every image is its own class, and the queries are augmented views of
-gallery images. `vouch-build calibrate` fits the same kind of calibration.
+gallery images. `vouch-build calibrate` fits such a calibration with the user's own queries.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def calibrate_collection(
     read: ReadAgain = read_again,
     hierarchy: Hierarchy | None = None,
 ) -> Calibration:
-    """Calibrate the new gallery in ``work``, and store the queries in its bundle.
+    """Calibrate the new gallery in ``work``, and store the queries in the bundle.
 
     The encoder must not be trained on the collection's images.
 
@@ -191,7 +191,7 @@ def calibrate_collection(
 def _some_of_the_gallery(
     connection: sqlite3.Connection, read: ReadAgain, seed: int, *, labelled: bool
 ) -> LabelledImages:
-    """Return a random sample of gallery images; only images with labels if ``labelled``."""
+    """Return a random sample of gallery images; if ``labelled``, only images with labels."""
     wanted = "AND label IS NOT NULL" if labelled else ""
     of_gallery = f"SELECT id, number FROM ({IDS_OF_GALLERY} {wanted}) JOIN entries USING (id)"  # noqa: S608
     found = connection.execute(f"{of_gallery} JOIN groups USING (position) ORDER BY id").fetchall()

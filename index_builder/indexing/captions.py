@@ -18,8 +18,8 @@ def read_captions(path: Path, gallery: Gallery) -> Captions:
 
     Each line has a ``text``, and the ``id`` of the item or the ``label`` that the text describes.
     If both fields are empty, the text describes nothing in the gallery. Texts with the same
-    ``group`` are not independent. By default, all texts of one item form a group, and equal texts
-    form a group. ``source`` is the origin of the text.
+    ``group`` are not independent. By default, texts with the same ``id`` form a group; equal texts
+    without ``id`` form a group too. ``source`` is the origin of the text.
 
     Raises
     ------

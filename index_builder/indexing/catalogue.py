@@ -111,8 +111,8 @@ class Catalogue:
     def n_to_hold_out(self) -> int:
         """Return how many images could be held out if all images are readable.
 
-        Only equal files count as copies here. Near-duplicates, and equal pictures in files that
-        differ, are found only after decoding.
+        Only equal files count as copies here. Near-duplicates are found only after decoding, and so
+        are equal pictures in different files.
         """
         return len(self._held_out_labels)
 
@@ -139,7 +139,7 @@ class Catalogue:
 
     @cached_property
     def _contents(self) -> NDArray[np.int64]:
-        """A code for each existing image (n,), in order; images of equal content have one code.
+        """A code for each existing image (n,), in order; images of equal content share a code.
 
         If two files have the same size, their first bytes are read. If the first bytes are also
         equal, the whole files are read.
@@ -213,7 +213,7 @@ class Catalogue:
 
 
 class _Files:
-    """Reads and hashes images; keeps the last file open, which may contain several images."""
+    """Reads and hashes images; the last file stays open, because it may contain the next image."""
 
     def __init__(self) -> None:
         self._path, self._file = "", cast("BinaryIO", BytesIO())
@@ -225,7 +225,7 @@ class _Files:
         self._file.close()
 
     def digest(self, place: Place, n_bytes: int | None) -> bytes:
-        """Return a hash of an image's content; for a remote image, of its version or URL."""
+        """Return a hash of an image's content; for a remote image, a hash of the version or URL."""
         content = place.path.encode() if not place.version else place.version.encode()
         if not place.is_remote:
             with suppress(OSError):  # the error is reported when the image is embedded

@@ -190,8 +190,8 @@ class Indexing:
 
         Raises
         ------
-        ConfigError : the index exceeds its memory budget, or the source does not allow the engine
-            or previews.
+        ConfigError : the index exceeds its memory budget, or the source cannot be used with the
+            engine, or with previews.
         CalibrationError : the collection has too few images or labels for a calibration.
         DatasetError : the table of parents is invalid.
         """
@@ -282,7 +282,7 @@ def index_collection(indexing: Indexing, check: Check = accept_any) -> Outcome:
     OutputError : a disk is full, or a directory is read-only.
     RunInUse : another process uses the run directory.
     ConfigError, CalibrationError : see `Indexing.require_feasible`.
-    BundleMismatch : the text encoder beside the encoder belongs to another encoder.
+    BundleMismatch : the text encoder in the encoder's folder belongs to a different image encoder.
     """
     _require_writable(indexing.bundles)
     with occupied(indexing.directory) as work, closing(indexing.storage):

@@ -16,7 +16,8 @@ N_SHOWN = 24
 """Maximum number of changed answers of each kind that a page shows."""
 
 KINDS = ("broken", "fixed", "changed")
-"""Kinds of changed answers: now wrong, now right, or another change of verdict or item."""
+"""Kinds of changed answers. A right answer became wrong, a wrong answer became right, or only the
+verdict or item changed."""
 
 RATES = ("coverage", "error", "ece")
 PROMISED = ("max_error", "max_false_match_rate", "alpha", "coverage", "expected_absent")

@@ -51,7 +51,7 @@ class Decoders(Protocol):
 
 
 class DecoderThreads:
-    """Threads that prepare images in memory, or call a function that cannot be pickled."""
+    """Decoders that are threads: for images in memory, or if ``prepare`` cannot be pickled."""
 
     def __init__(self, prepare: Prepare, n: int) -> None:
         self._prepare = prepare

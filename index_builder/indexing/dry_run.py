@@ -65,7 +65,7 @@ class DryRun:
 
 
 def inspect_collection(indexing: Indexing) -> DryRun:
-    """Read the whole source, and decode and encode a sample; leaves no files.
+    """Read the whole source; decode and encode a sample, but leave no files.
 
     Raises
     ------

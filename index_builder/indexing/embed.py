@@ -17,7 +17,7 @@ from model_store.gallery import Thumbnail
 from model_store.processors import ProviderChoice
 
 Encode = Callable[[PreparedBlock], Embeddings]
-"""A function that returns the means and variances of a block's images, in the order of its ids."""
+"""A function that returns the means and variances of a block's images, in the order of the ids."""
 
 
 _NO_NUMBER = Failure(

@@ -24,8 +24,8 @@ class Progress:
     Attributes
     ----------
     n_kept : number of images in shards of an earlier run.
-    n_embedded, failures, losses : number of embedded images, and failures and losses by id. All
-        three include the shards of an earlier run.
+    n_embedded, failures, losses : number of embedded images, and failures and losses by id. These
+        three values include the shards of an earlier run.
     """
 
     n_images: int
@@ -47,7 +47,7 @@ class Progress:
 
     @property
     def sentence(self) -> str:
-        """A sentence about the stored work, for the error message of an interrupted run."""
+        """A sentence for the error message of an interrupted run: how many images are embedded."""
         return f"{self.n_done:,} of {self.n_images:,} images are embedded and kept."
 
 
@@ -64,7 +64,7 @@ def embed_catalogue(
 
     Parameters
     ----------
-    preview_side : see `IndexSettings`. Shards with another preview size are rebuilt.
+    preview_side : see `IndexSettings`. Shards with a different preview size are rebuilt.
 
     Raises
     ------

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 N_SHOWN = 24
 SIDE = 160
-"""Longest side of a query's picture in pixels; the same as an item's thumbnail."""
+"""Longest side of a query's picture in pixels; thumbnails of items have the same longest side."""
 
 
 def page(evaluation: Evaluation, gallery: Gallery, name: str) -> str:

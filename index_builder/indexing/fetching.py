@@ -17,8 +17,8 @@ from index_builder.storage import NotFetched, Storage
 from model_store.images import ImageLimits
 
 BLOCKS_AT_ONCE = 2
-"""Number of blocks that are downloaded in parallel. With two blocks, a slow image does not stop all
-downloads."""
+"""Number of blocks that are downloaded in parallel. With two blocks, a slow image delays only the
+downloads of its own block."""
 
 ReadAgain = Callable[[Place, int | None], Pixels]
 """A function that reads an indexed image or vector again; see `read_again`."""
@@ -109,7 +109,7 @@ class Fetching:
 
 
 def reader(storage: Storage, limits: ImageLimits) -> ReadAgain:
-    """Return a function that decodes local and remote images again.
+    """Return a function that decodes an indexed image again, from its file or its URL.
 
     The function raises `NotFetched` or `OSError` if the image no longer exists.
     """

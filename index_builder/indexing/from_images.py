@@ -1,4 +1,4 @@
-"""Builds the gallery of a training configuration, with the modules of batch indexing."""
+"""Builds a gallery from the images of a configuration, with the modules of batch indexing."""
 
 from __future__ import annotations
 

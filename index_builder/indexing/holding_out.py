@@ -1,11 +1,12 @@
 """Chooses images of a collection to hold out: they become queries instead of gallery items.
 
 Images of a group are held out together, or they all stay in the gallery. The column ``group`` of a
-manifest defines groups; exact copies are always in the same group. Without this column,
-near-duplicates form groups, found by their thumbnails; vectors have no thumbnails. About a fifth of
-each label's images is held out. If five labels have two images each, one image is held out for two
-of the labels. So a few queries have only one match in the gallery. If a label has only one image or
-one group, no image is held out, because the gallery would lose the label.
+manifest defines groups; exact copies are always in the same group. Without this column, images with
+similar thumbnails (near-duplicates) form groups; vectors have no thumbnails and thus no such
+groups. About a fifth of each label's images is held out. For example, if five labels have two
+images each, two labels lose one image each. The queries of these labels then have only one match in
+the gallery. If a label has only one image or one group, no image is held out, because the gallery
+would lose the label.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def chosen(
 ) -> NDArray[np.bool_]:
     """Return a mask (N,) of the images to hold out.
 
-    The mask contains whole groups, and about a fifth of each label's images. A group with an
+    The mask selects whole groups, and about a fifth of each label's images. A group with an
     unlabelled image is never held out. A group that consists of exact copies is not held out,
     because the copies would be the same query.
 
@@ -67,8 +68,8 @@ def chosen(
     labels : (N,) label codes; −1 for an image without a label.
     groups : (N,) group codes: 0, 1, 2, … without gaps.
     contents : (N,) content codes; exact copies have the same code.
-    order : (N,) indices of the images, in the order in which they are considered. A group is
-        considered at its first image.
+    order : (N,) indices of the images; groups are considered in this order. The place of a group in
+        this order is the place of its first image.
     """
     n_images = np.bincount(groups)
     n_codes = int(contents.max(initial=0)) + 1
@@ -96,7 +97,7 @@ def chosen(
 
 
 def note_groups(connection: sqlite3.Connection, store: ShardStore, n_blocks: int) -> None:
-    """Write the table ``groups``: position of each embedded image, and number of its group."""
+    """Write the table ``groups``: the position and the group number of each embedded image."""
     found = connection.execute(
         f"SELECT position, {code_of('hash')}, {code_of('group_name')}"  # noqa: S608 - no value in it
         " FROM entries JOIN embedded USING (id) ORDER BY position"

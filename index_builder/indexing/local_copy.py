@@ -86,7 +86,7 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
 def _copies(
     entries: Iterator[Entry], folder: Path, storage: Storage
 ) -> Iterator[tuple[Entry, Path, str | None]]:
-    """Copy images in parallel; yield each image, its path, and the reason of a failure or None."""
+    """Copy images in parallel; yield each image, its path, and the error or None."""
     waiting: deque[tuple[Entry, Path, IO[bytes] | None, Future[None] | None]] = deque()
     taken: set[Path] = set()
     try:
@@ -171,7 +171,7 @@ def _is_there(entry: Entry, path: Path) -> bool:
 
 
 def _path_of(entry: Entry) -> PurePosixPath:
-    """Return the path of an image below the target folder; the first sub-folder is its label."""
+    """Return the path of an image below the target folder; the first sub-folder is the label."""
     path = PurePosixPath(entry.id)
     is_path = not path.is_absolute() and ".." not in path.parts and path.as_posix() == entry.id
     label = path.parts[0] if len(path.parts) > 1 else None
@@ -186,7 +186,7 @@ def _path_of(entry: Entry) -> PurePosixPath:
 
 
 def _file_name(text: str) -> str:
-    """Return ``text`` as a valid file name; a long text becomes its hash."""
+    """Return ``text`` as a valid file name; a long text is replaced by its hash."""
     name = quote(text, safe=" ,;()[]+&'@=!")
     if name in {".", ".."} or len(name) > 150:
         name = hashlib.sha256(text.encode()).hexdigest() + PurePosixPath(name).suffix[:10]

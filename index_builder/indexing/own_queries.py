@@ -51,8 +51,8 @@ TEXTS = COLUMNS | {ITEM}
 """Columns to read as text, not as numbers: the item 2019.10 is not the item 2019.1."""
 
 _NOWHERE = "\0"
-"""First character of the label of a query without a match. No label in a gallery begins with this
-character."""
+"""A query without a match gets a label that begins with this character. No label in a gallery
+begins with this character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _embedded(
 
 
 def _truth(entry: Entry, gallery: Gallery) -> str:
-    """Return the label of a query's matches. Without a match, the label belongs to no item."""
+    """Return the label of a query's matches; a query without a match gets an unused label."""
     name = entry.metadata.get(ITEM)
     if name is not None:
         return label_of_item(gallery, str(name), entry.origin, ITEM)
@@ -188,7 +188,7 @@ def _truth(entry: Entry, gallery: Gallery) -> str:
 def _by_place(
     entries: Sequence[Entry], gallery: Gallery, within: float
 ) -> tuple[NDArray[np.float64], dict[str, str]]:
-    """Return the places of queries (n, 3), and id → label of the query's nearest match.
+    """Return the places of the queries (n, 3), and query id → label of the nearest match.
 
     Raises
     ------

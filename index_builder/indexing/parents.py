@@ -21,7 +21,7 @@ _AT_ONCE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Parents:
-    """The source of the parents of labels: a table, metadata fields, or none.
+    """The source from which labels get parents: a table, metadata fields, or none.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Parents:
     fields: tuple[str, ...] = ()
 
     def of(self, gallery: Gallery) -> Hierarchy | None:
-        """Return the hierarchy of a gallery's labels; None if there are no table and no fields.
+        """Return the hierarchy of a gallery's labels; None if there is neither a table nor a field.
 
         Raises
         ------
@@ -55,7 +55,7 @@ class Parents:
 
 
 NO_PARENTS = Parents()
-"""No source of parents: no label has a parent."""
+"""Neither a table nor metadata fields: no label has a parent."""
 
 
 def read_parents(path: Path) -> Hierarchy:

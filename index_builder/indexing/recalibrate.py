@@ -39,11 +39,12 @@ def recalibrate_bundle(
 ) -> Path:
     """Fit the calibration of ``root``'s current bundle again, and publish the new bundle.
 
-    The new bundle includes all changes of the gallery, also changes during the fit.
+    The new bundle includes all changes of the gallery, even changes made during the fit.
 
     Parameters
     ----------
-    promises : error bounds by their names in `CalibrationConfig`; other bounds keep their value.
+    promises : error bounds by their names in `CalibrationConfig`; a bound that is not given keeps
+        its value.
     decisions : the service's feedback file. The service draws random queries for review; reviewed
         queries also become calibration queries.
     check : see `Check`.
@@ -109,7 +110,7 @@ def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
 
 
 def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Path:
-    """Correct match probabilities of the current bundle by feedback; publish the new bundle.
+    """Correct match probabilities of the current bundle with feedback; publish the new bundle.
 
     `vouch-build rollback` restores the previous bundle.
 
@@ -171,8 +172,8 @@ def calibration_of(
     before : the current calibration.
     promises : see `recalibrate_bundle`.
     drawn : randomly drawn queries that were reviewed.
-    must : what to do if the bundle stores too few queries, or if the new calibration is worse. True
-        raises an error, False keeps the current calibration.
+    must : whether to raise an error if the bundle stores too few queries, or if the new calibration
+        is worse than ``before``. False keeps ``before`` instead.
     check : see `Check`.
     """
     fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}

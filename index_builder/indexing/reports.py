@@ -64,7 +64,7 @@ def counted(losses: Mapping[str, Sequence[str]]) -> str:
 
 
 def write_duplicates(work: Work) -> int:
-    """Write a line for each content that several items have; return the number of copies."""
+    """Write a line for each group of items with equal content; return the number of copies."""
     n_copies = 0
 
     def lines() -> Iterable[Mapping[str, Any]]:

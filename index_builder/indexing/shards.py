@@ -32,7 +32,7 @@ _HASH_BYTES = 32
 
 
 class Position(NamedTuple):
-    """The position of an image's data: number of the shard, and offsets in its file in bytes."""
+    """The position of an image's data: the shard's number, and byte offsets in the shard's file."""
 
     shard: int
     mean: int
@@ -45,7 +45,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The data of a block's n readable images, and the errors of its other images.
+    """The data of a block's n readable images, and the errors of the block's other images.
 
     Attributes
     ----------

@@ -34,13 +34,13 @@ def calibrate_bundle_texts(
     """Calibrate the text queries of ``root``'s current bundle, and publish the new bundle.
 
     The calibration of images does not change. The new bundle includes all changes of the gallery,
-    also changes during the calibration.
+    even changes made during the calibration.
 
     Parameters
     ----------
     captions : see `read_captions`.
-    promises : error bounds by their names in `CalibrationConfig`. Other bounds keep their value for
-        texts. Without a text calibration, other bounds get the value for images.
+    promises : error bounds by their names in `CalibrationConfig`. A bound that is not given keeps
+        its value for texts. If texts are not calibrated, the bound gets its value for images.
     feedback : the service's feedback file, for a correction of match probabilities; None for no
         correction.
     check : see `Check`.
@@ -74,9 +74,10 @@ def calibrate_bundle_texts(
 
 
 def _config(retriever: Retriever, promises: Mapping[str, float]) -> CalibrationConfig:
-    """Return ``promises``; other bounds come from the calibration of texts, else of images.
+    """Return all error bounds; a bound that is not in ``promises`` comes from a calibration.
 
-    The share of absent queries is not taken from the calibration of images.
+    This is the calibration of texts; if texts are not calibrated, the calibration of images. The
+    share of absent queries never comes from the calibration of images.
     """
     before, of_images = retriever.for_kind("text").calibration, retriever.calibration
     fields = dict.fromkeys(CalibrationConfig.model_fields)

@@ -10,7 +10,7 @@ from model_store.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """A maximum ``share`` of unreadable images, in [0, 1], or a maximum ``count``; one is None."""
+    """The limit for unreadable images: a ``share`` in [0, 1] or a ``count``; the other is None."""
 
     share: float | None = None
     count: int | None = None

@@ -15,7 +15,8 @@ def label_of_item(gallery: Gallery, name: str, origin: str, column: str) -> str:
 
     Raises
     ------
-    DatasetError : the gallery has no such item; or the item has no label, but other items have.
+    DatasetError : the gallery has no such item, or the item has no label although other items have
+        labels.
     """
     try:
         item = gallery.item(name)

@@ -34,7 +34,7 @@ class UnknownQueries:
     Attributes
     ----------
     name : the gallery's name.
-    queries : all queries, including those with a match.
+    queries : all queries, with and without a match.
     verdicts : verdict → number of queries.
     unknown : (n,) indices of the queries that match nothing.
     groups : groups of queries that probably show the same identity. The rows of a group are

@@ -89,7 +89,7 @@ class Work:
 
     @property
     def vectors(self) -> Path:
-        """File with cached embeddings, which the calibration uses again; see `VectorFile`."""
+        """File with cached embeddings, see `VectorFile`; the calibration reads them again."""
         return self.directory / "vectors.sqlite"
 
     @property

@@ -22,9 +22,9 @@ TEMPERATURES = np.logspace(-3, 3, 25)
 class EmbeddingNorm(Method):
     """The von Mises-Fisher distribution whose natural parameter is the embedding.
 
-    The method is from Kirchhof et al. 2022. Objectives on distributions (el_nivmf, el_vmf and
-    similar, mc_info_nce) train the norm as a concentration. With other objectives, the norm may say
-    nothing about the uncertainty.
+    The method is from Kirchhof et al. 2022. Objectives that compare distributions (el_nivmf, el_vmf
+    and similar, mc_info_nce) train the norm to be a concentration. With other objectives, the norm
+    may say nothing about the uncertainty.
     """
 
     settings: EmbeddingNormConfig

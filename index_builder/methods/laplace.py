@@ -61,8 +61,8 @@ MIN_PAIRED = 20
 correlate."""
 
 MIN_CORRELATED = 30
-"""Minimum number of validation images for estimating the correlation with the norm of the
-features."""
+"""Minimum number of validation images for estimating the correlation between the uncertainty and
+the norm of the features."""
 
 
 class Laplace(Method):
@@ -75,7 +75,7 @@ class Laplace(Method):
     def curvature_fit(
         self, config: EncoderConfig, trained: Trained, images: LabelledImages
     ) -> tuple[LaplaceFit, Approximation]:
-        """Return the fit before the validation, and the approximation of its curvature."""
+        """Return the fit before any validation, and the approximation that the fit used."""
 
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
@@ -112,7 +112,7 @@ class Laplace(Method):
 
     @property
     def prior_chosen_by(self) -> Literal["curvature", "marginal_likelihood"]:
-        """The criterion for the prior of the first fit; validation may replace this prior."""
+        """The criterion for the prior of the first fit; validation can replace this prior later."""
         likeliest = self.settings.prior_chosen_by == "marginal_likelihood"
         return "marginal_likelihood" if likeliest else "curvature"
 
@@ -195,8 +195,9 @@ class PostHocLaplace(Laplace):
     ) -> tuple[LaplaceFit, Approximation]:
         """Fit the posterior to all pairs of training images.
 
-        If the network was trained with another loss, all negatives may be inside the margin. The
-        terms of `fixed` then cancel, and `positives` is used instead.
+        If the network was not trained with the contrastive loss, all negatives may be inside the
+        margin. The terms of the approximation `fixed` then cancel, and the approximation
+        `positives` is used instead.
         """
         settings = self.settings
         fit = partial(
@@ -350,8 +351,8 @@ def _pair_correlation(
 ) -> tuple[float, float] | None:
     """Return a and b of r ≈ a + b s, see `model_store.pairs`; None if they cannot be estimated.
 
-    The fit is by least squares over pairs: a validation image and one of its nearest training
-    images. Validation images are used because the layer was not trained on them.
+    The fit is a least-squares fit over pairs. A pair is a validation image and one of its nearest
+    training images. Validation images are used because the layer was not trained on them.
     """
     n_queries = min(len(splits.validation), N_VALIDATION)
     if not isinstance(posterior, KroneckerPosterior) or n_queries < MIN_PAIRED:
@@ -371,8 +372,8 @@ def _norm_correlation(
 ) -> float | None:
     """Return the correlation of log Σv / ‖m‖² with log ‖φ‖² / ‖m‖²; see `norm_correlation`.
 
-    The correlation is over validation images; if there are too few, over training images. None if
-    all values are equal.
+    The correlation is computed from validation images; if there are too few, from training images.
+    None if all values are equal.
     """
     images = splits.validation if len(splits.validation) >= MIN_CORRELATED else splits.training
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_VALIDATION]

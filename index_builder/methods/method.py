@@ -1,4 +1,4 @@
-"""The interface of methods: one function of the class for each step of a build."""
+"""The interface `Method`: each function of the class does one step of a build."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Trained:
 class Method(ABC):
     """A method to learn uncertainty, `posterior.method` of a configuration.
 
-    The defaults suit most methods: one encoder, trained with the configured objective, and a
-    posterior on the features of one pass.
+    The defaults suit most methods: one encoder is trained with the configured objective, and the
+    posterior needs one pass of an image through the trunk.
     """
 
     def members(self, config: EncoderConfig) -> list[EncoderConfig]:

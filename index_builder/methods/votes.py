@@ -29,7 +29,7 @@ class Tempered(Posterior, Protocol):
     """A posterior with a temperature."""
 
     def at(self, temperature: float) -> Posterior:
-        """Return a copy with another temperature."""
+        """Return a copy with a different temperature."""
 
 
 def chosen_temperature(

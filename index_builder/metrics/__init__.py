@@ -1,4 +1,4 @@
-"""The metrics of an evaluation: pure functions of arrays, grouped by what they measure.
+"""The metrics of an evaluation, as pure functions of arrays.
 
 =================  ==============================================================================
 `ranking`          ranked lists: recall at k, mAP at k, mAP at R, average precision
@@ -11,8 +11,8 @@
 =================  ==============================================================================
 
 An undefined metric, for example a rate over an empty set, is None. NaN raises a ``ValueError``.
-Metrics do not depend on the order of the images. If several images have equal values, all of these
-images are on the same side of a threshold, or each image gets the mean result of these images.
+Metrics do not depend on the order of the images. A threshold never separates images with equal
+values. Where the order of such images matters, all of them get their mean result.
 """
 
 from index_builder.metrics.calibration import (

@@ -87,8 +87,8 @@ def calibration_spread(
 
     The errors of two predictions are correlated if the queries have the same label. The bootstrap
     therefore draws labels (cluster bootstrap). The gap of a bin is the mean of outcome minus
-    probability. For each draw, the gaps of the drawn labels are compared with the gaps of all
-    labels. The result is the mean absolute difference of these gaps.
+    probability. For each draw and each bin, the gap in the drawn data is compared with the gap in
+    all data. The result is the mean absolute difference, over bins and draws.
 
     Parameters
     ----------
@@ -153,11 +153,12 @@ def retrieval_calibration_error(confidences: Floats, correct: Bools, n_bins: int
 
 
 def consensus(votes: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], Floats]:
-    """Return each query's most frequent vote and its share (Warburg et al. 2023, G.3).
+    """Return each query's most frequent vote, and the vote's share (Warburg et al. 2023, G.3).
 
     Parameters
     ----------
-    votes : (S, B) label codes ≥ 0, of the nearest neighbour of each of S samples.
+    votes : (S, B) label codes ≥ 0; each of S samples of a query votes for the label of its nearest
+        neighbour.
 
     Returns
     -------

@@ -15,9 +15,10 @@ def detection_and_identification_rate(
     """Return the share of queries with a match that are accepted and have a correct first result.
 
     Detection and identification rate at a false alarm rate (Phillips et al. 2011). A query is
-    accepted if its confidence is above a threshold. The threshold is the lowest value that accepts
-    at most the share ``false_alarm_rate`` of the absent queries. A confidence equal to the
-    threshold is rejected. The rate is therefore not exceeded if several confidences are equal.
+    accepted if its confidence is above a threshold. The share of accepted absent queries must be at
+    most ``false_alarm_rate``; the threshold is the lowest value for which this is true. A
+    confidence equal to the threshold is rejected. So the limit also holds if several confidences
+    are equal.
 
     Parameters
     ----------
@@ -43,10 +44,11 @@ def detection_and_identification_rate(
 def open_set_classification_rate(
     confidences: Floats, correct: Bools, absent_confidences: Floats
 ) -> float | None:
-    """Return the area under the curve of the correct-answer rate over the false-acceptance rate.
+    """Return the area under a curve: the correct-answer rate against the false-acceptance rate.
 
-    OSCR (Dhamija et al. 2018) is the probability that a query with a match is answered correctly,
-    and has a higher confidence than a query without a match. Equal confidences count as ½.
+    This is OSCR (Dhamija et al. 2018). Take one query with a match and one query without a match,
+    at random. OSCR is the probability that the first query is answered correctly and has the higher
+    confidence. Equal confidences count as ½.
 
     Parameters
     ----------

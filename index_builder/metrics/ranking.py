@@ -24,7 +24,7 @@ def map_at_k(matches: Bools, n_relevant: Counts, k: int) -> float | None:
 
     P(i) is the share of true matches in the first i results, and R is the number of true matches in
     the gallery. Queries without a match are left out. The code of the Laplace metric-learning paper
-    counts such queries as 1; otherwise the definition is the same.
+    has the same definition, except that such queries count as 1.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Metrics of selective answering: errors when the most uncertain queries are not answered.
 
-If several queries are equally uncertain, each query counts with the mean correctness of these
-queries. The mean is the expectation over all orders of these queries.
+Queries that are equally uncertain all count with their mean correctness. This is the expected value
+over all orders of these queries.
 """
 
 from __future__ import annotations

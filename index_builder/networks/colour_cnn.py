@@ -11,10 +11,10 @@ from model_store.images import Preprocessing
 class ColourCNN(Trunk):
     """Three 3 × 3 convolutions and two poolings: RGB 32 × 32 in, 1,024 features out.
 
-    The layers are those of the authors' code. The text of the paper (G.2) describes one input
-    channel and one pooling. CIFAR-10 images have three channels, and with one pooling the last
-    layer would have another size. ReLU is applied after each pooling instead of before: the result
-    is equal and needs a quarter of the operations.
+    The layers are the same as in the authors' code. The text of the paper (G.2) describes one input
+    channel and one pooling. But CIFAR-10 images have three channels, and the last layer of the
+    paper has the size for two poolings. The trunk applies ReLU after each pooling instead of before
+    it. The result is the same, with a quarter of the operations.
     """
 
     preprocessing = Preprocessing(height=32, width=32, decoding="reduced")

@@ -1,4 +1,4 @@
-"""The type of a pass over a data set's features, block by block."""
+"""The type of a function that yields the features of a data set in blocks."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class GraphTrunk(Trunk):
         return open_graph(self._content, "cpu", threads=1)
 
     def extra_repr(self) -> str:
-        """Return a hash of the graph, which becomes part of fingerprints."""
+        """Return a hash of the graph; the hash becomes part of fingerprints."""
         return self._fingerprint
 
     def forward(self, images: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ class SmallCNN(Trunk):
     """Two 3 × 3 convolutions and one pooling: grey 28 × 28 in, 9,216 features out.
 
     The trunk is for grey images, so it averages the colour channels. The paper applies ReLU before
-    the pooling, this trunk after it: the result is equal and needs a quarter of the operations.
+    the pooling. This trunk applies ReLU after the pooling: the result is the same, with a quarter
+    of the operations.
 
     Parameters
     ----------

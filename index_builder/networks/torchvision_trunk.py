@@ -85,7 +85,7 @@ class TorchvisionTrunk(Trunk):
 
         Raises
         ------
-        WeightsError : a tensor is missing, unknown, or of another shape.
+        WeightsError : a tensor is missing or unknown, or its shape is wrong.
         """
         kept = {name: value for name, value in state.items() if not name.startswith(CLASSIFIERS)}
         try:
@@ -95,7 +95,7 @@ class TorchvisionTrunk(Trunk):
 
 
 def shortened(error: RuntimeError, most: int = 400) -> str:
-    """Shorten torch's error about a state dict, which names every tensor of the network."""
+    """Shorten torch's error about a state dict; the error names every tensor of the network."""
     text = " ".join(str(error).split())
     return text if len(text) <= most else f"{text[:most]} …"
 
@@ -140,7 +140,7 @@ def pad_as_tensorflow(module: nn.Module) -> None:
 def freeze_batch_norm(module: nn.Module) -> None:
     """Keep the batch-normalisation statistics of the pretraining.
 
-    A batch contains few labels, so the statistics of a batch differ from those of the pretraining.
+    A batch contains few labels, so its statistics differ from the statistics of the pretraining.
     Fine-tuning would otherwise replace the statistics of the pretraining.
     """
     for part in module.modules():

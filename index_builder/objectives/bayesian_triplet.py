@@ -16,18 +16,19 @@ from model_store.gaussian import DiagonalGaussian, triplet_margin_moments
 Prior = Literal["gaussian", "von_mises_fisher"]
 
 _SMALLEST_VARIANCE = 1e-20
-"""Minimum variance of τ. If the three embeddings of a triplet are equal, τ has variance zero, where
-the square root has no derivative."""
+"""Minimum variance of τ. If the three embeddings of a triplet are equal, the variance of τ is zero.
+At zero, the square root has no derivative."""
 
 
 class BayesianTripletLoss(Objective):
     """The mean −log P(τ < −m) of mined triplets, plus a weighted divergence from the prior.
 
-    The loss is that of Warburg et al. 2021, with three corrections. The sign of the margin is
-    corrected: the positive must be closer by m, so P(τ < −m) is maximised. The Gaussian divergence
-    is summed over the correct axis. The divergence from the uniform distribution on the sphere is
-    corrected. The log of the normal cdf is computed directly, because hard triplets would otherwise
-    have no gradient. The loss is an evidence lower bound only if ``kl_weight`` is 1.
+    The loss is that of Warburg et al. 2021, with three corrections. First, the sign of the margin
+    is corrected: the positive must be closer by m, so P(τ < −m) is maximised. Second, the Gaussian
+    divergence is summed over the correct axis. Third, the formula of the divergence from the
+    uniform distribution on the sphere is corrected. The log of the normal cdf is computed directly,
+    because hard triplets would otherwise have no gradient. The loss is an evidence lower bound only
+    if ``kl_weight`` is 1.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ class BayesianTripletLoss(Objective):
     margin : m ≥ 0, in squared distance.
     mining, n_triplets : see `mine_triplets`.
     normalised : whether means are normalised to unit length. If not, the divergence from the
-        Gaussian prior controls their lengths (supplement, after Eq. 46).
+        Gaussian prior limits the lengths of the means (supplement, after Eq. 46).
     generator : draws triplets.
     """
 

@@ -1,7 +1,7 @@
 """The contrastive loss for training, in three forms.
 
-The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). The equations of
-the papers give the curvature of the negative term of the squared form. The first and the second
+The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). The papers give the
+curvature of the negative term; their equations belong to the squared form. The first and the second
 form have the same positive term.
 """
 
@@ -22,14 +22,14 @@ def contrastive_loss(
 ) -> Tensor:
     """Contrastive loss on L2-normalised embeddings (Warburg et al. 2023, Eq. 10; Hadsell 2006).
 
-    With d = ‖z_i − z_j‖, a positive pair has the loss ½ d², a negative pair ½ (m − d)₊². The
-    positive term is averaged over all positive pairs, the negative term over the negative pairs
-    inside the margin. In an average over all negative pairs, the few pairs inside the margin would
-    have so little weight that all classes collapse to one point.
+    With d = ‖z_i − z_j‖, a positive pair has the loss ½ d², and a negative pair has the loss ½ (m −
+    d)₊². The positive term is the mean over all positive pairs. The negative term is the mean over
+    the negative pairs inside the margin. In a mean over all negative pairs, these few pairs would
+    have too little weight: all classes would collapse to one point.
 
-    The second form has the negative term ½ (m² − d²)₊ (Eq. 11, made continuous). Its gradient is
-    zero at d = 0, where a negative pair has its largest loss. Two classes at one point are
-    therefore never separated. The third form has the losses d and (m − d)₊; it is in the code of
+    The second form has the negative term ½ (m² − d²)₊ (Eq. 11, made continuous). The gradient of
+    this term is zero at d = 0, where a negative pair has its largest loss. Two classes at one point
+    are therefore never separated. The third form has the losses d and (m − d)₊, as in the code of
     the Laplace paper.
 
     Parameters

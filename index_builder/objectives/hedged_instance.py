@@ -28,11 +28,11 @@ class HedgedInstanceLoss(Objective):
 
     A pair of images has the loss −log P(match) if both have the same label, otherwise −log P(no
     match). The loss is the average of two means: over pairs with the same label, and over all other
-    pairs. The divergence of both embeddings of a pair from N(0, I), times ``kl_weight``, is added.
-    P(match) is the mean of σ(−a d + b) over all K² pairs of a sample of one image and a sample of
-    the other. The slope a > 0 and the offset b are learned. Samples are normalised as in a search,
-    so d is a distance on the unit sphere; in Oh et al. they are not normalised. An uncertain image
-    has an embedding whose mean is short relative to its standard deviation.
+    pairs. ``kl_weight`` times the divergence of a pair's embeddings from N(0, I) is added. P(match)
+    is the mean of σ(−a d + b) over K² pairs: K samples of one image, each with K samples of the
+    other image. The slope a > 0 and the offset b are learned. Samples are normalised as in a
+    search, so d is a distance on the unit sphere; in Oh et al., samples are not normalised. An
+    uncertain image has an embedding whose mean is short relative to its standard deviation.
 
     Parameters
     ----------

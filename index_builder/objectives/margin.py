@@ -24,8 +24,8 @@ class MarginLoss(Objective):
     ----------
     margin : α.
     boundary : initial β.
-    cutoff : smaller distances are replaced by this distance for computing the probability, because
-        their density is nearly zero in high dimensions.
+    cutoff : minimum distance for computing the probability. A smaller distance is replaced by this
+        minimum, because in high dimensions the density of small distances is nearly zero.
     generator : draws the negatives; must be on the CPU.
     learning_rate : learning rate of β.
     """

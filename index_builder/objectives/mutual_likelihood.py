@@ -1,4 +1,4 @@
-"""Probabilistic face embeddings: variances learned from pairs of one label."""
+"""Probabilistic face embeddings: variances learned from pairs of images with the same label."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from index_builder.posteriors.laplace.targets import TargetScaling, anchor_targe
 
 
 class OnlineLaplaceLoss(Objective):
-    """The contrastive loss of the last layer, or its mean over layers drawn from the posterior.
+    """The contrastive loss of the last layer, or the mean loss of layers from the posterior.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class OnlineLaplaceLoss(Objective):
         return loss
 
     def learned(self) -> dict[str, Tensor]:
-        """Return the tensors of the data's curvature, which includes the data scale."""
+        """Return the tensors of the data's curvature, which is multiplied by the data scale."""
         kept = self.online.average
         return {
             name: value.contiguous()

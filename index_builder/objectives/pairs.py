@@ -28,6 +28,9 @@ def squared_distances(embeddings: Tensor) -> Tensor:
 
 
 def mean_of(values: Tensor, n: Tensor | int | None = None) -> Tensor:
-    """Return the mean of ``values``, or their sum divided by ``n``; 0 if there are no values."""
+    """Return the sum of ``values`` divided by ``n``; 0 if there are no values.
+
+    By default, ``n`` is the number of values, so the result is the mean.
+    """
     count = values.numel() if n is None else n
     return values.sum() / torch.as_tensor(count).clamp_min(1)

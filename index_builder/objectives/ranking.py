@@ -23,8 +23,8 @@ def multi_similarity(alpha: float, beta: float, base: float) -> Loss:
 def fast_ap(n_bins: int) -> Loss:
     """Return 1 − average precision over a histogram of squared distances (Cakir et al. 2019).
 
-    AP = Σ_b h⁺_b H⁺_b / (H_b N⁺), with h⁺_b the positives in bin b, and H⁺_b positives and H_b
-    images in bins up to b.
+    AP = Σ_b h⁺_b H⁺_b / (H_b N⁺), where h⁺_b is the number of positives in bin b. H⁺_b and H_b are
+    the numbers of positives and of images in the bins up to b.
     """
     loss: Loss = FastAPLoss(num_bins=n_bins)
     return loss
@@ -33,10 +33,10 @@ def fast_ap(n_bins: int) -> Loss:
 def smooth_ap(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Return 1 − average precision, with a sigmoid for "is ranked before" (Brown et al. 2020).
 
-    AP_i is the mean of R⁺/R over positives p, with R = 1 + Σ_j σ((s_ij − s_ip) / τ) over all other
-    images j, and R⁺ over positives j only. Labels may have any number of images. The form in
-    pytorch-metric-learning requires sorted labels with equal numbers of images. It uses the number
-    of labels instead of the number of images of a label.
+    AP_i is the mean of R⁺/R over the positives p. R = 1 + Σ_j σ((s_ij − s_ip) / τ) sums over all
+    other images j; R⁺ sums over the positives j only. Labels may have any number of images. The
+    form in pytorch-metric-learning requires sorted labels with equal numbers of images. That form
+    also uses the number of labels instead of the number of images of a label.
 
     Parameters
     ----------

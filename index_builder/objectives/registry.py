@@ -34,7 +34,7 @@ from index_builder.objectives.view_loss import MonteCarloInfoNceLoss, simclr
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Values for constructing an objective that are not in its configuration table.
+    """Values that an objective needs but that are not in its configuration table.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ def _triplet(c: Any, _: Task) -> Objective:  # noqa: ANN401
 
 
 def _learning(objective: Callable[..., Objective]) -> Maker:
-    """Return a constructor that calls ``objective`` with D, K, all keys and a generator."""
+    """Return a constructor that calls ``objective`` with D, K, its settings and a generator."""
     return lambda c, task: objective(
         task.embedding_dim,
         task.n_labels,

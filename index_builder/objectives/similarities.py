@@ -1,8 +1,8 @@
 """Losses by a softmax over the similarities of a batch: N-pairs, InfoNCE, SupCon, SNCA and others.
 
 The denominators of soft neighbours, SupCon and SNCA sum over all other images k ≠ i, positives and
-negatives. If they summed over negatives only, the losses of soft neighbours and SupCon would have
-no lower bound.
+negatives. With sums over negatives only, the losses of soft neighbours and SupCon would have no
+lower bound.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def similarity_loss(
 
 
 def n_pairs_loss(embeddings: Tensor, labels: Tensor, norm_weight: float) -> Tensor:
-    """log(1 + Σ_n exp(z_a·z_n − z_a·z_p)) of each positive pair among its negatives (Sohn 2016).
+    """log(1 + Σ_n exp(z_a·z_n − z_a·z_p)) averaged over positive pairs (a, p) (Sohn 2016).
 
-    The embeddings are not normalised. ``norm_weight`` times their mean squared length is added to
-    the loss.
+    The sum is over the negatives n of a. The embeddings are not normalised. ``norm_weight`` times
+    the mean squared length of the embeddings is added to the loss.
     """
     loss = info_nce(embeddings @ embeddings.T, *positives_and_negatives(labels))
     return loss + norm_weight * embeddings.square().sum(1).mean()
@@ -58,7 +58,7 @@ def snca(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
 
 
 def soft_nearest_neighbours(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """`snca` with the mean over the positives of an image instead of their sum."""
+    """`snca`, but with the mean over the positives of an image instead of the sum."""
     numbers = positive.sum(1)
     return snca(logits, positive, negative) + mean_of(numbers[numbers > 0].to(logits).log())
 

@@ -1,6 +1,6 @@
 """The von Mises-Fisher distribution for losses: `model_store.sphere` with gradients.
 
-`model_store.sphere` computes all values in float64 on the CPU, because the expansions lose too many
+`model_store.sphere` computes all values in float64 on the CPU, because its expansions lose too many
 digits in float32. Concentrations on a GPU are copied to the CPU and back; an image has only one
 concentration, so the copy is small.
 """
@@ -21,8 +21,8 @@ from model_store import sphere
 
 _N_STEPS = 513
 _REACH = 10.0
-"""For the table of the angle's distribution function: number of points, and range in standard
-deviations."""
+"""Size of the table of the angle's distribution function: `_N_STEPS` points, and `_REACH` standard
+deviations on each side of the mode."""
 
 _SQUARED_FLOOR = 1e-12
 """Minimum of a squared length; the square root has no derivative at zero, where two opposite
@@ -39,11 +39,11 @@ def log_normaliser(concentration: Tensor, dim: int) -> Tensor:
 
     Returns
     -------
-    (...) in the type and on the device of ``concentration``.
+    (...), with the type and the device of ``concentration``.
 
     Raises
     ------
-    ValueError : a concentration is negative or not finite, or ``dim`` below 2.
+    ValueError : a concentration is negative or not finite, or ``dim`` is below 2.
     """
     value: Tensor = _LogNormaliser.apply(concentration, dim)
     return value
@@ -134,7 +134,7 @@ def sample_von_mises_fisher(
 
     Returns
     -------
-    (S, B, D) unit, in the type of ``direction``.
+    (S, B, D) unit, with the type of ``direction``.
     """
     size = (n_samples, *direction.shape)
     noise = torch.randn(size, generator=generator, dtype=torch.float64).to(direction)
@@ -150,7 +150,7 @@ def _angle_at(level: Tensor, concentration: Tensor, dim: int) -> Tensor:
     """Quantiles (B, S) of the angle for levels in [0, 1).
 
     The mode solves (D − 2) cos θ = κ sin² θ. The table spans ten standard deviations on each side
-    of the mode; the standard deviation is that of a normal approximation.
+    of the mode; the standard deviation comes from a normal approximation.
     """
     kappa, order = concentration[:, None], dim - 2
     fixed = kappa.detach()
@@ -185,7 +185,7 @@ def _on_the_core(
     concentration: Tensor,
     dim: int,
 ) -> Tensor:
-    """Evaluate a function of `model_store.sphere`; return the type and device of the input."""
+    """Evaluate a function of `model_store.sphere`; the result has the input's type and device."""
     kappa = concentration.detach().to("cpu", torch.float64).numpy()
     return torch.from_numpy(np.asarray(function(kappa, dim))).to(concentration)
 

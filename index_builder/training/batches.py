@@ -24,7 +24,7 @@ def batches_of(
     sampling : see `Sampling`.
     labels : (N,) int64 codes, from 0 without gaps.
     config : number of labels in a batch, and number of images of each label. If labels are not
-        used, their product is the batch size.
+        used, the batch size is the product of the two numbers.
     generator : draws the batches.
     """
     if sampling == "pairs":
@@ -70,7 +70,7 @@ def balanced_batches(
 
 
 def _dealt(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield draws of ``size`` rows without end; if there are fewer rows, each draw has all rows.
+    """Yield endless draws of ``size`` rows; if ``rows`` is shorter, each draw has all rows.
 
     The order is random; no row is repeated before all rows have occurred. A row cannot occur twice
     in a batch, because it would be its own positive.

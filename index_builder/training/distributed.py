@@ -1,11 +1,11 @@
 """Training in several processes, started by ``torchrun``.
 
-Every process draws the same batches and computes the features of its part of a batch. The process
-gathers the features of the other processes, with their gradients. It then computes the loss of the
-whole batch, because a loss over pairs cannot be computed from the parts. `DistributedDataParallel`
-averages the gradients over the processes. Each process has the same loss, and the backward pass of
-the gathering sums the gradients of all processes. The average is therefore the gradient of the
-whole batch.
+Every process draws the same batches and computes the features of its part of a batch. Each process
+then gathers the features of the other processes, with the gradients. From all features, it computes
+the loss of the whole batch, because a loss over pairs cannot be computed from the parts.
+`DistributedDataParallel` averages the gradients over the processes. Each process has the same loss,
+and the backward pass of the gathering sums the gradients of all processes. The average is therefore
+the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Group:
 
     @property
     def writes(self) -> bool:
-        """True in the only process that writes files."""
+        """True only in the process that writes files."""
         return self.rank == 0
 
     def part(self, rows: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ WARM_UP_STEPS = 100
 be as large as later ones, although the first gradients are uninformative."""
 
 PREPARED_BYTES = 2**31
-"""Maximum size in bytes of training images that are decoded once. If the images together need more
-memory, each batch is decoded when it is used."""
+"""Maximum total size in bytes for decoding all training images once, before the training. If the
+images need more memory, each batch is decoded when it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def train(
     labels : (N,) int64 codes, from 0 without gaps.
     generator : draws batches and dropout masks.
     dropout : share of the features to drop.
-    group : the processes that train together; each of them must pass equal other arguments.
+    group : the processes that train together; all other arguments must be equal in these processes.
 
     Raises
     ------
@@ -207,7 +207,7 @@ def _optimizer(
 def _parameter_groups(
     encoder: MetricEncoder, objective: Objective, config: TrainingConfig
 ) -> list[dict[str, Any]]:
-    """Return the trained parameters in groups of equal weight decay and learning rate.
+    """Return the trained parameters in groups with equal weight decay and learning rate.
 
     The last layer has no weight decay if the objective includes the prior of the last layer.
     """

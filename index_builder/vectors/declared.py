@@ -24,8 +24,8 @@ depend on the installed version of onnx."""
 def write_declared_encoder(path: Path, vectors: VectorInput) -> None:
     """Write an encoder that takes ``vectors`` and returns mean, variance and features.
 
-    If the vectors have no variance, the variance is zero. If the vectors have no features, the
-    features are the mean.
+    If the vectors have no variance, the encoder returns zero as the variance. If the vectors have
+    no features, the encoder returns the mean as the features.
 
     Raises
     ------

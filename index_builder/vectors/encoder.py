@@ -24,7 +24,10 @@ def batch_size(encoder: Encoder) -> int:
 
 
 def recipe(encoder: Encoder) -> str:
-    """Return a text that identifies how images are embedded; shards with another text are stale."""
+    """Return a text that identifies how images are embedded.
+
+    Shards with a different text are stale.
+    """
     return f"1 {encoder.fingerprint} {encoder.provider} {batch_size(encoder)}"
 
 
@@ -37,8 +40,8 @@ class StoredEncoder(ForwardingEncoder):
     ----------
     encoder : an encoder that uses one thread, see `open_encoder`.
     known : the cache of vectors; None for no cache.
-    halves : trunk and head of the encoder. With them, the cache holds features of the trunk instead
-        of embeddings.
+    halves : trunk and head of the encoder. With ``halves``, the cache holds features of the trunk
+        instead of embeddings.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ def embed_all(encoder: Encoder, images: LabelledImages, description: str) -> Emb
 def embed_with_features(
     encoder: Encoder, images: LabelledImages, description: str, seen: Seen | None = None
 ) -> Embeddings:
-    """Return embeddings of all ``images`` with features; all are in memory."""
+    """Return embeddings and features of all ``images``; all of them are in memory."""
     return Embeddings.concatenate(
         [found for _, found in embedded(encoder, images, description, seen)]
     )

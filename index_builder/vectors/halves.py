@@ -27,8 +27,8 @@ from model_store.encoder.contract import (
 from model_store.encoder.onnx import open_graph
 
 TRUNK_KEY = "vouch.trunk"
-"""Metadata key of a trunk file. The value contains the fingerprint of the trunk's source and the
-input of the trunk."""
+"""Metadata key of a trunk file. The value contains the trunk's input and the fingerprint of the
+trunk's source."""
 
 HEAD_KEY = "vouch.head"
 """Metadata key of a head file. The value contains the fingerprints of the encoder and of the

@@ -29,8 +29,8 @@ Compute = Callable[[Pixels], Vector]
 """Function from images (n, H, W, 3) uint8 to vectors (n, size) float32. Several threads call it."""
 
 Seen = Callable[[int, Pixels], None]
-"""Function that is called with the position and the pixels of each decoded image, by several
-threads."""
+"""Function that receives the position and the pixels of each decoded image. Several threads call
+it."""
 
 CPU_BATCH = 8
 """Batch size on a CPU. With one thread, larger batches are not faster. MobileNetV2 at 224 px
@@ -48,8 +48,7 @@ class ImageVectors:
     Attributes
     ----------
     compute : the network.
-    maker : text that identifies the network and its settings: everything except images that changes
-        a vector.
+    maker : text that identifies the network, and all settings that can change a vector.
     preprocessing : the preprocessing of an upright RGB image, or the shape of the input vectors.
     batch : batch size; incomplete batches are padded with black images.
     known : the cache of vectors; None for no cache.
@@ -99,7 +98,7 @@ class ImageVectors:
         n: int,
         compute: Callable[[Positions], Vector],
     ) -> Vector:
-        """Return n vectors; those that are not in the cache are computed and cached."""
+        """Return n vectors; vectors that are not in the cache are computed and cached."""
         if self.known is None or contents is None:
             return compute(np.arange(n))
         known = self.known.read(self.maker, contents)
@@ -124,7 +123,7 @@ class ImageVectors:
 
         Parameters
         ----------
-        computed : called after each batch with its number of images.
+        computed : called after each batch with the number of images in the batch.
         """
         chosen = positions[rows]
         batches = [chosen[i : i + self.batch] for i in range(0, len(chosen), self.batch)]

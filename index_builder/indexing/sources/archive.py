@@ -82,7 +82,7 @@ class _Sample:
 class Archive:
     """The images in a tar file, in the order of the file. Their names are the ids.
 
-    A sidecar file (as in webdataset) has the name of its image and another suffix. ``.cls``
+    A sidecar file (as in webdataset) has the name of its image, but a different suffix. ``.cls``
     contains the label, and ``.txt`` contains a caption. ``.json`` contains an object of metadata,
     which may have a ``label``.
     """

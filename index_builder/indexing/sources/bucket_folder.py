@@ -32,8 +32,8 @@ SELECT name, size, changed_ns, version FROM files ORDER BY replace(name, '/', ch
 class BucketFiles:
     """The files below ``folder`` in a bucket, in the same order as in a local folder.
 
-    A bucket lists its files in another order, so a temporary SQLite table sorts the files. If the
-    name of a file has no image suffix, its first bytes are downloaded.
+    A bucket does not list its files in this order, so a temporary SQLite table sorts the files. If
+    the name of a file has no image suffix, the first bytes of the file are downloaded.
 
     Raises
     ------

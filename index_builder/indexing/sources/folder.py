@@ -1,4 +1,4 @@
-"""Reads a folder of images. The first sub-folder of an image may be its label."""
+"""Reads a folder of images. The first sub-folder in an image's path can be the label."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Folder:
     Attributes
     ----------
     files : function that yields all files in a fixed order, and records left-out files.
-    labelled : whether the first sub-folder of an image is its label. An image without sub-folder
-        has no label.
+    labelled : whether the first sub-folder in an image's path is the label. An image without
+        sub-folder has no label.
     """
 
     files: Callable[[LeftOut], Iterable[NamedFile]]

@@ -131,8 +131,9 @@ def _bodies(body: object) -> Iterator[Json]:
 def image_url(image: Json, canvas: Json) -> str:
     """Return the URL to download an image from.
 
-    The URL for a service of level 1 or 2 has only the width or the height of the requested size.
-    Both levels, and both versions of the Image API, accept such a URL. An image is never enlarged.
+    A URL with only a width or only a height requests a smaller image from a service of level 1 or
+    2. Both levels, and both versions of the Image API, accept such a URL. An image is never
+    enlarged.
     """
     for service in _list(image.get("service")):
         version, level = _version_and_level(service)
@@ -151,7 +152,9 @@ def image_url(image: Json, canvas: Json) -> str:
 
 
 def _version_and_level(service: Json) -> tuple[int, int]:
-    """Return version and level of an Image API service; 0 for a missing value or another service.
+    """Return version and level of an Image API service; for another service, the version is 0.
+
+    A missing version or level is 0 too.
 
     A service of level 0 has only images of listed sizes.
     """
@@ -183,7 +186,7 @@ def _metadata(resource: Json) -> dict[str, Any]:
 
 
 def _text(value: object) -> str | None:
-    """Return a text: preferably without language, else in English, else in the first language.
+    """Return the text that has no language, else the English text, else the first text.
 
     In version 3, the value is ``{language: [text, …]}``. In version 2, it is a text, ``{@language,
     @value}``, or a list of these.

@@ -28,8 +28,8 @@ COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source", "bbox
 """Columns with a defined meaning. All other columns are metadata."""
 
 _LEAST_MISSPELT = 4
-"""Minimum length of a known column's name for the check for misspellings. In a shorter name, a
-change of one letter often gives another word."""
+"""Minimum length of a column name that is checked for misspellings. If a name is shorter, a change
+of one letter often gives another word."""
 
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
 """Pattern of a text that is read as a number. 007 and 1E5 do not match, because they are probably
@@ -82,8 +82,8 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
 
     Parameters
     ----------
-    texts : columns that are always read as text. In other columns, a text that looks like a plain
-        number becomes a number.
+    texts : columns that are always read as text. In all other columns, a text that looks like a
+        plain number becomes a number.
 
     Raises
     ------
@@ -104,8 +104,8 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
 def require_names(fields: Mapping[str, Any], origin: str, known: frozenset[str] = COLUMNS) -> None:
     """Raise an error for names that look misspelt, such as `` label``, ``Labels`` or ``lable``.
 
-    Such fields would become metadata without a warning. If a field with the known name also exists,
-    the misspelt field is accepted as metadata.
+    Such fields would become metadata without a warning. If the correctly spelt field exists too,
+    the similar field is accepted as metadata.
 
     Raises
     ------
@@ -166,7 +166,9 @@ def _entry(origin: str, fields: Mapping[str, Any], places: Places) -> Entry:
 
 
 def entry_of(fields: Mapping[str, Any], origin: str, place: Place, name: str) -> Entry:
-    """Return the entry of a line whose image is at ``place``; the default id is ``name``.
+    """Return the entry for a line of a manifest.
+
+    The image is at ``place``. If the line has no id, the id is ``name``.
 
     Raises
     ------
@@ -240,7 +242,7 @@ def text_of(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
 
 
 def _metadata(fields: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    """Return the metadata: the other columns, and the fields of the column ``metadata``."""
+    """Return the metadata: all columns outside `COLUMNS`, and the fields in ``metadata``."""
     columns = {
         name: _plain(value)
         for name, value in fields.items()

@@ -45,8 +45,8 @@ def open_source(
     """Open the source at a path or URL. Its name and content determine the format.
 
     Formats: a folder of images, or of Parquet files with images; a manifest in CSV, JSONL or
-    Parquet; COCO annotations; an IIIF manifest; a tar of images. Every source may be in a bucket,
-    and every source except a folder may be on the web. The download begins when the entries are
+    Parquet; COCO annotations; an IIIF manifest; a tar of images. Every source can be in a bucket,
+    and every source except a folder can be on the web. The download begins when the entries are
     read.
 
     Parameters
@@ -54,7 +54,7 @@ def open_source(
     root : folder or URL that must contain all images; paths in a manifest are relative to it. By
         default, the manifest's own folder.
     labelled : True uses labels; False stores the labels of a manifest as metadata. In a folder or
-        an archive, the label of an image is its first sub-folder.
+        an archive, the label of an image is the first sub-folder in the path.
     storage : reads remote files.
     texts : columns of a manifest that are always read as text; see `lines_of`.
 
@@ -85,7 +85,7 @@ def open_source(
 
 
 def is_of_vectors(path: Path) -> bool:
-    """Return whether a file is a table of vectors, and contains no images."""
+    """Return whether a file is a table of vectors without images."""
     is_parquet = _ends_with(path.name, (PARQUET_SUFFIX,)) and path.is_file()
     return holds_vectors(path) and not (is_parquet and holds_images(path))
 
@@ -113,7 +113,7 @@ def name_of(source: Path | str) -> str:
 
 
 def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[str]) -> Source:
-    """Open a local file as a source whose images are in ``places``."""
+    """Open a local file as a source; ``places`` finds the images of the file."""
     if _ends_with(path.name, ARCHIVE_SUFFIXES):
         return Archive(path, labelled=labelled)
     if _ends_with(path.name, (PARQUET_SUFFIX,)) and holds_images(path):

@@ -39,8 +39,8 @@ class ParquetImages:
     ----------
     paths : the Parquet files, in order.
     labelled : True uses labels; False stores labels as metadata.
-    folder : folder of the files; its other files are reported as left out. None if the source is a
-        file.
+    folder : folder of the files; all other files in the folder are reported as left out. None if
+        the source is a file.
     """
 
     paths: Sequence[Path]
@@ -80,7 +80,7 @@ class ParquetImages:
     def _unpacked(self, scratch: Path) -> Path:
         """Return a file with the images of all rows, in order. Its name is a hash of the inputs.
 
-        The file is complete before the first entry is yielded, because decoders then start to read.
+        The file is complete before the first entry is yielded, because a decoder may then read it.
         """
         stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
         digest = hashlib.sha256(repr(stamps).encode()).hexdigest()
@@ -97,7 +97,7 @@ class ParquetImages:
 
 
 def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
-    """Yield for each row: its other fields, the image, and the image's name."""
+    """Yield each row: the fields without the image, the image's bytes, and the image's name."""
     parquet, error_type = _pyarrow(path)
     try:
         with parquet.ParquetFile(path) as opened:
@@ -122,7 +122,7 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """Return the sorted Parquet files of a folder; if it has none, of its sub-folder ``data``."""
+    """Return the sorted Parquet files of a folder, or of ``data`` in the folder if it has none."""
     for pattern in ("*.parquet", "data/*.parquet"):
         found = sorted(path for path in folder.glob(pattern) if not is_system_file(path.name))
         if found:
@@ -161,7 +161,7 @@ def image_column(schema: pa.Schema) -> str | None:
 
 
 def _image(value: object) -> tuple[bytes, str | None]:
-    """Return the bytes of an image (empty for a missing image), and its name."""
+    """Return the bytes of an image (empty for a missing image), and the image's name."""
     if isinstance(value, dict):
         name = value.get("path")
         return value.get("bytes") or b"", None if name is None else str(name)

@@ -57,9 +57,9 @@ def places_in(root: Path | str) -> Places:
 class LocalPlaces:
     r"""A local folder of images. The manifest may come from another machine.
 
-    If a path does not exist, other spellings of the path are tried: ``\``, another case, another
-    Unicode form, spaces around a name, ``%20`` for a space. Another spelling is used only if it
-    matches exactly one file.
+    If a path does not exist, other spellings of the path are tried: ``\`` for a slash, another
+    case, another Unicode form, spaces around a name, ``%20`` for a space. Such a spelling is used
+    only if it matches exactly one file.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class LocalPlaces:
         self._listed = lru_cache(maxsize=16)(_names_in)
 
     def place(self, name: str, origin: str) -> Place:
-        """Return the place of ``name``, which need not exist; see `Places`."""
+        """Return the place of ``name``; the file need not exist, see `Places`."""
         if is_url(name):
             scheme_of(name)
             return Place(name, None, 0, 0)
@@ -87,9 +87,9 @@ class LocalPlaces:
         return place
 
     def _alike(self, name: str) -> str | None:
-        """Return the existing path that equals ``name`` except for spelling.
+        """Return the existing path that differs from ``name`` only in spelling.
 
-        None if there is no such path, or several. Only the folder ``start`` is searched.
+        None if there is no such path, or more than one. Only the folder ``start`` is searched.
         """
         parts = PurePosixPath(name.replace("\\", "/")).parts
         found = PurePosixPath()
@@ -143,8 +143,8 @@ def _names_in(folder: Path) -> dict[str, list[str]]:
 class RemotePlaces:
     """A folder in a bucket or on the web.
 
-    A manifest from the web is untrusted. So its URLs must not name a bucket, which this machine
-    could read with the owner's credentials.
+    A manifest from the web is untrusted. So the manifest's URLs must not name a bucket: this
+    machine could read the bucket with the owner's credentials.
     """
 
     def __init__(self, root: str) -> None:
@@ -152,7 +152,7 @@ class RemotePlaces:
         self._schemes = WEB if scheme_of(root) in WEB else None
 
     def place(self, name: str, origin: str) -> Place:
-        """Return the place of ``name``, which need not exist; see `Places`."""
+        """Return the place of ``name``; the file need not exist, see `Places`."""
         if is_url(name):
             if self._schemes is not None and scheme_of(name) not in self._schemes:
                 raise DatasetError(

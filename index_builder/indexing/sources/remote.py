@@ -18,7 +18,7 @@ from index_builder.storage import Storage
 from index_builder.storage.urls import folder_of
 
 OpenFile = Callable[[Path, Places], Source]
-"""A function that opens a local file whose images are in the given places."""
+"""A function that opens a local file as a source; `Places` finds the images of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class BucketFolder:
 
     Attributes
     ----------
-    labelled : whether the first sub-folder of an image is its label.
+    labelled : whether the first sub-folder in an image's path is the label.
     """
 
     url: str

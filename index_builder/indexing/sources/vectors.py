@@ -1,4 +1,4 @@
-"""Reads a table of vectors from another system; the table or a manifest has the items' fields."""
+"""Reads another system's table of vectors; the items' fields come from the table or a manifest."""
 
 from __future__ import annotations
 
