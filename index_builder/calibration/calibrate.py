@@ -61,8 +61,8 @@ def calibration_queries(
     """Search the gallery with all queries that the decision layer is fitted to.
 
     If too few labels are withheld, matched queries also become absent queries: their label is
-    hidden from the result list and the outlier detector. If the queries are views, the original
-    pictures of the views become absent queries, not the views.
+    hidden from the result list and the outlier detector. If the queries are views, their original
+    pictures become absent queries instead of the views.
 
     Parameters
     ----------
@@ -146,11 +146,11 @@ def calibrate_gallery(
     are_views : whether the queries are augmented views of gallery images, because there are no
         labels. Each image is then its own label.
     unseen : whether the encoder was not trained on the gallery's images.
-    enough : minimum number of matched queries. With fewer matched queries in an ``unseen`` gallery,
-        gallery images become queries too, each hidden from its own results. If labels have parents,
-        the minimum is at least `ENOUGH_WITH_PARENTS`.
+    enough : minimum number of matched queries. If an ``unseen`` gallery has fewer matched queries,
+        gallery images become queries, too. Each gallery image is hidden from its own results. If
+        labels have parents, ``enough`` is at least `ENOUGH_WITH_PARENTS`.
     rule : the rule for a match, and the parents of labels.
-    items : items to use as matched queries, instead of the matched queries in ``queries``.
+    items : items that replace the matched queries of ``queries``.
 
     Raises
     ------
@@ -200,7 +200,8 @@ def observe_gallery(
     ----------
     was_put : (N,) mask of the images that were added to the gallery after the queries were held
         out. Images added later become queries, too; each is hidden from its own results.
-    known_labels : the gallery's labels when the absent queries were chosen; empty for all labels.
+    known_labels : labels that the gallery had when the absent queries were chosen; if empty, all
+        labels of the gallery are assumed.
     items : see `calibrate_gallery`.
     """
     embeddings = embed_with_features(encoder, images, "features of the gallery")
@@ -345,8 +346,8 @@ def _with_gallery_images(
     images, embeddings : gallery images and their embeddings.
     rows : (B,) indices of the images that become queries.
     hidden : (B, m) see `look_up`.
-    n_put : number of images that were added after the other queries were held out; the first
-        entries of ``rows``.
+    n_put : number of images that were added after the held-out queries were chosen. These images
+        come first in ``rows``.
     """
     groups = group_numbers(images)
     scores = DetectorFolds.of(embeddings, images.label_codes(), groups, seed).scores(

@@ -1,7 +1,7 @@
 """Calibration for text queries: captions of items or labels, or search texts that led to a click.
 
-Texts have other similarities to items than images have, and other outlier scores. So text queries
-have a separate calibration for the same gallery.
+The similarities and outlier scores of texts differ from those of images. So text queries have a
+separate calibration for the same gallery.
 """
 
 from __future__ import annotations

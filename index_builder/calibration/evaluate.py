@@ -147,8 +147,8 @@ class Evaluation:
 
     Attributes
     ----------
-    report : the report of `evaluate`. Its key ``stream`` has the outcomes of verdicts at the
-        expected share of absent queries, see `Outcomes`.
+    report : the report of `evaluate`, with a further key ``stream``: the outcomes of verdicts at
+        the expected share of absent queries, see `Outcomes`.
     queries : the N queries with and without a match; corrupted and far queries are left out.
     answers : the answer to each query.
     correct : (N,) whether the first item is a true match.
@@ -193,7 +193,7 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
 
 
 def _of_items(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
-    """Return the report for a gallery whose items are the queries with a match."""
+    """Return the report for a gallery whose own items are used as the queries with a match."""
     calibration = retriever.calibration
     assert calibration is not None  # noqa: S101 - the caller has calibrated it
     measured, evidence = calibration.report["cross_fitted"], calibration.evidence

@@ -32,11 +32,11 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     """Return the calibration with corrected match probabilities and a report of the correction.
 
     The fit uses uncorrected log-odds, so feedback on corrected probabilities is not applied twice.
-    Pairs drawn at random for review represent all answers. The weight of a drawn pair is the
-    inverse of the probability of its draw. The review queue chooses pairs by verdict, not by
-    correctness, so its pairs have no weights (covariate-dependent sampling). If the number of drawn
-    and queued pairs is at least `MIN_DRAWN`, all other pairs count as volunteered. The correction
-    is cross-fitted by query. The corrected log loss is compared with the uncorrected log loss; see
+    Pairs drawn at random for review represent all answers. If a pair was drawn with probability p,
+    its weight is 1 / p. The review queue chooses pairs by verdict, not by correctness, so pairs
+    from the queue are not weighted (covariate-dependent sampling). If the number of drawn and
+    queued pairs is at least `MIN_DRAWN`, all other pairs count as volunteered. The correction is
+    cross-fitted by query. The corrected log loss is compared with the uncorrected log loss; see
     `_judged` for the compared pairs. If the correction does not predict users' decisions better, it
     is not applied, and the report contains this result.
 
@@ -75,8 +75,9 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
 def _judged(pairs: SaidPairs) -> Bools:
     """Return a mask of the pairs that the log loss is measured on.
 
-    These are the drawn pairs if there are at least `MIN_DRAWN`. Otherwise, if there are at least
-    `MIN_DRAWN` requested pairs, these are the requested pairs. Otherwise, these are all pairs.
+    The log loss is measured on the drawn pairs if there are at least `MIN_DRAWN` drawn pairs. If
+    not, it is measured on the requested pairs if there are at least `MIN_DRAWN` requested pairs.
+    With fewer requested pairs, it is measured on all pairs.
     """
     for judged in (pairs.drawn, pairs.drawn | pairs.ordered):
         if int(judged.sum()) >= MIN_DRAWN:

@@ -45,13 +45,13 @@ MIN_QUERIES = 50
 queries, a conformal p-value cannot reach 0.02, and a logistic fit is unreliable."""
 
 ASSUMED_ABSENT = 0.3
-"""Share of absent queries among the weighted queries of the fit. The served probabilities are
-shifted to the expected share. At a share of a few per cent, the fit would almost ignore absent
-queries. The probabilities would then be wrong for a service with many absent queries. If the
+"""Share of absent queries in the fit, by total weight. For served queries, the probabilities are
+converted to the expected share. With a share of a few per cent, the fit would almost ignore absent
+queries. Then the probabilities would be wrong for a service with many absent queries. If the
 available absent queries are not representative, the fit uses `DEFAULT_ABSENT` instead."""
 
 N_RESAMPLED = 30
-"""Number of bootstrap samples to estimate the share of calibrations that give a guarantee."""
+"""Number of bootstrap samples to estimate how often a calibration gives a guarantee."""
 
 COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
 """Coverages of the result sets in the report."""
@@ -61,7 +61,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Queries of one kind for the evidence; ``labels`` are the labels of withheld queries."""
+    """Queries of one kind, as part of the evidence; only withheld queries have ``labels``."""
 
     observed: RetrievedQueries
     clusters: Integers
@@ -82,9 +82,9 @@ def fit_calibration(
     The served models are fitted to all queries. All evidence and measurements come from five-fold
     cross-fits. Gallery images can be additional queries, each excluded from its own results. A
     gallery image is a slightly harder query than a new photograph, because its label has one item
-    less. Probabilities, operating points and result sets also use gallery images. Percentiles
-    of uncertainties use only held-out queries. Outlier p-values use held-out queries and items
-    added later.
+    less. The fits of probabilities, operating points and result sets use held-out queries and
+    gallery images. Percentiles of uncertainties use only held-out queries. Outlier p-values use
+    held-out queries and items added later.
 
     Parameters
     ----------
@@ -136,9 +136,9 @@ def fit_calibration(
 def _guarantee_share(calibration: Calibration, seed: int) -> float:
     """Return the share of bootstrap samples that give a guarantee.
 
-    Objects and labels are resampled. At most a share δ of all calibrations gives a wrong guarantee.
-    Calibrations without a guarantee are counted, too. So if few calibrations give a guarantee, a
-    large share of the given guarantees may be wrong.
+    Objects and labels are resampled. Among all calibrations, with and without a guarantee, at most
+    a share δ gives a wrong guarantee. If only few calibrations give a guarantee, a large share of
+    these guarantees may be wrong.
     """
     generator = np.random.default_rng(seed)
     evidence = replace(calibration.evidence.of_order(calibration.order), levels=None)
@@ -189,7 +189,7 @@ class _CrossFitted:
     Attributes
     ----------
     examples, probabilities : the labels that queries find, and their match probabilities (N,).
-    assumed : share of absent queries among the weighted examples.
+    assumed : share of absent queries in the fit, by total weight.
     n_signals : number of signals, see `fit_choice`.
     choices : the labels that each query finds.
     evidence : the outcome of each query.
@@ -286,7 +286,7 @@ def _measured(
 
 
 def _of_order(calibration: Calibration, order: Order, examples: Examples) -> dict[str, Any]:
-    """Measure the first items of results sorted by ``order``."""
+    """Sort the results by ``order``; measure the accuracy and calibration of the first items."""
     weights = examples.weights
     evidence = calibration.evidence.of_order(order)
     of_first, correct = evidence.first_probabilities, evidence.correct

@@ -39,11 +39,11 @@ from model_store.gallery import FaissGallery, Gallery
 Floats = NDArray[np.float64]
 
 NEGLIGIBLE = 0.02
-"""Negligible increase of the mean log loss, in nats. Two differences raise the loss of the new
-calibration. It is also fitted to items excluded from their own results, and its cross-fits use only
-four fifths of the data. After half of the items were replaced, the loss rose by 0.015 nats on
-Caltech-101 and by 0.007 nats on Omniglot. On fresh queries, the new calibration was as good as the
-previous calibration."""
+"""Largest increase of the mean log loss, in nats, that counts as negligible. The loss of the new
+calibration is higher for two reasons. The new calibration is also fitted to items, each excluded
+from its own results. Its cross-fits use only four fifths of the data. After half of the items were
+replaced, the loss rose by 0.015 nats on Caltech-101 and by 0.007 nats on Omniglot. On fresh
+queries, the new calibration was as good as the previous calibration."""
 
 _LEAST = 1e-6
 """Minimum probability in a log loss, so that a single query does not dominate."""
@@ -63,12 +63,12 @@ PLACES_NOT_KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """A new calibration, compared with the previous one.
+    """A new calibration, compared with the previous calibration.
 
     Attributes
     ----------
     calibration : the new calibration.
-    loss_before, loss_after : mean log loss of "the first result is right" on matched queries, for
+    loss_before, loss_after : mean log loss of P(the first result is right) on matched queries, for
         the previous and the new calibration; see `_compared`.
     standard_error : standard error of the difference.
     """
@@ -152,7 +152,7 @@ def fit_again(
 
 
 def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
-    """Return a calibration with the feedback correction of the previous one.
+    """Return the new calibration with the feedback correction of the previous calibration.
 
     The correction stays valid, because feedback comes from served queries, not from calibration
     queries. The correction is dropped if another release computed the previous calibration.
@@ -261,9 +261,9 @@ def _compared(
     """Compare two calibrations on queries with a match.
 
     Both calibrations were fitted to the held-out queries, so the losses of both calibrations on
-    these queries are equally optimistic. Only the new calibration was fitted to items added later
-    and to reviewed queries. For these queries, the cross-fitted probabilities of the new
-    calibration are compared.
+    these queries are equally optimistic. Items added later and reviewed queries were used only in
+    the fit of the new calibration. For these queries, the loss of the new calibration comes from
+    its cross-fitted probabilities.
     """
     held_out = queries.matched
     of_held_out = _embeddings(encoder, matched)
@@ -289,7 +289,7 @@ def _compared(
 
 
 def _unseen_losses(fitted: Calibration) -> Floats:
-    """Return cross-fitted log losses (N,) of "the first result is right".
+    """Return cross-fitted log losses (N,) of P(the first result is right).
 
     The losses are in the order of the evidence: held-out queries first, then items excluded from
     their own results.
@@ -305,7 +305,7 @@ def _embeddings(encoder: KeptVectors, images: LabelledImages) -> Embeddings:
 
 
 def _losses(calibration: Calibration, observed: RetrievedQueries, embeddings: Embeddings) -> Floats:
-    """Return log losses (B,) of "the first result is right", without correction by feedback."""
+    """Return log losses (B,) of P(the first result is right), without correction by feedback."""
     observed = observed.first(calibration.n_candidates)
     shift = prior_shift(calibration.assumed_absent, DEFAULT_ABSENT)
     first = np.empty(len(observed))

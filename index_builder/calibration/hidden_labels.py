@@ -20,9 +20,9 @@ from model_store.encoder.contract import Embeddings
 N_FOLDS = 20
 """Maximum number of label folds. A detector fitted without a fold lacks all labels of the fold, not
 only the query's label. So the outlier scores of queries with a hidden label are higher than the
-scores of truly absent queries in the service. With ten folds of 15 labels of Caltech-101, truly
-absent queries got a match 1.23 times as often as queries with a hidden label. With 15 folds, the
-factor was 1.10."""
+scores of truly absent queries in the service. With 15 labels of Caltech-101 in ten folds, truly
+absent queries got a match 1.23 times as often as queries with a hidden label. With the same labels
+in 15 folds, the factor was 1.10."""
 
 
 @dataclass(frozen=True, slots=True)

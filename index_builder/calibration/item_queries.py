@@ -114,11 +114,11 @@ def _item_folds(
     n_folds: int,
     generator: np.random.Generator,
 ) -> Integers:
-    """Return the fold (N,) that leaves out each item.
+    """Return for each item the number of the fold that leaves out this item, (N,).
 
     All items of a group have the same fold, and the groups of a label are spread evenly over the
-    folds. The fold differs from the fold ``of_label`` (C,) that leaves out the label. The label of
-    a group is the label of its first item.
+    folds. A different fold, ``of_label`` (C,), leaves out the item's label. The label of a group is
+    the label of its first item.
     """
     n_groups = int(groups.max()) + 1
     label = np.zeros(n_groups, dtype=np.int64)

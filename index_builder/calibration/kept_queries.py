@@ -119,11 +119,11 @@ class KeptQueries:
     unlabelled: HalfRows | None = None
 
     def relabelled(self, gallery: Gallery, renamed: Mapping[str, str]) -> KeptQueries:
-        """Return the queries with the labels that the gallery has now.
+        """Return the queries with the current labels of the gallery.
 
-        A query that is an item gets the label of the item, which may have been edited. The label of
-        a view is the id of its item, while the gallery has no labels. Once it has labels, views of
-        items without a label are left out: nothing can match them, although they are not absent.
+        If a query is an item, it gets the current label of the item. If the gallery has no labels,
+        the label of a view is the id of the item. If the gallery has labels, views of unlabelled
+        items are left out: such a view is not absent, but no item can match it.
 
         Parameters
         ----------

@@ -22,7 +22,7 @@ too."""
 
 ENOUGH_WITH_PARENTS = 2000
 """Sufficient number of matched queries if labels have parents. The error bounds of parents use only
-queries without a confident label. These are at most half of all queries."""
+queries without a confident label. At most half of all queries have no confident label."""
 
 N_FOLDS = 20
 """Number of gallery folds for outlier scores. A detector must not be fitted to the image that it
@@ -37,8 +37,8 @@ class PutItems:
     Attributes
     ----------
     places : (m,) indices of these images.
-    n_queries : number of these images that become queries, in proportion to their share of the
-        gallery.
+    n_queries : number of these images that become queries. The share of added images is then the
+        same among the queries as in the gallery.
     """
 
     places: NDArray[np.int64]
@@ -54,8 +54,8 @@ class PutItems:
         ----------
         images : gallery images in random order.
         was_put : (N,) mask of the images that were added later.
-        n_held_out : number of held-out matched queries. Held-out queries represent only images that
-            were not added later.
+        n_held_out : number of held-out matched queries. These queries represent the gallery without
+            the added images.
         """
         codes = gallery.label_codes(np.arange(gallery.n_items))
         counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
@@ -79,13 +79,13 @@ def leave_one_out_queries(
     images : gallery images in random order; the encoder was not trained on them.
     n_held_out : number of held-out matched queries.
     enough : wanted total of matched queries.
-    put : items added later. These items are chosen first, because no held-out query represents such
-        items.
+    put : items added later. These items are chosen first, because the held-out queries do not
+        represent them.
 
     Returns
     -------
-    (m,) indices of the chosen images, items added later first. Each other image shares its label
-    with an image of another group.
+    (m,) indices of the chosen images. First come images of ``put``, then images that share their
+    labels with images of other groups.
     """
     if len(images) * (N_FOLDS - 1) // N_FOLDS < MIN_REFERENCES:
         return np.empty(0, dtype=np.int64)

@@ -11,21 +11,21 @@ from model_store.gallery import Gallery
 from model_store.search import N_CANDIDATES
 
 PARTS = 4
-"""If labels are hidden, a result list has at most 1 / `PARTS` of the gallery's items. A hidden
-label leaves fewer items to search. Without this limit, the list would contain less similar items
-than the result lists of the service."""
+"""If labels are hidden, a result list has at most 1 / `PARTS` of the gallery's items. A query with
+a hidden label can find fewer items. Without this limit, the list would contain items that are too
+dissimilar for a result list of the service."""
 
 LEAST_LISTED = 10
 """Minimum length of a result list in a small gallery."""
 
 
 PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
-"""Three parts: the rows (n,) of the matched queries that are views, the items that these views
-show, and the embeddings of these items."""
+"""The rows (n,) of the views among the matched queries, the items that these views show, and the
+embeddings of these items."""
 
 
 def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
-    """Return the number (n_items,) of each item's object; None if no two items share an object.
+    """Return the object number (n_items,) of each item; None if no two items share an object.
 
     To make a view an absent query, all copies and near-duplicates of its picture must be hidden.
 
@@ -44,7 +44,7 @@ def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] |
 
 
 def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
-    """Return the length of result lists that every query can reach, even with a hidden label.
+    """Return a result list length that is possible for every query, even with a hidden label.
 
     Parameters
     ----------
@@ -58,11 +58,11 @@ def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
 
 
 def largest_hidden(gallery: Gallery) -> int:
-    """Return the size of the largest label that can be hidden: at most half of the gallery.
+    """Return the number of items of the largest label that can be hidden.
 
-    A result list cannot be longer than the gallery without the query's label. Without a larger
-    label, too few items would remain. So the queries of a larger label do not become absent
-    queries.
+    If a query's label is hidden, the result list can contain only the remaining items. If a label
+    with more than half of the gallery's items were hidden, too few items would remain. So the
+    queries of such a label do not become absent queries.
     """
     if not gallery.labels:
         return 1
@@ -74,7 +74,7 @@ def largest_hidden(gallery: Gallery) -> int:
 def plain_items(
     matched: LabelledImages, images: LabelledImages, embeddings: Embeddings
 ) -> PlainItems:
-    """Return the gallery images that the views ``matched`` were made from."""
+    """Find the gallery images from which the views ``matched`` were made."""
     row_of = {name: row for row, name in enumerate(images.ids)}
     places = np.array([n for n, name in enumerate(matched.ids) if name in row_of], dtype=np.int64)
     rows = np.array([row_of[matched.ids[place]] for place in places], dtype=np.int64)

@@ -18,7 +18,7 @@ CONFIDENCE = 0.95
 """Confidence of the exact intervals of counted shares (Clopper & Pearson 1934)."""
 
 MOST_GROUPS = 20
-"""Maximum number of groups in the report. The groups with the most errors are reported."""
+"""Maximum number of groups in the report, which lists the groups with the most errors."""
 
 N_POINTS = 100
 """Number of points of the risk-coverage curve."""
@@ -134,7 +134,7 @@ class Outcomes:
         )
 
     def _risk_coverage(self) -> list[list[float]]:
-        """Return pairs of coverage and error of the first items, for decreasing thresholds."""
+        """Return pairs (coverage, error) of the first items, from the highest threshold down."""
         order = np.lexsort((self._weights, -self._probabilities))
         coverage = np.cumsum(self._weights[order])
         wrong = evened(self._probabilities, ~self._correct, self._weights)

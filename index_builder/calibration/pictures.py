@@ -20,8 +20,9 @@ class MeasuredPictures:
 
     Parameters
     ----------
-    smallest_side : minimum side of an image decoded at reduced size. An image with a shorter side
-        was decoded at full size. Other images need a second decoding to be measured.
+    smallest_side : minimum side, in pixels, of an image decoded at reduced size. If a decoded image
+        has a shorter side, the image has its full size and is measured at once. Any other image
+        must be decoded again for the measurement.
     """
 
     def __init__(self, smallest_side: int | None) -> None:

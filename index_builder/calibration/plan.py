@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def least_error(self) -> float:
-        """The smallest error of `match` that the matched queries can guarantee."""
+        """The smallest error bound of `match` that `n_matched` queries can guarantee."""
         return 1 - math.pow(self.promises.delta, 1 / max(self.n_matched[0], 1))
 
     def lines(self) -> list[str]:

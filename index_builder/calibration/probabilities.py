@@ -30,17 +30,17 @@ signals overfitted: with four signals, the AUROC of absent queries was higher by
 
 _STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
 """Kinds of absent queries that differ from truly absent queries. For these kinds, a fit uses only
-the first signals. An encoder separates the images of a training label from all other images. If a
-query's label is a hidden training label, the other neighbours of the query have many labels. The
-neighbours of a truly absent query have few labels."""
+the first signals. An encoder separates the images of a training label from all other images. If
+this label is hidden, queries of the label find items of many other labels. A truly absent query
+finds items of few labels."""
 
 _MOST_LOG_ODDS = 20.0
 """Maximum magnitude of the intercept, which is unbounded if every query has a match."""
 
 _LEAST_SPREAD = 1e-9
-"""Minimum standard deviation to scale a signal by. Rounding gives a constant signal a standard
-deviation of about 1e-14. After a division by 1e-14, any other value of the signal would decide the
-probability."""
+"""A signal with a smaller standard deviation than this value is not scaled. Rounding gives a
+constant signal a standard deviation of about 1e-14. After a division by 1e-14, any other value of
+the signal would decide the probability."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -129,8 +129,9 @@ class Examples:
     def chosen(self) -> Bools:
         """A mask (N,) of the labels to predict: the first true match of each query.
 
-        If a query has several true matches, these matches are nearly equal and share the
-        probability. So the predicted probability of each match is too low.
+        If a query finds several true matches, the signals of these matches are nearly equal. The
+        model divides the probability among these matches, so the probability of each match is too
+        low.
         """
         rows = np.flatnonzero(self.matches)
         _, first = np.unique(self.queries[rows], return_index=True)

@@ -37,7 +37,7 @@ class TruthRule:
     Attributes
     ----------
     hierarchy : parents of labels; None without parents.
-    within : maximum metres from a query to a match; None if a match has the same label.
+    within : maximum distance in metres between a query and a match; None if labels define matches.
     """
 
     hierarchy: Hierarchy | None = None
@@ -45,7 +45,7 @@ class TruthRule:
 
 
 BY_LABEL = TruthRule()
-"""A match has the same label, and labels have no parents."""
+"""A match has the same label as the query, and labels have no parents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,13 @@ class LeaveOneOut:
     ----------
     matched : the queries that share their label with another item.
     absent, absent_of : see `CalibrationQueries`; None if no labels are hidden.
-    clusters : cluster numbers of ``matched``. Held-out queries of the same cluster have the same
-        number.
+    clusters : cluster numbers of ``matched``. If a held-out query is in the same cluster, it has
+        the same number.
     sources : see `CalibrationQueries`.
-    places : for each query in ``matched``, its index in the given gallery images.
-    n_put : number of items added after the other queries were held out. Items added later come
-        first in ``matched``. No held-out query represents such items.
+    places : index of each ``matched`` query among the gallery images.
+    n_put : number of queries that are items added later, after the held-out queries were chosen.
+        These queries come first in ``matched``. Held-out queries do not represent items added
+        later.
     """
 
     matched: RetrievedQueries
@@ -151,11 +152,12 @@ class CalibrationQueries:
     withheld : further absent queries: images of withheld labels. None if ``absent`` has these
         images, or if no labels are withheld.
     absent_sources, absent_labels : sources and labels of the images of withheld labels.
-    absent_rivals : ratio of the gallery's labels to the labels that images of withheld labels were
-        compared with; see `rivals` of `index_builder.calibration.setup.Earlier`.
+    absent_rivals : number of labels of the gallery, divided by the number of labels that images of
+        withheld labels were compared with; see `rivals` of
+        `index_builder.calibration.setup.Earlier`.
     leave_one_out : gallery images as additional queries. Outlier scores of gallery images are not
-        exchangeable with outlier scores of new queries. None if there are enough queries, or if the
-        encoder was trained on the gallery's images.
+        exchangeable with outlier scores of new queries. None if there are enough held-out queries,
+        or if the encoder was trained on the gallery's images.
     unseen : whether the encoder was not trained on the gallery's labels.
     are_items : whether the matched queries are items, each excluded from its own results.
     """

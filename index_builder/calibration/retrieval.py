@@ -146,7 +146,7 @@ def observe(
     Parameters
     ----------
     seen : callback for each query that is decoded.
-    within : maximum metres from a query to a match; None if a match has the same label.
+    within : maximum distance in metres between a query and a match; None if labels define matches.
     """
     variance = np.empty((len(queries), encoder.dim), dtype=np.float32)
     mean = np.empty_like(variance)
@@ -224,9 +224,9 @@ def look_up(
     hide_label : whether to hide all items of each query's own label, to make the query absent.
     hidden : (B, m) rows of items to exclude from each query's results, for example the query
         itself; padded with −1.
-    alike : (N,) number of the object that each item shows, in a gallery without labels. All items
-        of an object are hidden together.
-    within : rule for matches by distance; None if a match has the same label.
+    alike : (N,) object number of each item, in a gallery without labels. All items of an object are
+        hidden together.
+    within : rule for matches by distance; None if labels define matches.
     among : (N,) mask of the items that can be found; None for all items.
     correlation : see `correlation_of`.
     """
@@ -304,7 +304,7 @@ def look_up_hidden(
     """Find candidates for embedded queries; hide the label of each query.
 
     Leaves out a query if too few items remain, or if no detector was fitted without the query's
-    label. Also returns the rows of the queries that were not left out.
+    label. Also returns the rows (n,) of the queries for which candidates were found.
 
     Parameters
     ----------
@@ -394,7 +394,7 @@ class _Sizes:
         self.own = np.where(codes >= 0, self._counts[np.maximum(codes, 0)] - self._n_hidden, 0)
 
     def of(self, codes: NDArray[np.int32]) -> Integers:
-        """Return the number of items (B, n) of the labels ``codes`` (B, n); 1 for no label."""
+        """Return how many items of each label ``codes`` can be found, (B, n); 1 without a label."""
         counts = np.where(codes >= 0, self._counts[np.maximum(codes, 0)], 1)
         counts -= np.where(codes == self._codes[:, None], self._n_hidden[:, None], 0)
         return counts
@@ -408,7 +408,7 @@ def _means_without(
 ) -> NDArray[np.float32]:
     """Return the mean direction (B, D) of each query's label without the ``hidden`` items (B, m).
 
-    A label without other items has no direction; its row is zero.
+    If no other item has the label, the label has no direction, and the row is zero.
     """
     rest = label_sums(gallery, item_codes)[codes]
     for column in hidden.T:
@@ -418,7 +418,7 @@ def _means_without(
 
 
 def _codes(gallery: Gallery, queries: Labelled) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the codes of all items and of the queries. A query matches the items with its code."""
+    """Return the codes of all items, and of the queries; equal codes mean equal labels."""
     rows = np.arange(gallery.n_items)
     if gallery.labels:
         names, item_codes = list(gallery.labels), gallery.label_codes(rows)

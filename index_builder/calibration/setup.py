@@ -27,13 +27,13 @@ from model_store.search import N_CANDIDATES
 class Earlier:
     """The part of a gallery that existed when the absent queries were chosen.
 
-    A label that was added later may be the label of an absent query. For example, photographs of an
-    unknown animal are absent queries. They stay absent queries after the gallery gets a label for
-    this animal.
+    The gallery may later get the true label of an absent query. For example, photographs of a lynx
+    are absent queries, because no item shows a lynx. If items of a lynx are added later, the
+    photographs are still absent queries, because only the earlier part of the gallery is searched.
 
     Attributes
     ----------
-    rows : (N,) mask of the items with one of the earlier labels, or without a label.
+    rows : (N,) mask of the items that have an earlier label or no label.
     detector : outlier detector fitted to images of the earlier labels only.
     rivals : ratio of the current number of labels to the earlier number of labels.
     """

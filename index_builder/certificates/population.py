@@ -67,7 +67,7 @@ def population(calibration: Calibration) -> dict[str, Any]:
 
 
 def _kind(rows: NDArray[np.bool_], n_independent: int) -> dict[str, Any]:
-    """Return the number of queries in ``rows`` (n,), and of independent objects or labels."""
+    """Return two counts: the queries in ``rows`` (n,), and the independent objects or labels."""
     return {"n": int(rows.sum()), "n_independent": n_independent}
 
 

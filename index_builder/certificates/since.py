@@ -22,7 +22,8 @@ from model_store.errors import CertificateError
 from model_store.feedback import FeedbackLog
 
 N_STEPS = 12
-"""Number of points at which the evidence is reported. The last point is the last review."""
+"""Number of reported values of the evidence, at equal steps through the reviews. The last value
+includes all reviews."""
 
 _Count = Annotated[int, Field(ge=0)]
 

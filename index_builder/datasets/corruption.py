@@ -22,10 +22,10 @@ NOISE_AT_ONCE = 2**18
 gigabyte of memory and six times as much time."""
 
 EXCHANGED = (0.25, 0.5, 1.0)
-"""Shares of the numbers in a vector that are replaced by numbers of other vectors."""
+"""Shares of a vector's numbers to replace by numbers of other vectors."""
 
 N_OTHERS = 16
-"""Number of other vectors that give the replacements in one vector."""
+"""Number of other vectors from which the replacements in one vector are taken."""
 
 
 def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
@@ -42,9 +42,9 @@ def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
 
 
 def corrupted_vectors(images: LabelledImages, seed: int) -> LabelledImages:
-    """Return vectors with a quarter, half or all of the numbers replaced; the shares alternate.
+    """Replace a quarter, half or all of each vector's numbers; the shares alternate.
 
-    Each replacement is the number at the same position of another vector. The numbers at one
+    A number is replaced by the number at the same position of another vector. The numbers at one
     position keep their distribution. The numbers at different positions become independent, as in
     the synthetic samples of Breiman 2001.
     """

@@ -110,7 +110,7 @@ class _Room:
         self._left, self._lock = n_bytes, Lock()
 
     def takes(self, pixels: Pixels) -> bool:
-        """Return whether an image fits into the budget; if so, subtract its size."""
+        """If an image fits into the budget, subtract its size; return whether the image fits."""
         with self._lock:
             fits = pixels.nbytes <= self._left
             self._left -= pixels.nbytes if fits else 0

@@ -43,10 +43,11 @@ def held_out_groups(
 
     Two passes visit the groups in ``order``. The first pass holds out a group if this brings the
     group's labels closer to their wanted numbers. A group is a tie if its labels would stay equally
-    close. The first pass holds out about half of the ties: only the first tie of each label, and
-    only if another image of the label is already held out. A label with two images, or with a few
-    large groups, may have no held-out image after the first pass. The second pass holds out
-    ``share`` of the images of all these labels together, at most one group of each label. For
+    close to their wanted numbers. A tie can be held out only if it is the first tie of its labels,
+    and if its labels already have other held-out images. The first pass holds out about half of
+    such ties. A label with two images, or with a few large groups, may have no held-out image after
+    the first pass. The second pass takes the images of all labels without a held-out image
+    together. It holds out ``share`` of these images, but at most one group of each label. For
     example, if each label has two images and ``share`` is 0.2, two of five labels get one held-out
     image each.
 
@@ -70,7 +71,7 @@ def held_out_groups(
 
 
 class _Division:
-    """The state of the division while groups are held out.
+    """Holds out groups in two passes; counts the held-out images of each label.
 
     Attributes
     ----------
@@ -127,7 +128,7 @@ class _Division:
                 n_taken += size
 
     def _parts(self, group: int) -> list[tuple[int, int]]:
-        """Return each label of a group, with the number of the group's images of this label."""
+        """Return pairs: a label, and the number of the group's images with this label."""
         span = slice(self._bounds[group], self._bounds[group + 1])
         return list(zip(self._label_of[span], self._sizes[span], strict=True))
 

@@ -57,7 +57,7 @@ _OTHER_SUFFIXES = (
     | {".jxr", ".hdp", ".wdp", ".qoi", ".svg", ".psd", ".psb", ".eps", ".ai", ".ico", ".tga"}
     | {".pcx", ".dds", ".exr", ".hdr", ".ppm", ".pgm", ".pbm", ".pnm", ".xcf", ".dcm", ".djvu"}
 )
-"""File name suffixes of image formats that Vouch does not read, of phones, cameras and programs."""
+"""File name suffixes of image formats of phones, cameras and programs that Vouch does not read."""
 
 
 class Reason(StrEnum):
@@ -123,7 +123,7 @@ class LeftOutFile:
 
     @property
     def sentence(self) -> str:
-        """A text for the report: the content of the file, and why the file was left out."""
+        """A text for the report: what the file contains, and why the file was left out."""
         found = f"It is {self.content}. " if self.content and self.content[0] != "." else ""
         return found + _SENTENCES[self.reason]
 

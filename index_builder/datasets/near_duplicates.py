@@ -26,8 +26,8 @@ BLUR = 2.0
 hundreds of products on a white ground would be similar and form one group."""
 
 LEAST_SIDE = 64
-"""Minimum longer side in pixels. Smaller images are often drawings and icons of different things
-with equal fingerprints."""
+"""Minimum longer side in pixels. Smaller images are often drawings and icons. They may have equal
+fingerprints although they show different things."""
 
 LEAST_SPREAD = 4.0
 """Minimum standard deviation in grey levels (0 to 255). Images with a smaller deviation are too
@@ -78,7 +78,7 @@ def fingerprint(pixels: NDArray[np.uint8]) -> Fingerprint | None:
 
 
 def near_duplicates(fingerprints: Fingerprint) -> NDArray[np.int64]:
-    """Return pairs (P, 2) of near-duplicates; no pairs, with a warning, of over `N_MOST` images.
+    """Return pairs (P, 2) of near-duplicates; with over `N_MOST` images, warn and return no pairs.
 
     Parameters
     ----------

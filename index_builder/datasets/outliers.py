@@ -37,7 +37,7 @@ def outliers(kind: OutlierKind, part: int, generator: np.random.Generator) -> La
 
 
 def _crops(photograph: Pixels, generator: np.random.Generator) -> Pixels:
-    """Return grey square crops of random place and size (48 to 192 pixels), at 48 × 48."""
+    """Crop random squares of 48 to 192 pixels, and return the crops in grey, resized to 48 × 48."""
     side = 48
     grey = photograph.mean(axis=-1)
     crops = np.empty((N_CROPS, side, side), dtype=np.uint8)

@@ -19,11 +19,11 @@ from index_builder.datasets.views import views
 from model_store.errors import DatasetError
 
 N_VALIDATION_VIEWS = 1000
-"""Maximum number of views of unlabelled images for the choice of the prior precision."""
+"""Maximum number of views of unlabelled images from which the prior precision is chosen."""
 
 MIN_SPLIT = 3
-"""Minimum number of images of a label from which one image is held out. The other two images form a
-positive pair."""
+"""Minimum number of images of a label to hold out one image: two images must remain for a positive
+pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,9 @@ class Splits:
 
     Attributes
     ----------
-    gallery : the indexed images. These are the training and validation images; with `unseen_share`,
-        these are images of labels that the encoder is not trained on.
+    gallery : the indexed images. Without `unseen_share`, the training and validation images are
+        indexed. With `unseen_share`, images of labels that the encoder is not trained on are
+        indexed.
     training : images for training the encoder and fitting its posterior. Without labels, one half
         of the gallery is for training; the calibration queries are views of the other half.
     validation : images for the choice of the prior precision; the encoder is not trained on them.
@@ -59,7 +60,7 @@ class Splits:
     items_are_queries : whether the items are also the queries with a match, each excluded from its
         own results. In this case, ``calibration`` and ``evaluation`` have no queries with a match.
     gallery_unseen : whether the encoder was trained on neither the gallery's images nor their
-        labels. The items of such a gallery are like new queries.
+        labels. An encoder treats items of an unseen gallery like new queries.
     """
 
     gallery: LabelledImages
@@ -166,8 +167,9 @@ def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator
     """Divide images without labels; the positives and the queries are views of images.
 
     One half of the images is for training and evaluation, the other half is for calibration. If the
-    original image of a calibration query is hidden, the query finds near misses. A new photograph
-    finds similar near misses only if the encoder was not trained on the original image.
+    original image of a calibration query is hidden, the query finds only near misses. These near
+    misses are like the near misses of a new photograph only if the encoder was not trained on the
+    original image.
     """
     assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
     gallery = folder(config.dataset.path, labelled=False)
@@ -211,10 +213,10 @@ def _outliers(
 def _parts(
     config: DatasetConfig, vectors: LabelledImages | None
 ) -> tuple[LabelledImages | None, LabelledImages, LabelledImages | None]:
-    """Return separate training images, the other images, and separate queries.
+    """Return the separate training images, the main images, and the separate queries.
 
-    There are no separate training images (None) if the encoder is trained on the other images.
-    There are no separate queries (None) if the data have no predefined split.
+    The training images are None if the encoder is trained on the main images. The queries are None
+    if the data have no predefined split.
     """
     if config.kind == "fashion-mnist":
         return None, idx_dataset("FashionMNIST", "train"), idx_dataset("FashionMNIST", "t10k")
@@ -254,13 +256,13 @@ def stratified(
     """Divide images at random into two sides; the first side has ``share`` of each label's images.
 
     Both sides keep the order of the source. No group is divided. So if a label has large groups,
-    the first side may have another share of this label, even all of its images. Of all images
-    together, the first side has about ``share``.
+    the first side may have more or less than ``share`` of this label, even all images. Over all
+    labels, the first side has about ``share`` of the images.
 
     Parameters
     ----------
     at_least_one_left : whether each label with three or more images has an image on the second
-        side, if the label's groups are small enough.
+        side. A label with too large groups may have none.
     keep : whether each label keeps an image on the first side; has no effect without groups.
     """
     labels = np.array(images.labels)

@@ -52,7 +52,7 @@ _AXES_ARE_INPUT = 18
 
 @dataclass(frozen=True, slots=True)
 class ForeignGraph:
-    """A graph, and its output from which the vector of an image is taken.
+    """A graph, and the output of the graph that gives the vector of an image.
 
     Attributes
     ----------
@@ -168,7 +168,7 @@ def _require_opset(path: Path, model: onnx.ModelProto) -> None:
 def _vector(
     outputs: Sequence[onnx.ValueInfoProto], name: str | None, pooling: Pooling, there: str
 ) -> onnx.ValueInfoProto:
-    """Return the output that is the vector of an image, or that is pooled to the vector."""
+    """Return the output with the vector of an image; with pooling, the output to pool."""
     plain = pooling is Pooling.default
     ranks = {2} if plain else {3, 4}
     fitting = [

@@ -44,13 +44,13 @@ OPSET = 18
 
 PARITY_BATCHES = (1, 2, 5)
 """Batch sizes for which the exported file must agree with torch. The exporter traces a batch of two
-images. A batch of one is tested because an exporter may specialise the graph to a batch size; five
-is a larger batch."""
+images. A batch of one is tested because an exporter may specialise the graph to a batch size; a
+batch of five tests a larger size."""
 
 PARITY_TOLERANCES = dict(zip(OUTPUT_NAMES, (1e-5, 1e-4, 1e-5), strict=True))
 """Maximum difference from torch, divided by the largest value of the output. Summing float32 values
-in another order changes a sum by 1e-6. A variance can be a small difference of two such sums, so it
-changes by up to 1e-5."""
+in another order changes a sum by 1e-6. A variance can be a small difference between two such sums,
+so the variance changes by up to 1e-5."""
 
 
 def export_encoder(
@@ -180,7 +180,8 @@ def traced(
     """Return the graph of ``module``; it accepts any batch size.
 
     For MobileNetV2, tracing takes 0.5 s and optimising 0.25 s. The exporter with `torch.export`
-    takes 11 s. It is therefore used only if tracing does not support an operator of the module.
+    takes 11 s. The exporter with `torch.export` is therefore used only if tracing does not support
+    an operator of the module.
 
     Parameters
     ----------

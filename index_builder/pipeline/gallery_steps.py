@@ -177,7 +177,7 @@ def plan_of(config: BuildConfig) -> Plan:
 
 
 def splits_of(config: BuildConfig) -> Splits:
-    """Return the data of a build. They are cached in the process, because reading them is slow."""
+    """Return the data of a build. The process caches the data, because reading the data is slow."""
     return _loaded(SplitChoices.of(config))
 
 

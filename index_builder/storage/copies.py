@@ -89,7 +89,7 @@ class Writing:
 
         Raises
         ------
-        NotFetched : the remote file has changed since its first bytes were written.
+        NotFetched : the remote file has changed since the copy was started.
         """
         if start and version != self.version:
             raise NotFetched(f"{shown(self._url)} has changed while it was read.")

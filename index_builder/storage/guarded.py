@@ -72,7 +72,7 @@ class Guard:
     def check_peer(self, host: str, port: int, address: str) -> None:
         """Raise an error if the peer of a connection has an address that is not allowed.
 
-        Since `check`, the name may have been resolved again, to another address.
+        After `check`, the host name may have been resolved again, to another address.
 
         Raises
         ------

@@ -35,13 +35,13 @@ class Patience:
 
     Attributes
     ----------
-    file_s : timeout in seconds for one image, including retries. For a copied file, it is the
-        timeout for each MiB.
+    file_s : timeout in seconds for one image, including retries. For a file that is copied,
+        ``file_s`` is the timeout for each MiB.
     stall_s : timeout in seconds between two chunks; afterwards, the connection is closed and the
         request is retried.
     n_tries : maximum number of tries for a file.
     backoff_s : seconds to wait before the second try; doubled before each further try. If the
-        server asks for a longer wait, that time is used.
+        server asks for a longer wait, the client waits as long as the server asks.
     """
 
     file_s: float = 60.0

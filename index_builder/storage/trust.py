@@ -1,8 +1,8 @@
 """Trust: which servers get credentials, and which IP addresses a data source may use.
 
 The operator names a data source on the command line. The source can contain further addresses: an
-image in a table, a page of a IIIF manifest, a redirect. A third party has chosen these addresses,
-so they are not trusted.
+image in a table, a page of a IIIF manifest, a redirect. A third party has chosen the further
+addresses, so Vouch does not trust them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Trust:
     ----------
     origins : ``https://host:443`` or ``s3://bucket``. Credentials are sent only to these origins,
         which may have any IP address.
-    is_foreign : whether a data source is on another machine. If so, hosts outside `origins` must
-        have a public address. If not, hosts outside `origins` may have any address that is not
+    is_foreign : whether a data source is on another machine. If true, hosts outside `origins` must
+        have a public address. If false, hosts outside `origins` may have any address that is not
         link-local. Cloud providers serve credentials at link-local addresses.
     """
 
