@@ -60,9 +60,9 @@ def calibration_queries(
 ) -> CalibrationQueries:
     """Search the gallery with all queries that the decision layer is fitted to.
 
-    If too few labels are withheld, matched queries also become absent queries: their label is
-    hidden from the result list and the outlier detector. If the queries are views, their original
-    pictures become absent queries instead of the views.
+    If too few labels are withheld, each matched query is used a second time, as an absent query:
+    its label is hidden from the result list and the outlier detector. If the queries are views,
+    their original pictures become absent queries instead of the views.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def calibration_queries(
 def _observe_hidden(
     setup: RetrievalSetup, images: LabelledImages, embeddings: Embeddings
 ) -> tuple[RetrievedQueries, NDArray[np.int64]]:
-    """Find candidates for images with a hidden label; also return the rows of these images."""
+    """Find candidates for images whose label is hidden; see `look_up_hidden`."""
     assert setup.label_folds is not None  # noqa: S101 - the caller has looked
     return look_up_hidden(
         setup.gallery,
@@ -308,7 +308,7 @@ def calibrate_with_queries(
     seed: int,
     rule: TruthRule = BY_LABEL,
 ) -> Calibration:
-    """Fit the decision layer to queries, with the gallery's present outlier detector.
+    """Fit the decision layer to queries, with the gallery's existing outlier detector.
 
     Parameters
     ----------

@@ -34,8 +34,8 @@ from model_store.gallery import Gallery
 BATCH = 64
 
 _NOTHING = "\0"
-"""First character of the label of a text that matches nothing. No label of a gallery has a null
-character."""
+"""First character of the artificial label of a text without a match. Labels of a gallery never
+contain this null character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ def calibrate_texts(
 ) -> Calibration:
     """Search with every caption, and fit the decision layer for texts to the results.
 
-    Absent queries are captions without a match. If all captions have a match, these captions also
-    become absent queries: their label is hidden from the result list and the outlier detector. The
-    served detector is fitted to all captions with a match. For the calibration, each caption is
-    scored by a detector that was not fitted to this caption.
+    Absent queries are captions without a match. If all captions have a match, each caption is used
+    a second time, as an absent query: its label is hidden from the result list and the outlier
+    detector. The served detector is fitted to all captions with a match. For the calibration, each
+    caption is scored by a detector that was not fitted to this caption.
 
     Raises
     ------

@@ -27,7 +27,7 @@ from model_store.verdicts import Order
 
 LIMIT = 10
 BATCH = 64
-"""Number of queries per computation of outlier scores."""
+"""Number of queries whose outlier scores are computed together."""
 
 ALPHAS = (0.01, 0.05, 0.1)
 
@@ -177,15 +177,15 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
     - the recall;
     - the calibration of probabilities: ECE and Brier score. If labels are withheld, absent queries
       are weighted to their expected share;
-    - the AUROC of detecting errors, absent labels and out-of-distribution images, for the match
-      probability and for single signals;
+    - the AUROC with which the match probability and single signals detect errors, absent labels and
+      out-of-distribution images;
     - the rate of false alarms at several α;
     - coverage and size of result sets;
     - the share of each verdict, by kind of query.
 
     ``far`` images are of another type, ``near`` images have labels that the gallery does not have,
     and ``corrupted`` images are degraded matched queries. Results are in the gallery's default
-    order; the key ``orders`` has the results of both orders.
+    order; the key ``orders`` has results for both orders, by similarity and by probability.
     """
     if not len(queries.matched):
         return _of_items(retriever, queries)
@@ -289,7 +289,7 @@ def _asked(
 def _with_outcomes(
     calibration: Calibration, report: dict[str, Any], asked: Sequence[Answers]
 ) -> Evaluation:
-    """Add the outcomes of verdicts on queries with a match, and then on queries without a match."""
+    """Add verdict outcomes; ``asked`` has queries with a match, then queries without a match."""
     absent = np.repeat([False, True][: len(asked)], [len(one) for one in asked])
     answers = [answer for one in asked for answer in one.answers]
     queries = joined(*(one.queries for one in asked))

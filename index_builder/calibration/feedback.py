@@ -16,12 +16,12 @@ MIN_PAIRS = 50
 """Minimum number of pairs to estimate a slope."""
 
 MIN_OF_EACH = 10
-"""Minimum number of confirmed pairs, and minimum number of rejected pairs."""
+"""Minimum number of confirmed pairs; also the minimum number of rejected pairs."""
 
 N_FOLDS = 5
 
 MIN_DRAWN = 30
-"""Minimum number of requested pairs: pairs drawn at random, or pairs from the review queue. With
+"""Minimum number of requested pairs, which are drawn at random or come from the review queue. With
 fewer requested pairs, volunteered pairs count as requested pairs."""
 
 Floats = NDArray[np.float64]
@@ -37,8 +37,8 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     from the queue are not weighted (covariate-dependent sampling). If the number of drawn and
     queued pairs is at least `MIN_DRAWN`, all other pairs count as volunteered. The correction is
     cross-fitted by query. The corrected log loss is compared with the uncorrected log loss; see
-    `_judged` for the compared pairs. If the correction does not predict users' decisions better, it
-    is not applied, and the report contains this result.
+    `_judged` for the compared pairs. The correction is applied only if it predicts users' decisions
+    better. The report contains both log losses.
 
     Raises
     ------

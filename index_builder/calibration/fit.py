@@ -41,8 +41,8 @@ from model_store.errors import CalibrationError
 from model_store.verdicts import Order
 
 MIN_QUERIES = 50
-"""Minimum number of queries with a match, and minimum number of queries without a match. With fewer
-queries, a conformal p-value cannot reach 0.02, and a logistic fit is unreliable."""
+"""Minimum number of queries with a match; also the minimum number of queries without a match. With
+fewer queries, a conformal p-value cannot reach 0.02, and a logistic fit is unreliable."""
 
 ASSUMED_ABSENT = 0.3
 """Share of absent queries in the fit, by total weight. For served queries, the probabilities are
@@ -81,10 +81,10 @@ def fit_calibration(
 
     The served models are fitted to all queries. All evidence and measurements come from five-fold
     cross-fits. Gallery images can be additional queries, each excluded from its own results. A
-    gallery image is a slightly harder query than a new photograph, because its label has one item
-    less. The fits of probabilities, operating points and result sets use held-out queries and
-    gallery images. Percentiles of uncertainties use only held-out queries. Outlier p-values use
-    held-out queries and items added later.
+    gallery image is a slightly harder query than a new photograph, because the image is missing
+    from the items of its label. The fits of probabilities, operating points and result sets use
+    held-out queries and gallery images. Percentiles of uncertainties use only held-out queries.
+    Outlier p-values use held-out queries and items added later.
 
     Parameters
     ----------
@@ -269,8 +269,8 @@ def _measured(
 ) -> dict[str, Any]:
     """Measure cross-fitted probabilities and result sets at the assumed share of absent queries.
 
-    The results are for the gallery's default order; the key ``orders`` has the results of both
-    orders.
+    Results are in the gallery's default order; the key ``orders`` has results for both orders, by
+    similarity and by probability.
     """
     evidence, present = calibration.evidence, ~calibration.evidence.absent
     orders = {order: _of_order(calibration, order, examples) for order in get_args(Order)}

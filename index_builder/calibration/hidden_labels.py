@@ -50,9 +50,9 @@ class LabelFolds:
         )
 
     def scores(self, embeddings: Embeddings, labels: Sequence[str]) -> NDArray[np.float64]:
-        """Return outlier scores (B,) from detectors fitted without the ``labels`` of B queries.
+        """Return the outlier score (B,) of each query, from a detector fitted without its label.
 
-        The score is NaN if no detector exists for the label.
+        The score is NaN if no such detector exists.
         """
         scores = np.full(len(embeddings), np.nan)
         folds = np.array([self.fold_of.get(label, 0) for label in labels], dtype=np.int64)

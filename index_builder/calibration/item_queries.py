@@ -47,7 +47,7 @@ class CrossFittedLayers:
     Attributes
     ----------
     weights : the weights (D, F) of each fold.
-    fold_of_item : for each id of an item, the fold whose layer was fitted with the item's label but
+    fold_of_item : for each item id, the fold whose layer was fitted with the item's label but
         without the item.
     fold_of_label : for each label, the fold whose layer was fitted without the label.
     """
@@ -153,7 +153,8 @@ class ItemQueries:
 
         Parameters
         ----------
-        others : further gallery images with groups, some of them in the same groups as these items.
+        others : gallery images that are not among these items; some of them are in the same groups
+            as the items.
         """
         rows: dict[str, set[int]] = {}
         keys = group_keys(self.images)

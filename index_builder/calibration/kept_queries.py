@@ -187,7 +187,7 @@ class KeptQueries:
 
 
 def _label_of(gallery: Gallery, item_id: str) -> str | None:
-    """Return the label of an item; None without a label or without this item."""
+    """Return the label of an item; None if the item has no label or does not exist."""
     try:
         return gallery.item(item_id).label
     except ItemNotFound:

@@ -25,9 +25,9 @@ ENOUGH_WITH_PARENTS = 2000
 queries without a confident label. At most half of all queries have no confident label."""
 
 N_FOLDS = 20
-"""Number of gallery folds for outlier scores. A detector must not be fitted to the image that it
-scores: the distance from this image to its own copy in the detector would be zero. With 20 folds,
-each detector is almost as good as a detector fitted to all images."""
+"""Number of folds into which the gallery is divided for outlier scores. A detector must not be
+fitted to the image that it scores: the distance from this image to its own copy in the detector
+would be zero. With 20 folds, each detector is almost as good as a detector fitted to all images."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ def level_evidence(
     Parameters
     ----------
     labels : labels of the gallery, by code.
-    withheld : (Q,) labels of the queries whose label is not in the gallery; None for other queries.
+    withheld : (Q,) label of each query whose label is not in the gallery; None for a query whose
+        label is in the gallery.
     examples, probabilities : the labels that queries find, and their cross-fitted match
         probabilities (N,).
     """

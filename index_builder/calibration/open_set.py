@@ -15,7 +15,7 @@ from model_store.decision import Calibration
 from model_store.decision.operating import exact_interval
 
 CONFIDENCE = 0.95
-"""Confidence of the exact intervals of counted shares (Clopper & Pearson 1934)."""
+"""Confidence level of the exact intervals for counted shares (Clopper & Pearson 1934)."""
 
 MOST_GROUPS = 20
 """Maximum number of groups in the report, which lists the groups with the most errors."""
@@ -69,7 +69,7 @@ class Outcomes:
             self._weights = np.where(absent, share / absent.sum(), (1 - share) / (~absent).sum())
 
     def described(self) -> dict[str, Any]:
-        """Return a JSON object: results in total, by level and by source, and the worst groups."""
+        """Return JSON: results for all queries, for each level and source, and the worst groups."""
         everything = np.ones(len(self._absent), dtype=bool)
         report = {
             **self._rates(everything),
@@ -155,7 +155,7 @@ class Outcomes:
         }
 
     def _rolled_up(self, level: str) -> dict[str, Any]:
-        """Return the share of answers that rolled up to a level, and the share of wrong parents."""
+        """Return the share of answers that rolled up to a level, and the error of these answers."""
         rows = self._levels == level
         weight = float(self._weights[rows].sum())
         wrong = float(self._weights[rows & ~self._rolled_right].sum())

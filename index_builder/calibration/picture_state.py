@@ -26,7 +26,8 @@ N_FOLDS = 8
 this eighth."""
 
 LEAST_SCALE = 1e-3
-"""Added to the standard deviation of each log feature, to avoid a division by zero."""
+"""Constant that is added to the standard deviation of each log feature, to avoid a division by
+zero."""
 
 Floats = NDArray[np.floating]
 

@@ -17,8 +17,8 @@ from model_store.verdicts import Absence
 N_FOLDS = 5
 
 RIDGE = 2e-3
-"""Factor of the L2 penalty on the weights in the mean loss. Without a penalty, a hundred queries
-cannot determine ten weights."""
+"""Factor of the L2 penalty on the weights. The penalty is added to the mean loss. Without a
+penalty, a hundred queries cannot determine ten weights."""
 
 N_SIGNALS = (4, 6)
 """Numbers of signals to try; a fit uses the first signals of `SIGNALS`. More signals would overfit:

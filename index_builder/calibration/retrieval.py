@@ -32,10 +32,10 @@ LATITUDE, LONGITUDE = "latitude", "longitude"
 """Metadata fields of the place of an item: WGS84 coordinates in degrees."""
 
 N_PLACES = 10_000
-"""Number of items in each read of metadata."""
+"""Number of items whose metadata are read together."""
 
 BATCH = 128
-"""Number of queries in each search."""
+"""Number of queries that are searched together."""
 
 
 class Labelled(Protocol):

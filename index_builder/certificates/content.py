@@ -37,7 +37,7 @@ class CertifiedBundle:
 def open_certified(path: Path) -> CertifiedBundle:
     """Open the bundle at ``path``, or the current bundle of a directory of bundles.
 
-    Checks every byte against the manifest, but does not open the encoder and the gallery.
+    Checks every byte against the manifest, but opens neither the encoder nor the gallery.
 
     Raises
     ------

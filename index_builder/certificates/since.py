@@ -66,7 +66,7 @@ class Drift(_Strict):
 
     Attributes
     ----------
-    n_served : number of queries in the current period.
+    n_served : number of queries in the current period of the drift test.
     log_capital : evidence that these queries differ from the calibration queries, in nats.
     alarmed : whether drift is currently reported.
     """

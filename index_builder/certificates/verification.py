@@ -27,7 +27,7 @@ def differences(certificate: Certificate, bundle: Path, public_key: str | None =
 
     Parameters
     ----------
-    bundle : the bundle, or a directory of bundles, whose current bundle is used.
+    bundle : the bundle, or a directory of bundles; from a directory, the current bundle is used.
     public_key : public key of the required signer, in hexadecimal. None accepts any signer, and
         also an unsigned certificate.
     """

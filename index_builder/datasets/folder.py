@@ -56,10 +56,11 @@ class _Picture:
 
 
 def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
-    """Return the images below ``root``; ids are relative paths, labels the first sub-folders.
+    """Return the images below ``root``; ids are relative paths, and labels are first sub-folders.
 
     If not ``labelled``, every image has its own label. Copies and near-duplicates share a group.
-    Unreadable images and other files are left out. The log has their number and the reasons.
+    Unreadable images and other files are left out. The log has the number of left-out files and the
+    reasons.
 
     Raises
     ------

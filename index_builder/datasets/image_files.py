@@ -1,7 +1,7 @@
 """Find the image files of a folder, an archive or a bucket, and list the files that are left out.
 
 The content of a file, not its name, decides whether the file is an image. The report of the run
-lists every other file with the reason.
+lists each file that is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class LeftOut:
 def is_system_file(name: str) -> bool:
     """Return whether a path belongs to an operating system, a NAS device or a program.
 
-    Every name with a leading dot counts, for example ``._`` files of macOS and
+    Every name with a leading dot is such a path, for example ``._`` files of macOS and
     ``.ipynb_checkpoints``.
     """
     parts = [part for part in name.lower().split("/") if part not in {"", ".", ".."}]

@@ -42,8 +42,8 @@ class LabelledImages:
     groups : N names of groups, for example one object in several photographs; gallery and queries
         never share a group. None if unknown.
     sources : N names of image sources, for example cameras; None if unknown.
-    content : returns the identity of an image of the source, see `Content`. If it is None, values
-        computed from the images are not cached.
+    content : returns the identity of an image of the source, see `Content`. If ``content`` is None,
+        values computed from the images are not cached.
     metadata : N mappings of metadata; None without metadata.
     places : (N, 3) coordinates where the images were taken, see `model_store.truth.wgs84`; NaN if
         unknown. None if matches do not depend on places.
@@ -149,7 +149,7 @@ def joined(*parts: LabelledImages) -> LabelledImages:
 
 
 def _joined_places(parts: Sequence[LabelledImages]) -> NDArray[np.float64] | None:
-    """Return the places of all images, NaN in a part without places; None if no part has places."""
+    """Return all places; NaN for a part without places, None if no part has places."""
     if all(part.places is None for part in parts):
         return None
     return np.concatenate(

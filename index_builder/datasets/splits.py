@@ -100,7 +100,7 @@ def load_splits(
 
     Parameters
     ----------
-    vectors : the data of a build of vectors; else None.
+    vectors : the vectors, if the build uses vectors instead of images; otherwise None.
 
     Raises
     ------

@@ -16,7 +16,7 @@ TURN = 8.0
 """Maximum rotation in degrees, in either direction."""
 
 LIGHT = (0.7, 1.3)
-"""Range of the factors on brightness and contrast."""
+"""Range of the factors for brightness and for contrast."""
 
 BLUR = 1 / 120
 """Maximum blur radius relative to the longer side."""

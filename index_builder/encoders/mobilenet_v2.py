@@ -76,7 +76,7 @@ _HALF_RANGE = 127.5
 """Half of the range of pixels: a pixel x enters the network as x / 127.5 − 1."""
 
 _ZERO = 128
-"""The uint8 value that represents 0, if values have both signs."""
+"""The uint8 value that represents 0, if values can be negative or positive."""
 
 Weights = Mapping[str, NDArray[Any]]
 """The arrays of the .npz file, by name; see `ORIGIN.md`."""

@@ -1,8 +1,8 @@
 """A bundle as a repository of the Hugging Face Hub, with a model card.
 
 The repository has the bundle's files, and the model card as `README.md`. A push writes one commit,
-and a pull reads one commit, so a pull never gets an incomplete bundle. The token is ``HF_TOKEN``,
-or the token of ``hf auth login``.
+and a pull reads one commit, so a pull never gets an incomplete bundle. The token comes from the
+variable ``HF_TOKEN``, or from ``hf auth login``.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Hub:
         return str(commit.commit_url)
 
     def _pushed_before(self) -> set[str]:
-        """Return the files of the previous bundle. All other files of the repository are kept."""
+        """Return the files of the previous bundle; a push can delete only these files."""
         try:
             content = self.read(MANIFEST_FILE)
             before = None if content is None else parse_manifest(content, str(self))

@@ -111,7 +111,7 @@ def _sign(
 
 
 def _fetch(place: Place, manifest: Manifest, directory: Path) -> None:
-    """Fetch missing files to ``directory``, remove others, and verify all files."""
+    """Remove files that are not in ``manifest``, fetch missing files, and verify all files."""
     for name in file_names(directory):
         if name not in manifest.files and name != SIGNATURE_FILE:
             (directory / name).unlink()

@@ -1,4 +1,4 @@
-"""Writes the directory of an encoder atomically, with a card of its origin."""
+"""Writes the directory of an encoder atomically, with a card that states the encoder's origin."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ each vector. Without the subtraction, even wrong vectors would agree if all vect
 same direction."""
 
 _ROUNDING = 1e-4
-"""Maximum difference from the mean, relative to the largest number, that may be a rounding
-error."""
+"""Maximum difference from the mean that counts as a rounding error. It is relative to the largest
+number."""
 
 MIN_IMAGES = 5
 """Minimum number of images, because the export is checked with batches of up to five."""

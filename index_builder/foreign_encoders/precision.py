@@ -178,7 +178,7 @@ def _encoded(path: Path, images: NDArray[np.uint8]) -> Embeddings:
 
 
 def _nearest(directions: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the index of the nearest other row for each row."""
+    """Return for each row the index of the nearest among the other rows."""
     similarities = directions @ directions.T
     np.fill_diagonal(similarities, -np.inf)
     nearest: NDArray[np.int64] = similarities.argmax(1)

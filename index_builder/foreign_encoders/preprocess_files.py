@@ -24,7 +24,7 @@ from model_store.images.resize import Fit, Resample
 
 OPEN_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPEN_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-"""Values of OpenCLIP if the keys are missing."""
+"""OpenCLIP's default values, used if the keys are missing."""
 
 _RESAMPLES: tuple[Resample, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Names of interpolations, in the order of their numbers in Pillow."""

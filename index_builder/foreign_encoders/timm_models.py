@@ -18,7 +18,7 @@ from model_store.errors import EncoderSourceError
 
 
 class PooledTimmModel(nn.Module):
-    """A model of timm with another pooling of the tokens or of the feature map."""
+    """A model of timm that pools its tokens or feature map with the requested pooling."""
 
     def __init__(self, model: nn.Module, pooling: Pooling) -> None:
         super().__init__()

@@ -23,11 +23,11 @@ from index_builder.foreign_encoders.texts import TextSource
 from model_store.errors import EncoderSourceError
 
 _CLASS_TOKENS = ("cls_token", "class_embedding", "distillation_token")
-"""Last parts of the names of parameters that are tokens in front of the patches."""
+"""Name endings of parameters. Each of these parameters is a token in front of the patches."""
 
 
 class VisionModel(nn.Module):
-    """A model's vector of an image, with the model's pooling or with the requested pooling."""
+    """Computes a model's vector of an image, with the model's or the requested pooling."""
 
     def __init__(self, model: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -58,7 +58,8 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
     Parameters
     ----------
     repository : name on the hub, or local directory with configuration and weights.
-    untrained : whether to use random weights. Configuration and processor are loaded in any case.
+    untrained : whether to use random weights. Configuration and processor are loaded even with
+        random weights.
 
     Raises
     ------
@@ -94,7 +95,7 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
 
 
 class TextTower(nn.Module):
-    """A model's vector of a text, as ``get_text_features`` of the model gives it."""
+    """Computes a model's vector of a text, equal to the model's ``get_text_features``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -125,7 +125,7 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 def _item_queries(
     config: BuildConfig, run: Run, splits: Splits, images: LabelledImages, encoder: StoredEncoder
 ) -> ItemQueries | None:
-    """Return gallery items as queries, each embedded by a layer that was not fitted to it.
+    """Return gallery items as queries, each embedded by a layer that was not fitted to the item.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
 
 
 def plan_of(config: BuildConfig) -> Plan:
-    """Count the queries of a build; the data are read again."""
+    """Read the data of a build, without the cache, and count the queries."""
     _loaded.cache_clear()  # a folder may have changed since the last read
     return Plan.of_splits(splits_of(config), config.calibration)
 

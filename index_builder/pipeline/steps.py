@@ -273,8 +273,8 @@ def _store_features(
 ) -> None:
     """Give the encoder a cache of features, so that the steps of a build compute them once.
 
-    The cache is for a frozen trunk on a CPU. ONNX Runtime computes the features, as for the
-    gallery.
+    The cache is used only for a frozen trunk on a CPU. ONNX Runtime computes the features, as for
+    the gallery.
     """
     if not config.network.frozen or trunk_device(config.training).type != "cpu":
         run.trunk.unlink(missing_ok=True)

@@ -21,8 +21,8 @@ from model_store.files import FreeSpace, replacing
 class Copy:
     """The local copy of a remote file; it is replaced only if the remote file has changed.
 
-    The modification time of the copy is derived from its content. Caches that compare modification
-    times therefore stay valid while the content is unchanged.
+    The modification time of the copy is derived from the content of the file. Caches that compare
+    modification times therefore stay valid while the content is unchanged.
 
     Attributes
     ----------

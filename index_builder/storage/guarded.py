@@ -25,8 +25,8 @@ class Guard:
 
     Attributes
     ----------
-    is_redirected : whether another server has redirected the request to the next host. Each task
-        has its own value.
+    is_redirected : whether another server has redirected the request to the next host. The value is
+        separate for each asyncio task.
     """
 
     def __init__(self, trust: Callable[[], Trust]) -> None:
@@ -114,7 +114,7 @@ class _Connections:
 
 
 def guarded(client: httpx2.AsyncClient, guard: Guard) -> httpx2.AsyncClient:
-    """Return ``client``, whose direct connections (without a proxy) are now checked by a guard."""
+    """Return ``client``; from now on, ``guard`` checks its direct connections (without a proxy)."""
     # The client has no option for a network backend. With a custom transport, it ignores proxies.
     pool: Any = client._transport._pool  # type: ignore[attr-defined]
     pool._network_backend = _Connections(pool._network_backend, guard)

@@ -17,7 +17,7 @@ class TryAgain(NotFetched):
 
     Attributes
     ----------
-    after_s : seconds that the server asks the client to wait; 0 if it states none.
+    after_s : seconds that the server asks the client to wait; 0 if the server states no time.
     """
 
     def __init__(self, message: str, after_s: float = 0.0) -> None:

@@ -1,7 +1,7 @@
 """Parts of URLs, and URLs without secrets for display.
 
 A URL may contain a password, or a query with a signature that gives access to the file. `shown`
-removes password and query; ids, messages, reports and bundles contain only such URLs.
+removes password and query; ids, messages, reports and bundles contain only URLs from `shown`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def in_a_bucket(url: str) -> bool:
 
 
 def joined(folder: str, name: str) -> str:
-    """Return the URL of file ``name``, which is not percent-encoded, in ``folder``."""
+    """Return the URL of the file ``name`` in ``folder``; ``name`` is not percent-encoded."""
     if in_a_bucket(folder):
         return f"{folder.rstrip('/')}/{name}"
     parts = urlsplit(folder)

@@ -35,8 +35,9 @@ _REASONS = {
 class Web:
     """Reads files from any web server, through the configured proxies.
 
-    Passwords in ``~/.netrc`` are sent only to origins that the operator has named. Other hosts,
-    also after a redirect, must have an allowed IP address, see `Trust`.
+    Passwords in ``~/.netrc`` are sent only to origins that the operator has named. A host that the
+    operator has not named must have an allowed IP address, see `Trust`. This also applies after a
+    redirect.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ class Web:
             raise NotFetched(f"{shown(url)} is no web address ({_said(error)}).") from error
 
     def _auth(self, url: str) -> httpx2.NetRCAuth | None:
-        """Return the passwords, or None if the URL has a password or its origin is not named."""
+        """Return the passwords; None if the URL has a password, or an origin that is not named."""
         parts = self._httpx.URL(url)
         if parts.userinfo or parts.scheme not in WEB:
             return None
