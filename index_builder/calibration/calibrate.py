@@ -45,8 +45,8 @@ from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
 
 N_DETECTOR_IMAGES = 10_000
-"""Maximum number of gallery images to fit the outlier detector to. More images bring no gain, and
-their features may not fit into memory."""
+"""Maximum number of gallery images to fit the outlier detector to. Above this number, more images
+bring no gain, and the features may not fit into memory."""
 
 
 def calibration_queries(
@@ -346,8 +346,8 @@ def _with_gallery_images(
     images, embeddings : gallery images and their embeddings.
     rows : (B,) indices of the images that become queries.
     hidden : (B, m) see `look_up`.
-    n_put : number of images that were added after the held-out queries were chosen. These images
-        come first in ``rows``.
+    n_put : number of images that were added after the held-out queries were chosen. The added
+        images come first in ``rows``.
     """
     groups = group_numbers(images)
     scores = DetectorFolds.of(embeddings, images.label_codes(), groups, seed).scores(

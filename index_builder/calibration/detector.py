@@ -19,8 +19,8 @@ from model_store.sphere import unit_direction
 
 RANK = 64
 """Number of principal directions of the outlier detector. 128 directions detect corrupted images
-slightly better (AUROC +0.004) and other image types no better. But 128 directions take more time
-per query."""
+slightly better (AUROC +0.004) and other image types no better. 128 directions take more time per
+query than 64 directions."""
 
 MOST_BASIS_ENTRIES = 82_000
 """Maximum number of entries in the basis, because every query reads the whole basis. For the 1,280

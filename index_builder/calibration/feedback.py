@@ -22,7 +22,7 @@ N_FOLDS = 5
 
 MIN_DRAWN = 30
 """Minimum number of requested pairs, which are drawn at random or come from the review queue. With
-fewer requested pairs, volunteered pairs count as requested pairs."""
+fewer requested pairs than this number, volunteered pairs count as requested pairs."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -38,7 +38,7 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     queued pairs is at least `MIN_DRAWN`, all other pairs count as volunteered. The correction is
     cross-fitted by query. The corrected log loss is compared with the uncorrected log loss; see
     `_judged` for the compared pairs. The correction is applied only if it predicts users' decisions
-    better. The report contains both log losses.
+    better. The report contains the corrected and the uncorrected log loss.
 
     Raises
     ------
@@ -73,11 +73,11 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
 
 
 def _judged(pairs: SaidPairs) -> Bools:
-    """Return a mask of the pairs that the log loss is measured on.
+    """Return a mask of the pairs on which the log loss is measured.
 
-    The log loss is measured on the drawn pairs if there are at least `MIN_DRAWN` drawn pairs. If
-    not, it is measured on the requested pairs if there are at least `MIN_DRAWN` requested pairs.
-    With fewer requested pairs, it is measured on all pairs.
+    The log loss is measured on the drawn pairs if there are at least `MIN_DRAWN` drawn pairs. With
+    fewer drawn pairs, it is measured on the requested pairs if there are at least `MIN_DRAWN`
+    requested pairs. With fewer requested pairs, the log loss is measured on all pairs.
     """
     for judged in (pairs.drawn, pairs.drawn | pairs.ordered):
         if int(judged.sum()) >= MIN_DRAWN:

@@ -42,12 +42,13 @@ from model_store.verdicts import Order
 
 MIN_QUERIES = 50
 """Minimum number of queries with a match; also the minimum number of queries without a match. With
-fewer queries, a conformal p-value cannot reach 0.02, and a logistic fit is unreliable."""
+fewer queries than this number, a conformal p-value cannot reach 0.02, and a logistic fit is
+unreliable."""
 
 ASSUMED_ABSENT = 0.3
 """Share of absent queries in the fit, by total weight. For served queries, the probabilities are
 converted to the expected share. With a share of a few per cent, the fit would almost ignore absent
-queries. Then the probabilities would be wrong for a service with many absent queries. If the
+queries. Its probabilities would be wrong for a service with many absent queries. If the
 available absent queries are not representative, the fit uses `DEFAULT_ABSENT` instead."""
 
 N_RESAMPLED = 30

@@ -42,8 +42,8 @@ NEGLIGIBLE = 0.02
 """Largest increase of the mean log loss, in nats, that counts as negligible. The loss of the new
 calibration is higher for two reasons. The new calibration is also fitted to items, each excluded
 from its own results. Its cross-fits use only four fifths of the data. After half of the items were
-replaced, the loss rose by 0.015 nats on Caltech-101 and by 0.007 nats on Omniglot. On fresh
-queries, the new calibration was as good as the previous calibration."""
+replaced, the loss rose by 0.015 nats on Caltech-101 and by 0.007 nats on Omniglot. On new queries,
+the new calibration was as good as the previous calibration."""
 
 _LEAST = 1e-6
 """Minimum probability in a log loss, so that a single query does not dominate."""

@@ -50,7 +50,7 @@ class LabelFolds:
         )
 
     def scores(self, embeddings: Embeddings, labels: Sequence[str]) -> NDArray[np.float64]:
-        """Return the outlier score (B,) of each query, from a detector fitted without its label.
+        """Return each query's outlier score (B,) from a detector fitted without the query's label.
 
         The score is NaN if no such detector exists.
         """

@@ -121,7 +121,7 @@ class KeptQueries:
     def relabelled(self, gallery: Gallery, renamed: Mapping[str, str]) -> KeptQueries:
         """Return the queries with the current labels of the gallery.
 
-        If a query is an item, it gets the current label of the item. If the gallery has no labels,
+        A query that is an item gets the current label of the item. If the gallery has no labels,
         the label of a view is the id of the item. If the gallery has labels, views of unlabelled
         items are left out: such a view is not absent, but no item can match it.
 

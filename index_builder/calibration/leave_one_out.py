@@ -17,8 +17,8 @@ from model_store.encoder.contract import Embeddings
 from model_store.gallery import Gallery
 
 ENOUGH = 1000
-"""Sufficient number of matched queries. With fewer matched queries, gallery images become queries,
-too."""
+"""Sufficient number of matched queries. If there are fewer matched queries than this number,
+gallery images become queries, too."""
 
 ENOUGH_WITH_PARENTS = 2000
 """Sufficient number of matched queries if labels have parents. The error bounds of parents use only
@@ -54,8 +54,8 @@ class PutItems:
         ----------
         images : gallery images in random order.
         was_put : (N,) mask of the images that were added later.
-        n_held_out : number of held-out matched queries. These queries represent the gallery without
-            the added images.
+        n_held_out : number of held-out matched queries. Held-out queries represent the gallery
+            without the added images.
         """
         codes = gallery.label_codes(np.arange(gallery.n_items))
         counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
@@ -79,8 +79,8 @@ def leave_one_out_queries(
     images : gallery images in random order; the encoder was not trained on them.
     n_held_out : number of held-out matched queries.
     enough : wanted total of matched queries.
-    put : items added later. These items are chosen first, because the held-out queries do not
-        represent them.
+    put : items added later. Items added later are chosen first, because the held-out queries do not
+        represent these items.
 
     Returns
     -------

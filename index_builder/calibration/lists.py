@@ -27,7 +27,8 @@ embeddings of these items."""
 def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
     """Return the object number (n_items,) of each item; None if no two items share an object.
 
-    To make a view an absent query, all copies and near-duplicates of its picture must be hidden.
+    To make a view an absent query, all copies and near-duplicates of the original picture must be
+    hidden.
 
     Parameters
     ----------

@@ -11,8 +11,8 @@ from index_builder.progress import track
 from model_store.images.quality import ordinary_limits, quality_measures
 
 N_MEASURED = 250
-"""Minimum number of queries to measure. With fewer queries, all queries are measured. Queries
-without a measurement are decoded again."""
+"""Minimum number of queries to measure. If there are fewer queries than this number, all queries
+are measured. Queries without a measurement are decoded again."""
 
 
 class MeasuredPictures:
@@ -21,8 +21,8 @@ class MeasuredPictures:
     Parameters
     ----------
     smallest_side : minimum side, in pixels, of an image decoded at reduced size. If a decoded image
-        has a shorter side, the image has its full size and is measured at once. Any other image
-        must be decoded again for the measurement.
+        has a shorter side than ``smallest_side``, the image has its full size and is measured at
+        once. Any other image must be decoded again for the measurement.
     """
 
     def __init__(self, smallest_side: int | None) -> None:

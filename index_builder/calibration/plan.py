@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def least_queries(self) -> int:
-        """Minimum number of right `match` verdicts that guarantees `max_error`."""
+        """Minimum number of `match` verdicts, all of them right, that guarantees `max_error`."""
         return math.ceil(least_queries(self.promises.max_error, self.promises.delta))
 
     @property

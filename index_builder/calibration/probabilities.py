@@ -21,8 +21,8 @@ RIDGE = 2e-3
 penalty, a hundred queries cannot determine ten weights."""
 
 N_SIGNALS = (4, 6)
-"""Numbers of signals to try; a fit uses the first signals of `SIGNALS`. More signals would overfit:
-of the twelve signals before release 0.3, six had no measurable effect."""
+"""Numbers of signals to try; a fit uses the first signals of `SIGNALS`. More than six signals would
+overfit: of the twelve signals before release 0.3, six had no measurable effect."""
 
 FEW_LABELS, N_SIGNALS_OF_FEW = 15, (3, 4)
 """With fewer than `FEW_LABELS` absent labels, fewer signals are tried. On six labels of CUB, twelve
@@ -30,17 +30,17 @@ signals overfitted: with four signals, the AUROC of absent queries was higher by
 
 _STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
 """Kinds of absent queries that differ from truly absent queries. For these kinds, a fit uses only
-the first signals. An encoder separates the images of a training label from all other images. If
-this label is hidden, queries of the label find items of many other labels. A truly absent query
-finds items of few labels."""
+the first signals. An encoder separates the images of a training label from all other images. If a
+training label is hidden, queries of this label find items of many other labels. A truly absent
+query finds items of few labels."""
 
 _MOST_LOG_ODDS = 20.0
 """Maximum magnitude of the intercept, which is unbounded if every query has a match."""
 
 _LEAST_SPREAD = 1e-9
 """A signal with a smaller standard deviation than this value is not scaled. Rounding gives a
-constant signal a standard deviation of about 1e-14. After a division by 1e-14, any other value of
-the signal would decide the probability."""
+constant signal a standard deviation of about 1e-14. After a division by 1e-14, a value that differs
+from the constant would decide the probability."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -250,8 +250,8 @@ def fit_choice(examples: Examples, n_signals: int = len(SIGNALS)) -> LogisticMod
 
     Parameters
     ----------
-    n_signals : number of signals that are used, from the start of `SIGNALS`. The other signals get
-        weight 0.
+    n_signals : number of signals that are used, from the start of `SIGNALS`. Signals that are not
+        used get weight 0.
     """
     of_row = examples.weights[examples.queries]
     centre = np.average(examples.values, axis=0, weights=of_row)

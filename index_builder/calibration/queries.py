@@ -25,9 +25,9 @@ Integers = NDArray[np.int64]
 Names = tuple[str, ...]
 
 LEAST_LABELS = 10
-"""Minimum number of withheld labels. With fewer withheld labels, queries with a hidden label become
-absent queries, too. In a gallery with few labels, hidden labels are easier to detect than truly new
-labels."""
+"""Minimum number of withheld labels. With fewer withheld labels than this number, queries with a
+hidden label become absent queries, too. In a gallery with few labels, hidden labels are easier to
+detect than truly new labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,12 @@ class LeaveOneOut:
     ----------
     matched : the queries that share their label with another item.
     absent, absent_of : see `CalibrationQueries`; None if no labels are hidden.
-    clusters : cluster numbers of ``matched``. If a held-out query is in the same cluster, it has
-        the same number.
+    clusters : cluster numbers of ``matched``. A matched query and a held-out query of one cluster
+        have equal numbers.
     sources : see `CalibrationQueries`.
     places : index of each ``matched`` query among the gallery images.
     n_put : number of queries that are items added later, after the held-out queries were chosen.
-        These queries come first in ``matched``. Held-out queries do not represent items added
+        Items added later come first in ``matched``. Held-out queries do not represent items added
         later.
     """
 

@@ -12,7 +12,8 @@ from PIL import Image, ImageFilter
 from index_builder.datasets.images import LabelledImages, Pixels, changed
 
 BLUR = 1 / 14
-"""Blur radius relative to the longer side. Such a blur keeps strong edges and removes texture."""
+"""Blur radius relative to the longer side. A blur of this radius keeps strong edges and removes
+texture."""
 
 NOISE = 60
 """Standard deviation of the noise, in grey levels from 0 to 255."""

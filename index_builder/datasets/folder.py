@@ -25,8 +25,8 @@ from model_store.images import FORMATS, decode_image
 logger = logging.getLogger(__name__)
 
 SEEN_SIDE = 512
-"""Minimum side, in pixels, of images that are decoded for a comparison. Larger JPEGs are decoded at
-a fraction of their size."""
+"""Minimum side, in pixels, of images that are decoded for a comparison. JPEGs that are much larger
+are decoded at a fraction of their size."""
 
 
 MOST_KEPT_BYTES = 2**28
@@ -58,9 +58,9 @@ class _Picture:
 def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     """Return the images below ``root``; ids are relative paths, and labels are first sub-folders.
 
-    If not ``labelled``, every image has its own label. Copies and near-duplicates share a group.
-    Unreadable images and other files are left out. The log has the number of left-out files and the
-    reasons.
+    If ``labelled`` is False, every image has its own label. Copies and near-duplicates share a
+    group. Unreadable images and other files are left out. The log has the number of left-out files
+    and the reasons.
 
     Raises
     ------

@@ -47,9 +47,9 @@ def held_out_groups(
     and if its labels already have other held-out images. The first pass holds out about half of
     such ties. A label with two images, or with a few large groups, may have no held-out image after
     the first pass. The second pass takes the images of all labels without a held-out image
-    together. It holds out ``share`` of these images, but at most one group of each label. For
-    example, if each label has two images and ``share`` is 0.2, two of five labels get one held-out
-    image each.
+    together. The second pass holds out ``share`` of these images, but at most one group of each
+    label. For example, if each label has two images and ``share`` is 0.2, two of five labels get
+    one held-out image each.
 
     Parameters
     ----------

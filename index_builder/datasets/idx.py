@@ -31,7 +31,8 @@ def idx_dataset(
     """Load one part of Fashion-MNIST or MNIST, 28 × 28 grey.
 
     The files are read from the folder ``raw``. The default folder is ``$VOUCH_DATA_DIR/<name>/raw``
-    if the variable is set. Otherwise torchvision downloads the files to ``~/.cache/vouch``.
+    if the variable is set. If the variable is not set, torchvision downloads the files to
+    ``~/.cache/vouch``.
 
     Raises
     ------

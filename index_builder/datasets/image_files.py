@@ -48,8 +48,8 @@ _SYSTEM_ENDS = (
 """Name endings of preview caches, of cameras' video thumbnails, and of incomplete downloads."""
 
 _LIBRARY, _OWN_IN_LIBRARIES = ".photoslibrary", frozenset({"originals", "masters"})
-"""Suffix of macOS photo libraries, and the folders with original images in a library. All other
-images in a library are derived from the originals."""
+"""Suffix of macOS photo libraries, and the folders with original images in a library. Images
+outside these folders are derived from the originals."""
 
 _OTHER_SUFFIXES = (
     RAW_SUFFIXES
@@ -264,8 +264,9 @@ def head_of(path: Path) -> bytes:
 def files_below(folder: Path, root: Path, left_out: LeftOut) -> Iterator[str]:
     """Yield the files below a folder, sorted, as relative POSIX paths.
 
-    A link to a folder is followed if its target is outside ``folder`` and inside ``root``. Other
-    links to folders are left out, because a link within ``folder`` would repeat files.
+    A link to a folder is followed if its target is outside ``folder`` and inside ``root``. Links to
+    targets within ``folder`` are left out, because files would be repeated. Links to targets
+    outside ``root`` are left out, too.
     """
     top, allowed = folder.resolve(), root.expanduser().resolve()
 

@@ -1,7 +1,7 @@
 """Near-duplicates: copies of a photograph in another size or format, or with small edits.
 
-Near-duplicates are found by a fingerprint of the pixels, not by the encoder. Otherwise the
-encoder's errors would affect the choice of its test queries.
+Near-duplicates are found by a fingerprint of the pixels, not by the encoder. With embeddings
+instead, errors of the encoder would affect the choice of its test queries.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ BLUR = 2.0
 hundreds of products on a white ground would be similar and form one group."""
 
 LEAST_SIDE = 64
-"""Minimum longer side in pixels. Smaller images are often drawings and icons. They may have equal
-fingerprints although they show different things."""
+"""Minimum longer side in pixels. Images below this size are often drawings and icons. Drawings of
+different things may have equal fingerprints."""
 
 LEAST_SPREAD = 4.0
-"""Minimum standard deviation in grey levels (0 to 255). Images with a smaller deviation are too
-uniform to compare."""
+"""Minimum standard deviation in grey levels (0 to 255). Images with a smaller deviation than this
+are too uniform to compare."""
 
 SAME = 0.98
 """Minimum correlation of near-duplicates. After JPEG compression with quality 30, or at half size,
-an image has a correlation of at least 0.998 with its original. This holds for 99 % of the
-photographs of Caltech-101 and CUB. With the minimum 0.98, images cropped by 1.5 % are found in 60 %
-of cases, and images cropped by 3 % in 10 % of cases. Of 19,280 drawings of Omniglot, 26 have a
-near-duplicate, in groups of at most 3."""
+99 % of the photographs of Caltech-101 and CUB have a correlation of at least 0.998 with the
+original. With the minimum 0.98, images cropped by 1.5 % are found in 60 % of cases, and images
+cropped by 3 % in 10 % of cases. Of 19,280 drawings of Omniglot, 26 have a near-duplicate, in groups
+of at most 3."""
 
 N_NEIGHBOURS = 16
-"""Number of nearest images that each image is compared with. A larger group is found as a chain of
-pairs."""
+"""Number of nearest images that each image is compared with. A group of more images than this
+number is found as a chain of pairs."""
 
 N_EXACT = 20_000
 """Maximum number of images for an exact comparison of all pairs."""
@@ -52,7 +52,7 @@ N_PROBES = 6
 clusters."""
 
 N_MOST = 500_000
-"""Maximum number of images. The fingerprints of so many images need half a gigabyte."""
+"""Maximum number of images. The fingerprints of this number of images need half a gigabyte."""
 
 
 def fingerprint(pixels: NDArray[np.uint8]) -> Fingerprint | None:

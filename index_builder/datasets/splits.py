@@ -58,7 +58,8 @@ class Splits:
         are views of items.
     labelled : whether labels are known. Without known labels, each image is its own label.
     items_are_queries : whether the items are also the queries with a match, each excluded from its
-        own results. In this case, ``calibration`` and ``evaluation`` have no queries with a match.
+        own results. If the items are queries, ``calibration`` and ``evaluation`` have no queries
+        with a match.
     gallery_unseen : whether the encoder was trained on neither the gallery's images nor their
         labels. An encoder treats items of an unseen gallery like new queries.
     """
@@ -315,7 +316,7 @@ def with_label(
 ) -> NDArray[np.int64]:
     """Return the positions of the images whose label is in ``labels``.
 
-    If not ``wanted``, return the positions of all other images.
+    If ``wanted`` is False, return the positions of the images whose label is not in ``labels``.
     """
     member = np.array([label in labels for label in images.labels], dtype=bool)
     return np.flatnonzero(member == wanted)

@@ -66,7 +66,7 @@ RANGES: Mapping[str, float] = {
 photographs of Caltech-101, one value in 10,000 is larger (`tests.benchmarks.bench_encoders`)."""
 
 RELU6 = 6.0
-"""The maximum activation. Quantisation clips larger values, as ReLU6 does."""
+"""The maximum activation. Quantisation clips values above this maximum, as ReLU6 does."""
 
 _N_BLOCKS = 17
 _STRIDED = {2, 4, 7, 14}

@@ -27,7 +27,7 @@ def place_at(address: str, *, public: bool = False) -> Place:
 
     Raises
     ------
-    TransferError : the scheme is unknown, or its extra is not installed.
+    TransferError : the scheme is unknown, or the extra for the scheme is not installed.
     """
     scheme, separator, rest = address.partition("://")
     if not separator:

@@ -41,8 +41,8 @@ _REPOSITORY = re.compile(r"[\w.-]*\w[\w.-]*(/[\w.-]+)?")
 """Pattern of the name of a repository on the Hugging Face Hub. Absolute paths do not match."""
 
 PREPROCESS_FILES = ("preprocess_cfg.json", "preprocessor_config.json", "config.json")
-"""Names of preprocessing files. These files are searched for in the folder of the model and in its
-parent folder."""
+"""Names of preprocessing files. Preprocessing files are searched for in the folder of the model and
+in the parent folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ each vector. Without the subtraction, even wrong vectors would agree if all vect
 same direction."""
 
 _ROUNDING = 1e-4
-"""Maximum difference from the mean that counts as a rounding error. It is relative to the largest
+"""Maximum difference from the mean that counts as a rounding error, divided by the largest
 number."""
 
 MIN_IMAGES = 5

@@ -89,7 +89,7 @@ class _Contract(nn.Module):
 
 
 def clip_tokenizer(simple: Any) -> Tokenizer:  # noqa: ANN401 - OpenCLIP's
-    """Convert OpenCLIP's ``SimpleTokenizer`` to the `tokenizers` library, without its cleaning."""
+    """Convert OpenCLIP's ``SimpleTokenizer``, without text cleaning, to the `tokenizers` library."""
     ranks: dict[tuple[str, str], int] = simple.bpe_ranks
     merges = sorted(ranks, key=lambda pair: ranks[pair])
     tokenizer = Tokenizer(

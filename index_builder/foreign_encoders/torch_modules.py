@@ -26,8 +26,9 @@ def torch_network(place: str, input_format: InputFormat) -> ForeignNetwork:
     mean (B, D), embedding variance (B, D) and features (B, F).
 
     The module may have an attribute ``text_tower``: a module from token ids (B, L) int64 to vectors
-    (B, D), or to embedding means and variances. Then the module also needs an attribute
-    ``tokenizer``: a `Tokenizer` of the `tokenizers` library that pads and truncates to L tokens.
+    (B, D), or to embedding means and variances. With a ``text_tower``, the module also needs an
+    attribute ``tokenizer``: a `Tokenizer` of the `tokenizers` library that pads and truncates to L
+    tokens.
 
     Parameters
     ----------

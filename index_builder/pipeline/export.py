@@ -218,7 +218,7 @@ def optimised(file: onnx.ModelProto) -> onnx.ModelProto:
     """Fold constants and simplify the graph; without this, inference takes a fifth longer.
 
     The passes are those of `onnxscript.optimizer.optimize` without one rule, which joins two slices
-    of a tensor. The rule compares all pairs of nodes; for a vision transformer, it takes nine
+    of a tensor. The rule compares all pairs of nodes; for a vision transformer, the rule takes nine
     tenths of the time.
     """
     from onnxscript import ir, optimizer, rewriter  # noqa: PLC0415 - slow

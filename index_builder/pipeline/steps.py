@@ -79,9 +79,9 @@ MIN_POSITIVES = 2
 def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     """Train the encoder; write checkpoint.safetensors, objective.safetensors and training.json.
 
-    Each member of an ensemble has these files. If the training of an ensemble was interrupted, it
-    resumes with the first unfinished member. Under ``torchrun``, all processes train together, and
-    the first one writes.
+    Each member of an ensemble has these files. If the training of an ensemble was interrupted, the
+    training resumes with the first unfinished member. Under ``torchrun``, all processes train
+    together, and the first one writes.
     """
     with process_group() as group:
         if len(members_of(config, run)) > 1:

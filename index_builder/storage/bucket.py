@@ -25,7 +25,7 @@ _LONGEST = timedelta(days=7)
 file."""
 
 _CHUNK_BYTES = 2**16
-"""Size of a chunk in bytes. With larger chunks, the timeout between chunks would end slow
+"""Size of a chunk in bytes. If chunks were larger, the timeout between chunks would end slow
 transfers."""
 
 _PAGE = 1000

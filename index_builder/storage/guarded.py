@@ -114,7 +114,7 @@ class _Connections:
 
 
 def guarded(client: httpx2.AsyncClient, guard: Guard) -> httpx2.AsyncClient:
-    """Return ``client``; from now on, ``guard`` checks its direct connections (without a proxy)."""
+    """Return ``client``; from now on, ``guard`` checks all direct connections (without a proxy)."""
     # The client has no option for a network backend. With a custom transport, it ignores proxies.
     pool: Any = client._transport._pool  # type: ignore[attr-defined]
     pool._network_backend = _Connections(pool._network_backend, guard)

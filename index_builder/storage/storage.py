@@ -136,7 +136,7 @@ class Storage:
             yield from page
 
     def close(self) -> None:
-        """Cancel all fetches and close all connections; a later call opens them again."""
+        """Cancel all fetches and close all connections; a later call opens new connections."""
         with self._lock:
             loop, self._loop = self._loop, None
             sources, self._sources = self._sources, {}

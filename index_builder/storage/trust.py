@@ -1,8 +1,8 @@
 """Trust: which servers get credentials, and which IP addresses a data source may use.
 
 The operator names a data source on the command line. The source can contain further addresses: an
-image in a table, a page of a IIIF manifest, a redirect. A third party has chosen the further
-addresses, so Vouch does not trust them.
+image in a table, a page of a IIIF manifest, a redirect. A third party has chosen the addresses in
+the source, so Vouch does not trust these addresses.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class Web:
     """Reads files from any web server, through the configured proxies.
 
     Passwords in ``~/.netrc`` are sent only to origins that the operator has named. A host that the
-    operator has not named must have an allowed IP address, see `Trust`. This also applies after a
-    redirect.
+    operator has not named must have an allowed IP address, see `Trust`. After a redirect, the
+    address of the new host is checked, too.
 
     Parameters
     ----------
