@@ -332,7 +332,7 @@ def _some(names: Names | None, places: Integers | None) -> Names | None:
 
 
 def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
-    """Give matched queries weight 1, and absent queries a weight for the share ``assumed``."""
+    """Give matched queries weight 1; weight absent queries so that their share is ``assumed``."""
     n_present = sum(len(part.observed) for part in parts if not part.absent)
     n_absent = sum(len(part.observed) for part in parts if part.absent)
     of_absent = assumed / (1 - assumed) * n_present / n_absent

@@ -1,4 +1,4 @@
-"""Uses the items of a gallery as calibration queries, so that all images can be indexed.
+"""Uses the items of a gallery as calibration queries, so that no image must be held out.
 
 Each item is a query for the rest of the gallery. A last layer that was fitted to an item gives too
 high similarities for this item. So each item is embedded by a layer that was fitted without the

@@ -35,7 +35,7 @@ class HubModel:
     def require_any(self) -> None:
         """Fail early if the hub does not answer and the local cache is empty.
 
-        Call this method before importing torch and the library, because the imports take seconds.
+        Call this method before the imports of torch and of the library, which take seconds.
 
         Raises
         ------

@@ -89,7 +89,7 @@ class _Contract(nn.Module):
 
 
 def clip_tokenizer(simple: Any) -> Tokenizer:  # noqa: ANN401 - OpenCLIP's
-    """Convert OpenCLIP's ``SimpleTokenizer``, without text cleaning, to the `tokenizers` library."""
+    """Convert OpenCLIP's ``SimpleTokenizer``, without text cleaning, to a `Tokenizer`."""
     ranks: dict[tuple[str, str], int] = simple.bpe_ranks
     merges = sorted(ranks, key=lambda pair: ranks[pair])
     tokenizer = Tokenizer(
