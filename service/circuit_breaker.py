@@ -1,4 +1,4 @@
-"""Circuit breaker: requests wait for a failed store at most once a second."""
+"""Circuit breaker: after a failure of a store, only one request a second waits for it."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ def read_command_line(arguments: Sequence[str]) -> Settings:
 def misspelt_variables(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield misspelt ``VOUCH_*`` variables, each with the most similar setting.
 
-    If the service ignored misspelt variables, ``VOUCH_KEY`` would start it without API keys.
+    For example ``VOUCH_KEY``, misspelt for ``VOUCH_KEYS``: if it were ignored, the service would
+    start without API keys.
     """
     for name in sorted(names):
         plain = name.removeprefix(PREFIX).lower()

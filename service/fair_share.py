@@ -50,7 +50,7 @@ class FairShare:
         await self._idle.wait()
 
     async def enter(self, n_places: int = 1) -> str:
-        """Wait for ``n_places`` places, or for all places if ``n_places`` is larger.
+        """Wait for ``n_places`` places; if there are fewer places in total, wait for all of them.
 
         Returns the caller's account, which `leave` needs.
         """

@@ -23,7 +23,7 @@ PictureUrls = Callable[[str], tuple[str | None, str | None]]
 OUTLIER_METHOD = "conformal"
 
 _LEAST_PLANNED = 1e-9
-"""Below this alpha, the message does not state the number of calibration queries needed."""
+"""If alpha is not above this value, the message gives no exact number of needed queries."""
 
 
 def search_answer(

@@ -155,7 +155,7 @@ def _open_in_worker(settings: Settings) -> ASGIApp:
 
 
 def _message(error: VouchError, settings: Settings) -> str:
-    """Return the message of an error, with the internal reason of `GalleryUnavailable`."""
+    """Return the message of an error; for `GalleryUnavailable`, add the internal reason."""
     reason = reason_of(error) if isinstance(error, GalleryUnavailable) else None
     return Redaction(settings.secrets)(f"{error} ({reason})" if reason else str(error))
 

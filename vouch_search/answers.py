@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Per = Literal["query", "result"]
-"""What a table row holds: one query, or one result of a query."""
+"""The content of a table row: one query (``query``), or one result of a query (``result``)."""
 
 Picture = tuple[bytes, str]
 """The bytes of a picture and its media type."""
@@ -143,7 +143,7 @@ class Answers(Sequence[Answer | Failure]):
         return tuple(one for one in self._outcomes if isinstance(one, Failure))
 
     def to_pandas(self, per: Per = "query") -> pd.DataFrame:
-        """Return a row for each query, or for each result.
+        """Return a table with a row for each query; with ``per="result"``, for each result.
 
         Raises
         ------
@@ -153,7 +153,7 @@ class Answers(Sequence[Answer | Failure]):
         return to_pandas(self.rows(per))
 
     def to_arrow(self, per: Per = "query") -> pa.Table:
-        """Return an Arrow table with a row for each query, or for each result.
+        """Return an Arrow table like `to_pandas`: a row for each query, or for each result.
 
         Raises
         ------

@@ -65,7 +65,8 @@ def open_gallery(
 class Gallery:
     """A local gallery. Threads can share it; close it after use.
 
-    The gallery does not show later changes. To see the changes, open the gallery again.
+    An open gallery does not show later changes of its folder. To see these changes, open the
+    gallery again.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -146,7 +147,7 @@ class Gallery:
         ----------
         images : a list of images as `search` takes them, or a folder of image files.
         progress : show a progress bar.
-        n_jobs : threads; None for as many as there are processors.
+        n_jobs : number of threads; None for one thread for each processor.
         errors : ``keep`` returns a `Failure` for an image whose search fails; ``raise`` raises the
             error.
 
@@ -218,7 +219,7 @@ class Gallery:
         return Answer.of(record, query_name(image), self.thumbnail)
 
     def _absent_share(self, requested: float | None) -> tuple[float | None, schemas.ShareOrigin]:
-        """Return the share of absent queries and its origin, chosen as the service does."""
+        """Return the share of absent queries and its origin, by the same rule as the service."""
         if requested is not None:
             return requested, "request"
         if self._operator.absent_share is not None:

@@ -84,7 +84,7 @@ async def in_turns(
     *,
     progress: bool,
 ) -> Answers:
-    """Search with images, ``n_jobs`` searches at a time, and return the answers in their order.
+    """Search with images, ``n_jobs`` at a time; return the answers in the order of the images.
 
     Raises
     ------

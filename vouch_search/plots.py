@@ -62,7 +62,8 @@ N_CURVES = 5
 """Number of results that `posterior` draws."""
 
 ACCENT, GUIDE = "#9c2f4a", "#888888"
-"""`ACCENT` is the colour of guaranteed points and queries, `GUIDE` of diagonals and limits."""
+"""`ACCENT` is the colour of guaranteed points and of queries. `GUIDE` is the colour of diagonals
+and limits."""
 
 _INK = "#010203"
 """Placeholder colour; `svg` replaces it by the text colour of the page."""
@@ -87,8 +88,9 @@ def reliability(
 ) -> Axes:
     """Draw the share of correct first results against their match probability.
 
-    Points lie on the diagonal where probabilities are calibrated. Bars are exact 95 % intervals
-    (Clopper & Pearson 1934); they assume independent queries. Larger points have more weight.
+    If the probabilities are calibrated, the points lie on the diagonal. Bars are exact 95 %
+    intervals (Clopper & Pearson 1934); they assume independent queries. Larger points have more
+    weight.
 
     Parameters
     ----------
@@ -365,7 +367,7 @@ def degradation(
     label: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the uncertainty of the same queries at rising strengths of a corruption.
+    """Draw how the uncertainty of queries changes with the strength of a corruption.
 
     The line is the median; the band holds the middle half of the queries.
 

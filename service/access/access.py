@@ -116,7 +116,7 @@ class Access:
         return others if self._keyring is None else f"keys; without a key {others}"
 
     async def admit(self, request: Request) -> Caller:
-        """Return the caller, after counting the request once against its rate limit.
+        """Count the request once against the caller's rate limit, and return the caller.
 
         Raises
         ------

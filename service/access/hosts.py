@@ -32,8 +32,8 @@ class AllowedHosts:
 
     Parameters
     ----------
-    names : names of the service, in addition to this machine's; ``*.shop.example`` for all
-        subdomains. None or ``*``: any.
+    names : host names of the service; the names of this machine are always allowed.
+        ``*.shop.example`` allows all subdomains. None or ``*`` allows every name.
 
     Raises
     ------

@@ -28,8 +28,8 @@ class KnownProxies:
     """Applies the forwarded headers of trusted proxies; ignores the headers of other senders.
 
     Sets the client's address and scheme. Sets ``root_path`` to the value of ``X-Forwarded-Prefix``.
-    If ``path`` still has the prefix, `KnownProxies` removes the prefix; `WithinRootPath` adds it
-    again.
+    If ``path`` still has the prefix, `KnownProxies` removes the prefix for the layers inside.
+    `WithinRootPath`, the innermost layer, adds the prefix again.
 
     Parameters
     ----------

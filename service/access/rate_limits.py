@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from redis.asyncio import ConnectionPool
 
 MAX_CALLERS = 100_000
-"""Maximum number of callers that one process counts. One caller needs a few hundred bytes. The
-least recent caller is dropped first."""
+"""Maximum number of callers whose requests one process counts. The count of a caller needs a few
+hundred bytes. The least recent caller is dropped first."""
 
 
 MAX_COUNT = 2**53
-"""Counts from Redis that reach this number are invalid."""
+"""A count from Redis is invalid if it is not below this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Tally:
 
         Parameters
         ----------
-        before : value of `seen` before the call of Redis.
+        before : value of `seen` before Redis was called.
         shared : count in Redis; None if Redis did not answer.
         """
         if shared is None:
@@ -102,8 +102,9 @@ class Tallies:
 class Rates:
     """Counts requests in fixed periods of the clock; all callers have the same periods.
 
-    Around the start of a period, a caller can send twice the limit in a short time. But a
-    fixed period needs only one number and one round trip to Redis, and ``Retry-After`` is exact.
+    Around the start of a period, a caller can send twice the limit in a short time. A sliding
+    window would prevent this. But fixed periods need only one number and one round trip to Redis,
+    and ``Retry-After`` is exact.
 
     Each process also counts in memory. If Redis restarts without its data, the counts in memory
     stay valid. While Redis is unreachable, each replica counts alone.

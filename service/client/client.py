@@ -534,7 +534,7 @@ class VouchClient:
         return ReviewQueueClient(gallery, self._http, self._send)
 
     def unknown(self, gallery: str) -> UnknownQueriesClient:
-        """Return the client for the groups of a gallery's queries without a match.
+        """Return a client for the queries of a gallery that had no match; it groups these queries.
 
         Examples
         --------
@@ -565,7 +565,9 @@ class VouchClient:
         source: str | None = None,
         order: Order | None = None,
     ) -> schemas.OperatingPoint | None:
-        """Return the threshold with the most matches within ``max_error``; None if there is none.
+        """Return the threshold that gives the most matches with an error of at most ``max_error``.
+
+        None if no threshold has so small an error.
 
         Parameters
         ----------

@@ -69,7 +69,7 @@ def problem_of(response: httpx2.Response) -> VouchProblem:
 
 
 def not_vouch(response: httpx2.Response) -> VouchProblem:
-    """Return the problem `not_vouch` for a response of another program or release."""
+    """Return the problem `not_vouch`: the response is from another program or another release."""
     problem = schemas.Problem(
         type="about:blank",
         title=response.reason_phrase,

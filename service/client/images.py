@@ -15,7 +15,7 @@ def image_named(text: str, folders: Sequence[Path] | None = None) -> Path | byte
 
     Parameters
     ----------
-    folders : allowed folders, after links are resolved; None for all.
+    folders : allowed folders; None allows all. Symbolic links are resolved before the check.
 
     Raises
     ------

@@ -23,7 +23,9 @@ except ModuleNotFoundError as error:
 
 
 class VouchRetriever(BaseRetriever):
-    """Returns the items that match an image as documents; none unless the verdict is ``match``.
+    """Returns the items that match an image, as documents.
+
+    Returns no documents if the verdict is not ``match``.
 
     The query of `invoke` is the path of an image file, or a ``data:`` URI. A document has the
     metadata of its item, and Vouch's numbers under the key ``vouch``.

@@ -22,7 +22,9 @@ except ModuleNotFoundError as error:
 
 
 class VouchRetriever(BaseRetriever):
-    """Returns the items that match an image as nodes; none unless the verdict is ``match``.
+    """Returns the items that match an image, as nodes.
+
+    Returns no nodes if the verdict is not ``match``.
 
     The query is a ``QueryBundle`` with an ``image_path``, or a text that is the path of an image
     file or a ``data:`` URI. A node's score is its match probability. A node has the metadata of its

@@ -1,7 +1,7 @@
 """The pool of decoders: a file that crashes, hangs or exhausts its decoder fails one request only.
 
-A library's pool (pebble 5) has one pipe for all workers, so a killed worker ends the pool.
-Here every decoder has its own socket, so decoders fail independently.
+The library pebble (version 5) is not used: its pool has one pipe for all workers, and ends when a
+worker is killed. Here every decoder has its own socket, so decoders fail independently.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class DecoderPool:
     """Decodes image files in disposable processes.
 
     Use the pool as an asynchronous context manager; inside, all processes are ready. Requests wait
-    for a free process: callers take turns, and each caller's requests keep their order. With
-    several processes, one caller cannot use all processes.
+    for a free process: callers take turns, and each caller's requests keep their order. If there
+    are several processes, one caller never occupies all of them.
 
     - An image beyond its `DecodingBudget` is refused as `ImageTooCostly`. An image that crashes its
       decoder is refused as `CorruptImage`. The process is replaced; other requests are not
       affected.
     - If an operator or the kernel kills a decoder (SIGKILL, for example because memory runs out),
       another decoder gets the image. If that decoder is killed too, the image is refused.
-    - A cancelled request leaves the queue. A decoder that already works on the request's image
-      finishes within the budget, because a new process would cost more.
+    - A cancelled request leaves the queue. If a decoder already works on the request's image, it
+      continues within the budget, because a new process would cost more.
 
     Parameters
     ----------

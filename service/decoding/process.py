@@ -15,8 +15,8 @@ from service.processes.shared_pixels import SharedPixels
 WORKER = "service.decoding.worker"
 
 _MAX_HEADER = 2**21
-"""Maximum size of the JSON in bytes; a preview of pure noise takes 1,060,000, a thumbnail
-27,000."""
+"""Maximum size of the JSON in bytes. For an image of noise, the preview takes 1,060,000 bytes, and
+the thumbnail takes 27,000."""
 
 _AT_ONCE = 2**16
 

@@ -2,8 +2,8 @@
 
 A decoder parses untrusted files. A decoder that runs an attacker's code can only compute, and
 return wrong pixels. The decoder cannot read keys, galleries or other processes, and cannot reach a
-network. The kernel allows only the system calls for computing (seccomp), and no path or port
-(Landlock).
+network. The kernel allows only the system calls that computing needs (seccomp), and refuses all
+paths and ports (Landlock).
 """
 
 from __future__ import annotations
@@ -101,11 +101,12 @@ class _Ruleset(ctypes.Structure):
 
 _CREATE_RULESET, _RESTRICT_SELF, _NO_NEW_PRIVILEGES = 444, 446, 38
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""Number of access kinds of each Landlock version; 16 from the fifth version on."""
+"""Number of kinds of file access that each Landlock version controls; version 5 and later control
+16."""
 
 
 def _landlock() -> Callable[[], object]:
-    """Return a function that makes the kernel refuse all paths; from Landlock 4 on, also ports.
+    """Return a function that makes the kernel refuse all paths; since Landlock 4, also all ports.
 
     The package `landlock` (1.0.0.dev5) does not support ports and scopes.
     """

@@ -13,15 +13,16 @@ import numpy as np
 from model_store.encoder.contract import Embeddings, Encoder, Inputs
 
 GAIN = 1.1
-"""Minimum speed of a larger batch in images per second, as a multiple of a smaller batch's
-speed."""
+"""Minimum gain in speed. A larger batch, or a turn of parallel batches, is used only if it
+multiplies the images per second by at least this factor."""
 
 BATCHES_IN_A_TURN = 16
 """Maximum number of batches in a turn, on a single processor; see `Batches.alone`."""
 
 BATCHES_OF_A_PROCESSOR = 4
-"""With several processors: maximum number of batches in a turn for each processor. At the end of a
-turn some processors are idle, and an image waits for the last batch of its turn."""
+"""With several processors: maximum number of batches in a turn for each processor. A longer turn
+leaves processors idle for a smaller share of the time, but images wait longer for the last
+batch."""
 
 TURN_S = 0.25
 """Maximum duration of a turn in seconds. All images of a turn wait for the slowest batch, and a
@@ -38,8 +39,8 @@ class Batches:
     ----------
     size : measured maximum batch size.
     turn : maximum number of batches in a turn.
-    alone : whether a turn should begin only when no other work runs. True on a single processor,
-        where each switch between encoding and other work empties the processor's caches.
+    alone : whether a turn should begin only when no other work runs. True on a single processor:
+        each switch between encoding and other work empties the processor's caches.
     """
 
     size: int

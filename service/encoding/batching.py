@@ -53,8 +53,8 @@ class MicroBatcher:
 
     No request waits for a batch to fill. Images of cancelled calls are not encoded. If the encoder
     fails, the batch is split into halves until the image that causes the failure is alone. If the
-    encoder *stops*, it must first encode a canary again. Then it encodes each image alone. If the
-    encoder stops again, the image gets an error.
+    encoder *stops*, no image is encoded until the encoder has encoded a canary. Then each image of
+    the batch is encoded alone. If the encoder stops again, that image gets an error.
 
     Parameters
     ----------
@@ -62,9 +62,8 @@ class MicroBatcher:
     turn : maximum number of batches in one call of the encoder; see `useful_turn`.
     padded : fill every batch up to ``size``, so that an embedding does not depend on the number of
         images. GPUs need this, because their arithmetic depends on the batch size.
-    shares : schedulers of other work. A turn begins when all schedulers are idle. The turn waits
-        for the schedulers at most as long as the previous turn took, and at most `TURN_S`; see
-        `Batches.alone`.
+    shares : schedulers of other work. A turn waits until these schedulers are idle, but no longer
+        than the previous turn took, and at most `TURN_S`; see `Batches.alone`.
     observe : called with the facts of each batch.
     """
 

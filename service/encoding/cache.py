@@ -59,7 +59,7 @@ class CacheEntry:
 
 
 def _seal(key: str, body: bytes | memoryview, secret: bytes) -> bytes:
-    """Return an HMAC of the key and the entry; only holders of the secret can compute it."""
+    """Return an HMAC of the key and the entry; nobody can compute this HMAC without the secret."""
     named = hashlib.sha256(key.encode()).digest()
     seal = hmac.new(hashlib.sha256(secret).digest(), named, "sha256")
     seal.update(body)
@@ -228,7 +228,8 @@ def open_cache(settings: Settings) -> Cache:
 
 
 KEY_VERSION = 9
-"""The version of the entries' layout and of the computation of their numbers; part of every key."""
+"""The version of the layout of entries, and of the computation of the numbers in entries. Every key
+contains this version."""
 
 
 def key_prefix(retriever: Retriever, gallery: str = "") -> str:

@@ -35,7 +35,7 @@ ENCODE_TIMEOUT_S = 30.0
 
 
 class EncoderProcess(EncoderProxy):
-    """An `Encoder` that runs `OnnxEncoder` in a child process; safe to share by threads.
+    """An `Encoder` that runs `OnnxEncoder` in a child process. Threads can share it.
 
     The child ends with this process, even if this process is killed: the child's pipe then closes.
 

@@ -118,7 +118,7 @@ async def _opened(
 
 
 def measured(encoder: Encoder, limits: BatchLimits) -> Batches:
-    """Measure the best batch size, and the best number of batches in a row."""
+    """Measure the best batch size, and the best number of batches in a turn."""
     fitting = max(1, limits.max_pixels // math.prod(encoder.metadata.input.shape[:2]))
     size, turn = min(limits.max_batch, fitting), 1
     n_processors = 0

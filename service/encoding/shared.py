@@ -28,7 +28,7 @@ _Key = tuple[str, ProviderChoice, int]
 
 
 class SharedEncoder(ForwardingEncoder):
-    """One user's handle of a shared encoder; implements `Encoder`."""
+    """A handle of a shared encoder: an `Encoder` for one bundle."""
 
     def __init__(self, real: Encoder, let_go: Callable[[], None]) -> None:
         super().__init__(real)

@@ -1,7 +1,7 @@
 """Batches in parallel, each on one thread.
 
-Threads that share a batch wait for each other in every layer. A single batch is fastest on all
-threads; several batches finish sooner if each has one thread.
+A single batch is fastest if all threads share it. But these threads wait for each other in every
+layer. Therefore several batches finish sooner if each batch has its own thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from model_store.processors import PROVIDERS, ProviderChoice, usable_processors
 logger = logging.getLogger(__name__)
 
 LARGEST_FILE = 256 * 1024**2
-"""Maximum size in bytes of an encoder that runs batches in parallel, which needs a second copy of
-the weights. The large layers of a larger encoder parallelise well within one batch."""
+"""Maximum size in bytes of an encoder that runs batches in parallel. Parallel batches need a second
+copy of the weights. A larger encoder has large layers, so all threads work well on one batch."""
 
 
 class SideBySide:

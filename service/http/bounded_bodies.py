@@ -55,7 +55,7 @@ class _Bound:
 
 
 class BoundedBodies:
-    """Receives request bodies within two limits: the size of each body, and the memory for all.
+    """Receives request bodies; limits the size of each body, and the memory of all bodies together.
 
     A body stays in memory until its request is answered, and a slow client could hold this memory
     for long. Therefore the service reads a large body only when there is memory for the whole body.

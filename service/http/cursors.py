@@ -1,8 +1,8 @@
 """Cursors: positions in a list, each valid for one bundle.
 
-A cursor is opaque to clients: URL-safe base64 of a few fields, with an HMAC signature. Because of
-the signature, clients cannot choose the gallery state in a cursor. A cursor expires, and contains
-no secret.
+A cursor is opaque to clients: URL-safe base64 of a few fields, with an HMAC signature. The
+signature prevents clients from changing the gallery state that a cursor names. A cursor expires,
+and contains no secret.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LIFE_S = 3600
 """Lifetime of a cursor in seconds."""
 
 MAX_LENGTH = 5_000
-"""Maximum length of a cursor in characters. Every cursor of the service is shorter, even with the
-longest filter. A percent-encoded cursor of this length fits into an address of 64 KiB."""
+"""Maximum length of a cursor in characters. No cursor of the service reaches this length, even with
+the longest filter. A percent-encoded cursor of this length fits into an address of 64 KiB."""
 
 MAX_ITEMS_LENGTH = 1024
 """Maximum length of an `ItemsCursor` in characters; this cursor contains no filter."""
@@ -74,7 +74,7 @@ CursorT = TypeVar("CursorT", ItemsCursor, SearchCursor)
 
 
 def write(cursor: ItemsCursor | SearchCursor, secret: bytes) -> str:
-    """Serialise and sign a cursor. ``secret`` belongs to the directory of bundles."""
+    """Serialise and sign a cursor. All bundles of a directory have the same ``secret``."""
     fields = cursor.model_dump_json(exclude_none=True).encode()
     return base64.urlsafe_b64encode(_signature(fields, secret) + fields).decode().rstrip("=")
 
@@ -109,7 +109,10 @@ def read(text: str, kind: type[CursorT], bundle: str, secret: bytes) -> CursorT:
 
 
 def fingerprint(where: str | None) -> str:
-    """Return a digest of a filter, the same for every JSON spelling; empty without a filter."""
+    """Return a digest of a filter, which does not depend on the spelling of the JSON.
+
+    Empty if there is no filter.
+    """
     if where is None:
         return ""
     plain = json.dumps(json.loads(where), sort_keys=True)

@@ -25,8 +25,8 @@ READ_TIMEOUT_S = 30.0
 
 LINGER_S = 30.0
 LINGER_AT_SHUTDOWN_S = 1.0
-"""Seconds for which the service reads and discards the rest of a body after an early answer; fewer
-seconds (`LINGER_AT_SHUTDOWN_S`) while the service stops."""
+"""If the service answers before the whole body has arrived, it reads and discards the rest for
+`LINGER_S` seconds. While the service stops, it does so for `LINGER_AT_SHUTDOWN_S` seconds."""
 
 UPLOAD_GRACE_S = 10.0
 """Seconds before the minimum upload rate applies to a body."""

@@ -34,7 +34,8 @@ def content_security_policy(
 
     Parameters
     ----------
-    image_origins : other origins from which the page may load images, also for dropped links.
+    image_origins : other origins from which the page may load images, for example for an image link
+        that a visitor drops on the page.
     frame_ancestors : origins whose pages may show the page in a frame.
     """
     images = " ".join(("'self'", "blob:", "data:", *image_origins))

@@ -20,7 +20,7 @@ from service.http import limits
 T = TypeVar("T")
 
 MAX_JOINED_BYTES = 2**16
-"""Joined writes of this size are sent immediately, which limits their memory."""
+"""Joined writes are sent as soon as they reach this size, so that they need little memory."""
 
 
 class BoundedTransport:
@@ -93,7 +93,7 @@ class BoundedTransport:
 
 
 def one_of_the_most_frequent(named: Sequence[tuple[str, T]], default: T) -> T:
-    """Return a value with the most frequent name in ``named``; ``default`` without values."""
+    """Return the first value with the most frequent name; ``default`` if ``named`` is empty."""
     if not named:
         return default
     ((most, _),) = Counter(name for name, _ in named).most_common(1)

@@ -44,7 +44,10 @@ MetricT = TypeVar("MetricT", Counter, Histogram)
 
 @lru_cache(maxsize=4096)
 def _of(metric: MetricT, *labels: str) -> MetricT:
-    """Return the cached child of a metric for these labels; one search needs a dozen."""
+    """Return the child of a metric for these labels, from a cache.
+
+    A search uses a dozen children.
+    """
     return metric.labels(*labels)
 
 

@@ -15,7 +15,8 @@ UNMATCHED = "unmatched"
 """Value of the route for paths that match no route."""
 
 LONGEST_REASON = 1024
-"""Maximum characters of a reason in a log line. Reasons of other programs may be longer."""
+"""Maximum characters of a reason in a log line. Longer reasons, for example error messages of
+libraries, are cut."""
 
 _QUERY_ID = re.compile("[0-9a-f]{64}")
 
@@ -109,7 +110,10 @@ class Tracing(Protocol):
     """
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Callable[[], None]:
-        """Start the trace of a request within its caller's trace; call the result to end it."""
+        """Start the trace of a request, as a part of the caller's trace.
+
+        Returns a function that ends this trace.
+        """
 
     async def close(self) -> None:
         """Send the outstanding spans, within the timeout."""

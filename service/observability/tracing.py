@@ -35,7 +35,8 @@ FLUSH_TIMEOUT_S = 5.0
 """Timeout for unsent spans when the service ends; well below Docker's 30 s."""
 
 NOT_TRACED = {"/livez", "/readyz", "/metrics"}
-"""Paths that probes request every few seconds; too many traces would hide the useful ones."""
+"""Paths that health checks and Prometheus request every few seconds; their traces would hide other
+traces."""
 
 AFTER_ENCODING = ("search", "decide", "items")
 
@@ -63,7 +64,10 @@ class OtlpTracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Callable[[], None]:
-        """Start the trace of a request within its caller's trace; call the result to end it."""
+        """Start the trace of a request, as a part of the caller's trace.
+
+        Returns a function that ends this trace.
+        """
         if record.path in NOT_TRACED:
             return lambda: None
         names = ("traceparent", "tracestate")
@@ -105,9 +109,9 @@ class OtlpTracing:
 def stage_times(search: SearchRecord) -> Iterator[tuple[str, int, int]]:
     """Yield each stage of a search with its start and end, in nanoseconds since 1970.
 
-    Only the durations of the stages were measured. The stages up to encoding follow one another
-    from the start of the search. The stages after encoding end with the answer. Between encoding
-    and these stages, the query waited for a thread. If a search used an encoding that another
+    The service measures only the durations of the stages. The stages up to encoding are placed at
+    the start of the search, one after another. The later stages are placed at the end of the
+    search. In between, the query waited for a thread. If a search used an encoding that another
     request had started, `decode` and `encode` began before the search.
     """
     lengths = {stage: round(1e9 * seconds) for stage, seconds in search.seconds.items()}

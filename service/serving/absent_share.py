@@ -67,7 +67,7 @@ class AbsentShareWatch:
 
     @property
     def assumed(self) -> float:
-        """The share of absent queries with which the probabilities were fitted."""
+        """The share of absent queries that the fit of the probabilities assumed."""
         return self._calibration.assumed_absent
 
     @property
@@ -118,7 +118,7 @@ class AbsentShareWatch:
         return unsaved
 
     def put_back(self, unsaved: Sequence[float]) -> None:
-        """Put back values whose storage failed; the next call of `unsaved` returns them again."""
+        """Put back values that could not be stored; `unsaved` then returns them again."""
         newer = list(self._unsaved)
         self._unsaved.clear()
         self._unsaved.extend([*unsaved, *newer])
@@ -133,7 +133,7 @@ class AbsentShareWatch:
             self._estimate_anew()
 
     def _estimate_anew(self) -> None:
-        """Update the estimate; warn once for each share in use that is clearly too small."""
+        """Update the estimate; if the share in use is clearly too small, log a warning once."""
         self._estimate, used = self._served.estimate(), self.used
         warning = self._warning(used)
         is_more = self._estimate is not None and self._estimate.lower > used

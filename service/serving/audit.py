@@ -35,8 +35,8 @@ class ReviewDraw:
 
     Attributes
     ----------
-    probability : probability of the draw.
-    evenly : whether the answer is also in a draw with the same probability for all answers.
+    probability : probability with which the answer was drawn.
+    evenly : True if the answer is in the draw in which all answers have the same probability.
     """
 
     probability: float
@@ -125,7 +125,10 @@ class Audit:
         self._asked.append((query_id, answer.matches[0].item.id, drawn))
 
     def keep(self) -> None:
-        """Write the matches drawn for review; read decisions on such matches from all processes."""
+        """Write the matches drawn for review, and read the decisions on drawn matches.
+
+        The decisions may come from other processes.
+        """
         if self._log is None:
             return
         drawn = [self._asked.popleft() for _ in range(len(self._asked))]

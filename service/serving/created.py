@@ -38,13 +38,13 @@ class Listed:
 
 
 class CreatedGalleries:
-    """The galleries created over HTTP, in addition to those that the service was started with.
+    """The galleries that clients create over HTTP while the service runs.
 
     Parameters
     ----------
     galleries : all served galleries.
     folder : folder of created galleries; None if galleries cannot be created.
-    signing_key : file of the private key that signs their bundles.
+    signing_key : file of the private key that signs the bundles of created galleries.
     must_sign : whether bundles need a signature to be served.
     """
 

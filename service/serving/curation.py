@@ -19,11 +19,11 @@ results."""
 
 @dataclass(frozen=True, slots=True)
 class ExaminedPage(Generic[FoundT]):
-    """The result for a part of a gallery, and the items in the result.
+    """The problems found in a part of a gallery, and the items that they name.
 
     Attributes
     ----------
-    items : by row.
+    items : the items, by row number.
     """
 
     gallery: Gallery

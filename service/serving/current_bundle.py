@@ -39,7 +39,7 @@ def persist(directory: Path) -> bool:
 
 
 async def remove_old(bundle: Bundle, keep: int) -> None:
-    """Remove older bundles that were compacted, except the newest ``keep``; see `prune`."""
+    """Remove old bundles that have a log of changes, except the newest ``keep``; see `prune`."""
     if bundle.root is None:
         return
     for removed in await asyncio.to_thread(prune, bundle.root, keep, compacted=True):

@@ -22,11 +22,12 @@ MAX_STREAMS = 256
 """Maximum number of callers whose queries are tested; the longest idle caller is dropped."""
 
 MAX_SEEN = 2_000
-"""Maximum number of a caller's queries that are remembered as counted."""
+"""Maximum number of query ids stored for each caller. A query is not counted again while its id is
+stored."""
 
 _KEY_DIGITS = 16
-"""Number of hexadecimal digits of a query id that are stored. With 64 bits, two of 10,000 queries
-hardly ever have the same digits."""
+"""Number of hexadecimal digits of a query id that are stored. With 64 bits, the probability that
+any two of 10,000 queries have the same digits is below 1e-11."""
 
 
 @dataclass(slots=True)
@@ -63,7 +64,8 @@ class DriftReport:
 class DriftWatch:
     """Tests the queries of each caller separately, so that no caller affects another's answers.
 
-    All queries together are tested too; that result is reported and changes no answer.
+    A further test counts the queries of all callers. Its result is only reported, and changes no
+    answer.
 
     Each test counts each image once, because repeated queries are not exchangeable.
 
@@ -119,7 +121,7 @@ class DriftWatch:
         return is_new
 
     def acknowledge(self) -> tuple[str, ...]:
-        """End all alarms, begin all tests again, and return the callers that were alarmed."""
+        """End all alarms, restart all tests, and return the callers whose alarms ended."""
         alarmed = self.report.alarmed
         for stream in self._streams.values():
             stream.test.acknowledge()
@@ -127,7 +129,7 @@ class DriftWatch:
         return alarmed
 
     def unsaved(self) -> list[SavedDrift]:
-        """Return the state of all tests that have changed since the last call of this method."""
+        """Return the states of the tests that have changed since the last call of this method."""
         changed = [(name, one) for name, one in self._streams.items() if not one.is_saved]
         for _, stream in changed:
             stream.is_saved = True

@@ -183,7 +183,10 @@ class SearchEngine:
             logger.error("queries not retained", extra={"fields": fields})  # noqa: TRY400
 
     async def follow_operator(self) -> None:
-        """Read the operator's settings, from this or another process; a bad file is logged."""
+        """Read the operator's settings; log an error if the file cannot be read.
+
+        Any process may have written the file.
+        """
         root = self.bundle.root
         if root is None or self._operator_unwritten:
             return
@@ -223,7 +226,9 @@ class SearchEngine:
             watch.apply(settings)
 
     async def catch_up(self) -> None:
-        """Load new changes of the gallery from all processes; takes microseconds without changes.
+        """Load the gallery's new changes, which any process may have written.
+
+        This takes microseconds if there are no new changes.
 
         If the log's state is unknown, the log is read.
 
@@ -269,7 +274,7 @@ class SearchEngine:
         return self._batcher.waiting
 
     async def encoded(self, data: bytes, prepared: Prepared | None = None) -> Encoded:
-        """Decode and embed an uploaded image, or use the cached or running result.
+        """Decode and embed an uploaded image, unless its embedding is cached or being computed.
 
         Parameters
         ----------

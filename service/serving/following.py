@@ -13,7 +13,7 @@ a bundle that was overruled here         the bundle activated here (`CURRENT` is
 nothing, or cannot be read               the served bundle; writes are impossible
 ======================================== ==================================================
 
-A compaction creates the new bundle together with a log of changes. Every request first checks the
+A bundle made by a compaction has a log of changes from the start. Every request first checks the
 time stamp of `CURRENT`, which takes a microsecond.
 """
 
@@ -34,15 +34,15 @@ from model_store.errors import NotReady, PointerUnreadable, VouchError
 logger = logging.getLogger(__name__)
 
 RETRY_REFUSED_S = 30.0
-"""Seconds before a refused bundle is retried, if no other bundle may answer. Each attempt hashes
-every byte of the bundle."""
+"""Seconds between two attempts to open a refused bundle, if no other bundle of the gallery may
+answer. Each attempt hashes every byte of the bundle."""
 
 Mark = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Overruled:
-    """The bundle that `CURRENT` names, and the bundle that was activated here ``instead``."""
+    """The bundle that `CURRENT` names, and the bundle that this process serves ``instead``."""
 
     named: str
     instead: str
@@ -58,8 +58,8 @@ class Following:
 
     Attributes
     ----------
-    refused : by gallery: why the bundle in `CURRENT` is not served, or why `CURRENT` cannot be
-        read.
+    refused : for each gallery with a problem: why the bundle in `CURRENT` is not served, or why
+        `CURRENT` cannot be read.
     """
 
     def __init__(self, switch: Callable[[str, str], Awaitable[object]]) -> None:
@@ -71,10 +71,10 @@ class Following:
         self._refused_at: dict[str, tuple[str, float]] = {}
 
     async def ahead(self, bundle: Bundle) -> str | None:
-        """Return the id of the bundle in `CURRENT`, if ``bundle`` may lack changes of that bundle.
+        """Return the id of a newer bundle in `CURRENT`, if ``bundle`` may lack its changes.
 
-        None if ``bundle`` has all changes. If `CURRENT` names another bundle, its activation
-        starts.
+        None if ``bundle`` has all changes. If `CURRENT` names another bundle, the activation of
+        that bundle starts.
         """
         root, name, served = bundle.root, bundle.name, bundle.directory.name
         if root is None:
@@ -103,7 +103,7 @@ class Following:
         return bool(done)
 
     async def named(self, bundle: Bundle) -> str | None:
-        """Return the bundle id in `CURRENT`; None if it is missing or cannot be read."""
+        """Return the bundle id in `CURRENT`; None if the file is missing or cannot be read."""
         if bundle.root is None:
             return None
         try:
@@ -118,12 +118,15 @@ class Following:
             return None
 
     async def still_names(self, bundle: Bundle, bundle_id: str) -> bool:
-        """Return whether `CURRENT` names the bundle ``bundle_id`` and has not been overruled."""
+        """Return whether `CURRENT` names the bundle ``bundle_id``.
+
+        False if this process ignores `CURRENT`, see `overrule`.
+        """
         named = await self.named(bundle)
         return named == bundle_id and not self._is_overruled(bundle.name, bundle_id)
 
     async def overrule(self, bundle: Bundle, instead: str) -> None:
-        """Ignore the bundle in `CURRENT`, which cannot be written; serve the bundle ``instead``."""
+        """Ignore `CURRENT`, which cannot be written, and serve the bundle ``instead``."""
         named = await self.named(bundle)
         if named is not None:
             self._overruled[bundle.name] = _Overruled(named, instead)
@@ -133,7 +136,7 @@ class Following:
         self._overruled.pop(name, None)
 
     def not_ready(self, name: str, ahead: str) -> NotReady:
-        """Return the error for a gallery whose newer bundle, with the id ``ahead``, is not open."""
+        """Return the error for a gallery whose newer bundle (id: ``ahead``) is not open yet."""
         reason = self.refused.get(name)
         how = f"refuses it: {reason}" if reason else "is opening it. Send the request again"
         return NotReady(
@@ -170,7 +173,7 @@ class Following:
         return overruled is not None and overruled.named == named
 
     def _lift(self, name: str, served: str) -> None:
-        """Follow `CURRENT` again if the served bundle is the bundle that was activated here.
+        """Follow `CURRENT` again if it names the bundle that `overrule` chose.
 
         A check that began before the activation may still report the previous bundle; this report
         has no effect.
@@ -210,7 +213,7 @@ class Following:
 
 
 def _mark(root: Path) -> Mark | None:
-    """Return a fingerprint that changes when `CURRENT` is written; None if it is missing."""
+    """Return a fingerprint that changes when `CURRENT` is written; None if `CURRENT` is missing."""
     try:
         found = (root / CURRENT_FILE).stat()
     except OSError:

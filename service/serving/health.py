@@ -12,8 +12,8 @@ from model_store.errors import NotReady, VouchError
 from service.serving.engine import SearchEngine
 
 STALE_AFTER_PERIODS = 3
-"""Number of periods without an answered canary after which a gallery is not ready. A busy service
-may miss two canaries."""
+"""If no canary is answered for this number of periods, the gallery is not ready. A busy service may
+miss two canaries."""
 
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def require_canaries(engines: Sequence[SearchEngine], period_s: float) -> None:
 
 
 async def send_canary(engine: SearchEngine, period_s: float) -> None:
-    """Send a canary; after a failure, only the age of the last answered canary grows."""
+    """Send a canary. A failure is not recorded: the age of the last answered canary shows it."""
     with suppress(TimeoutError, VouchError):
         async with asyncio.timeout(STALE_AFTER_PERIODS * period_s):
             await engine.canary()

@@ -220,7 +220,7 @@ class Lease:
         Raises
         ------
         FeedbackNotKept : the gallery is not calibrated.
-        QueryNotFound : the query is not stored, or no longer stored.
+        QueryNotFound : the query was never stored, or its storage time has ended.
         ItemNotFound : the gallery has no such item; or the query did not find the item that the
             decision confirms or rejects.
         """
@@ -252,7 +252,7 @@ class Lease:
 
         Raises
         ------
-        QueryNotFound : the query is not in the cache, or no longer in the cache.
+        QueryNotFound : the cache never had the query, or has dropped it.
         """
         started = time.perf_counter()
         entry = await self.engine.known(query_id)
@@ -311,7 +311,7 @@ class Lease:
         return SimilarItems(item, answer, answer.seconds | {"total": time.perf_counter() - started})
 
     def _with_share(self, parameters: SearchParameters) -> tuple[SearchParameters, ShareOrigin]:
-        """Return the parameters with the share of absent queries to use, and its origin."""
+        """Set the share of absent queries in the parameters; return them and the share's origin."""
         if self.watch.absent is None:
             return parameters, "bundle"
         share, origin = self.watch.absent.choose(parameters.expected_absent, parameters.of_key)

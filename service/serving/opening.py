@@ -119,7 +119,7 @@ class OnDemand:
 
         Raises
         ------
-        GalleryNotFound : the gallery was dropped in the meantime.
+        GalleryNotFound : the gallery was dropped after the request arrived.
         VouchError : the gallery cannot be opened.
         """
         opening = self._opening.get(entry.id)

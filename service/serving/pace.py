@@ -13,8 +13,7 @@ QUICK_S = 2e-3
 time."""
 
 LATE_S = 10e-3
-"""If work blocks the event loop for more seconds of wall time than this, the work runs on threads
-again."""
+"""Maximum wall time of work in the event loop, in seconds. Slower work runs on threads again."""
 
 N_QUICK = 16
 """Number of consecutive quick runs before work runs in the event loop."""
@@ -24,8 +23,8 @@ class Pace:
     """Estimates from recent run times whether work is quick; new work counts as not quick.
 
     Work becomes quick after `N_QUICK` consecutive runs below `QUICK_S` of CPU time. At least one of
-    these runs must also be below `QUICK_S` of wall time. Work that always waits, for example for a
-    disk, is therefore never quick. Work can be quick although a busy CPU delays some of its runs.
+    these runs must also be below `QUICK_S` of wall time. Therefore work is never quick if all its
+    runs wait, for example for a disk. Work can still be quick if a busy CPU delays some runs.
     """
 
     def __init__(self) -> None:

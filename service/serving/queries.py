@@ -34,7 +34,7 @@ class SearchParameters:
     alpha : rate of false alarms of the outlier flag.
     coverage : requested coverage of the result set.
     where : filter on the items that may be found; None for all.
-    diversity : rule that leaves out items represented by a nearer item.
+    diversity : rule that leaves out an item if a nearer item already represents it.
     expected_absent : share of the caller's queries without a match, from the request.
     of_key : share of the caller's queries without a match, from the caller's key.
     source : where the query comes from.
@@ -67,7 +67,7 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer that a reviewer decided on.
+    """The answer for which a reviewer recorded a decision.
 
     Attributes
     ----------
@@ -170,7 +170,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class SimilarItems:
-    """The items similar to an item, and the time of each stage."""
+    """The items that are similar to the item ``item``, and the duration of each stage."""
 
     item: Item
     answer: Answer
@@ -248,7 +248,7 @@ def changed_since(answer: Answer, searched: Gallery, now: Gallery) -> frozenset[
 
     Parameters
     ----------
-    searched, now : two states of a gallery.
+    searched, now : the gallery at the time of the search, and the gallery now.
     """
     if now is searched:
         return frozenset()

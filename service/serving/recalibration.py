@@ -1,9 +1,10 @@
 """Refits stale calibrations in a separate process.
 
 A calibration is stale after too many changes. A refit is also needed if labels were added or
-deleted. Without a refit, queries of an added label get no match; queries of a deleted label are now
-absent. The service does not import the index builder. If `vouch-build` is installed, the service
-runs `vouch-build calibrate BUNDLES`. Then it activates the published bundle.
+deleted. Until the refit, queries of an added label get no match, and queries of a deleted label are
+absent queries. The service does not import the index builder. If `vouch-build` is installed, the
+service runs `vouch-build calibrate BUNDLES`. This command publishes a new bundle, which the service
+then activates.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from service.serving.engine import SearchEngine
 logger = logging.getLogger(__name__)
 
 RETRY_S = 3600.0
-"""Seconds before a failed refit of the same bundle is retried."""
+"""Seconds between a failed refit of a bundle and the next attempt."""
 
 LABELS_S = 600.0
 """Minimum seconds between two refits for changed labels; each refit writes a new bundle."""
 
 _SAID_BYTES = 2000
-"""Maximum bytes of a failed process's output in the log; the log has the end of the output."""
+"""Maximum bytes of a failed process's output in a log line. The line has the last bytes of the
+output."""
 
 
 def installed_command() -> tuple[str, ...]:
@@ -57,8 +59,7 @@ class Recalibrator:
     command : command that takes the bundle directory as its last argument; empty: start nothing.
     period_s : seconds between checks.
     signing_key : file of the private key that signs new bundles.
-    decisions : feedback file; queries that were drawn for review and reviewed are calibration
-        evidence.
+    decisions : feedback file; the refit uses the reviewed queries of the random draws as evidence.
     """
 
     def __init__(
@@ -83,7 +84,10 @@ class Recalibrator:
                 await self.look(engine)
 
     async def look(self, engine: SearchEngine) -> bool | None:
-        """Refit a calibration if needed; return whether the refit succeeded, None if not needed."""
+        """Refit a calibration if needed.
+
+        Returns whether the refit succeeded; None if no refit was started.
+        """
         bundle = engine.bundle
         root, name = bundle.root, bundle.name
         if not self._command or root is None:

@@ -46,7 +46,8 @@ MOST_OPEN = 1_000
 """Default maximum number of open created galleries."""
 
 LOOKED_AT_EVERY_S = 60.0
-"""Seconds between checks of an open created gallery; other galleries are checked every period."""
+"""Seconds between two checks of an open gallery that was created over HTTP. The other galleries are
+checked every ``period_s`` seconds."""
 
 
 class Galleries:
@@ -122,7 +123,7 @@ class Galleries:
         Raises
         ------
         GalleryNotFound
-        NotReady : the gallery continues in another bundle, which is not open yet; see `Following`.
+        NotReady : the gallery continues in a newer bundle, which is not open yet; see `Following`.
         StorageFailed : the gallery's changes cannot be read.
         """
         with self._served.held(await self._answering(name)) as served:
@@ -130,7 +131,7 @@ class Galleries:
             yield Lease(served.engine, served.engine.bundle)
 
     async def _answering(self, name: str) -> Served:
-        """Return the engine that may answer; wait for a bundle that is being opened."""
+        """Return the engine that may answer; if its bundle is being opened, wait for it."""
         until = time.monotonic() + SWITCH_TIMEOUT_S
         while True:
             served = await self._served.find(name)

@@ -180,7 +180,7 @@ class ReviewKeeper:
         self._waiting_bytes -= len(data)
 
     async def _new(self, queue: ReviewQueue, data: bytes, case: Case) -> NewCase | None:
-        """Return the case of an upload; None if it is already stored."""
+        """Return the case of an upload; None if the case is already stored."""
         known = await asyncio.to_thread(queue.find, case.gallery, case.query_id)
         image = self.terms.image
         if known is not None and (known.media_type is not None or image == "none"):

@@ -66,7 +66,11 @@ class ServedGalleries:
         return self._served.get(name)
 
     def engines(self, *, created: bool | None = None) -> list[SearchEngine]:
-        """Return the open engines by name: all of them, only created or only fixed galleries."""
+        """Return the open engines, sorted by gallery name.
+
+        ``created`` selects the galleries created over HTTP (True), the other galleries (False), or
+        all galleries (None).
+        """
         return [
             self._served[name].engine
             for name in sorted(self._served)

@@ -1,8 +1,8 @@
 """A shadow bundle, which answers a share of a gallery's queries for comparison only.
 
-A shadow bundle gets a query after the live answer, when no live query is being computed or encoded.
-If the service stays busy, or too many queries wait, the query is dropped. No caller sees the
-shadow's answers.
+A shadow bundle gets a query after the served bundle has answered, and only while the service
+computes and encodes nothing for callers. If the service stays busy, or too many queries wait, the
+query is dropped. No caller sees the shadow's answers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ N_RECENT = 100
 """Maximum number of changed answers that are listed."""
 
 MOST_REMEMBERED = 10_000
-"""Maximum number of remembered queries; a remembered image is not compared again."""
+"""Maximum number of query ids stored. A query is not compared again while its id is stored."""
 
 Outcome = Literal["compared", "dropped", "failed"]
 Observe = Callable[[Outcome, tuple[Said, Said, ChangeReason | None] | None], None]
@@ -51,7 +51,7 @@ Observe = Callable[[Outcome, tuple[Said, Said, ChangeReason | None] | None], Non
 
 @dataclass(frozen=True, slots=True)
 class ChangedAnswer:
-    """A query that the shadow answers differently.
+    """A query to which the shadow bundle and the served bundle give different answers.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Room:
 
     Attributes
     ----------
-    is_spare : returns whether no live query is being computed or encoded.
+    is_spare : returns True if the service computes and encodes nothing for callers.
     turn : lock that all shadows share, so that only one shadow answers at a time.
     """
 
@@ -106,7 +106,7 @@ class Shadow:
     Parameters
     ----------
     gallery, live_id : name of the gallery, and id of the served bundle.
-    tried : the shadow bundle; None if it could not be opened, with the reason in ``ended``.
+    tried : the shadow bundle; None if it could not be opened (then ``ended`` has the reason).
 
     Attributes
     ----------
@@ -234,7 +234,7 @@ class Shadow:
             self.recent.append(ChangedAnswer(query_id, time.time(), reason, asked.said, new))
 
     def _take(self, query_id: str) -> _Asked | None:
-        """Remove and return a waiting query; None if it does not wait."""
+        """Remove a waiting query, and return it; None if the query is not waiting."""
         asked = self._waiting.pop(query_id, None)
         self._waiting_bytes -= 0 if asked is None else len(asked.data)
         return asked

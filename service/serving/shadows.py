@@ -202,7 +202,7 @@ class Shadows:
             _log("shadow ended", shadow)
 
     def _wanted(self, engine: SearchEngine) -> ShadowTerms | None:
-        """Return the terms in `SHADOW`; if it is unreadable, the terms of the running shadow."""
+        """Return the terms in `SHADOW`; if it cannot be read, the terms of the running shadow."""
         bundle = engine.bundle
         if bundle.root is None or bundle.key in self._unwritten:
             return self._unwritten.get(bundle.key)
@@ -218,7 +218,7 @@ class Shadows:
         return terms
 
     async def _write(self, bundle: Bundle, terms: ShadowTerms | None) -> None:
-        """Write `SHADOW`; if that fails, the shadow ends with a restart."""
+        """Write `SHADOW`; if this fails, the shadow will not continue after a restart."""
         self._unwritten.pop(bundle.key, None)
         if bundle.root is None:
             return

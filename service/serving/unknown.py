@@ -36,7 +36,7 @@ class NamedGroup:
     id : see `group_id`.
     rows : rows of the members in the queries, the medoid first, then by probability.
     probabilities : probability of each member, in the order of ``rows``.
-    probability : expected share of its pairs that show the same identity.
+    probability : expected share of the pairs in the group that show the same identity.
     """
 
     id: str
@@ -62,7 +62,7 @@ class UnknownQueries:
     queries : queries of open cases that are not items of the gallery.
     groups : the largest first.
     precision : expected share of same-identity pairs, among all pairs within groups.
-    n_labels : number of the gallery's labels that P(same identity) was learned from.
+    n_labels : number of labels of the gallery from which P(same identity) was learned.
     """
 
     queries: KeptQueries
@@ -97,7 +97,7 @@ class UnknownGroups:
 
         Parameters
         ----------
-        precision : expected share of the pairs within groups that show the same identity.
+        precision : minimum expected share of same-identity pairs, among all pairs within groups.
 
         Raises
         ------

@@ -102,7 +102,7 @@ class Watch:
             await self._share()
 
     async def _share(self) -> None:
-        """Add new queries to the shared estimate of absent queries; load the shared estimate."""
+        """Add new queries to the stored estimate of absent queries, and load this estimate."""
         if self._shares is None or self.absent is None:
             return
         served, heard = self.absent.unsaved(), list[SavedShare]()

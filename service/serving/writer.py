@@ -29,7 +29,8 @@ from service.serving.registry import Galleries
 logger = logging.getLogger(__name__)
 
 CONCURRENCY = 4
-"""Maximum number of a batch's images in progress, so that queries are not delayed."""
+"""Maximum number of images of one batch that are processed at a time, so that queries do not wait
+long."""
 
 ToProblem = Callable[[Exception], Mapping[str, Any]]
 

@@ -21,7 +21,7 @@ _FIELDS = {
 }
 
 _WRITTEN_TOGETHER = 64
-"""Samples per write; an interruption loses at most these answers."""
+"""Number of samples per write. An interruption loses the answers to at most this many samples."""
 
 _ASKED_TOGETHER = 4
 """Number of concurrent requests; the service encodes their images as one batch."""

@@ -179,7 +179,10 @@ def calibration_report(
 
 
 def _written_at(lease: Lease) -> datetime:
-    """Return the modification time of the calibration file, because bundles contain no dates."""
+    """Return when the calibration was written: the file's modification time.
+
+    A bundle contains no dates.
+    """
     name, _ = FILES[lease.bundle.retriever.kind]
     written = (lease.bundle.directory / name).stat().st_mtime
     return datetime.fromtimestamp(written, UTC)

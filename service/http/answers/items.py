@@ -69,5 +69,5 @@ def picture_urls(bundle: Bundle) -> PictureUrls:
 
 
 def _quoted(text: str) -> str:
-    """Percent-encode an id. An id without special characters needs no `quote`, which is slow."""
+    """Percent-encode an id; call `quote`, which is slow, only for an id with special characters."""
     return text if _PLAIN.fullmatch(text) else quote(text)
