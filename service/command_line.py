@@ -63,7 +63,7 @@ _UNITS = {
     "ancestors": "ORIGIN",
     "reasons": "REASON",
 }
-"""Placeholder of a value in the help, by the last word of the setting's name."""
+"""Maps the last word of a setting's name to the placeholder of the value in the help."""
 
 _TYPES = {int: "N", float: "NUMBER", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
 
@@ -174,7 +174,10 @@ def _add(group: Any, name: str, field: FieldInfo) -> None:  # noqa: ANN401 - arg
 
 
 def _notes(name: str, field: FieldInfo) -> Iterator[str]:
-    """Yield the notes on a setting: its variable, and a default that `description` lacks."""
+    """Yield notes on a setting for the help: the variable, and the default value.
+
+    The default value is left out if `description` states it.
+    """
     default = field.get_default(call_default_factory=True)
     if isinstance(default, tuple):
         default = ",".join(map(str, default))

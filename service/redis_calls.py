@@ -24,7 +24,7 @@ class RedisCalls:
     Parameters
     ----------
     timeout_s : timeout of a call with all its round trips, in seconds.
-    without_it : text for the log that names the fallback while Redis is unreachable.
+    without_it : text for the log: the fallback that replaces an unreachable Redis.
     """
 
     def __init__(self, timeout_s: float, without_it: str) -> None:

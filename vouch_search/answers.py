@@ -111,7 +111,7 @@ class Answer(schemas.SearchAnswer):
 
 @dataclass(frozen=True)
 class Failure:
-    """A query whose search failed; in a list of answers, it replaces the answer.
+    """A query whose search failed. In a list of answers, a `Failure` takes the place of the answer.
 
     Attributes
     ----------
@@ -211,7 +211,7 @@ class Answers(Sequence[Answer | Failure]):
 
 
 def counts_of(verdicts: Sequence[str | None]) -> str:
-    """Count the verdicts, such as ``3 match, 1 failed``; None counts as failed."""
+    """Return the number of each verdict, such as ``3 match, 1 failed``; None counts as failed."""
     counts = Counter(verdict or "failed" for verdict in verdicts)
     return ", ".join(f"{n} {name}" for name, n in counts.items())
 

@@ -143,7 +143,7 @@ def risk_coverage(
 
     The query with the highest probability is answered first. The shaded band ends at the upper
     confidence bound, if the source has one. The marked point is the error of the verdict ``match``;
-    its bar ends at the guaranteed bound. The dashed line is the gallery's maximum error.
+    a bar leads from there to the guaranteed bound. The dashed line is the gallery's maximum error.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ def results(
 
 
 def posterior(answer: object, *, limit: int = N_CURVES, ax: Axes | None = None) -> Axes:
-    """Draw the distribution of the similarity of a query to each of its first results.
+    """Draw a curve for each of the first results: the distribution of its similarity to the query.
 
     Query and item are both uncertain. Each curve is a normal density with the similarity's mean and
     standard deviation. If two curves overlap, the order of the two results is uncertain.

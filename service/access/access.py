@@ -290,7 +290,7 @@ def _require_seen(request: Request) -> None:
 
 
 def requires(scope: KeyScope) -> Check:
-    """Return a dependency of a `GuardedRoute` or its router: callers need ``scope``."""
+    """Return a dependency for a `GuardedRoute` or a router: it requires ``scope`` from callers."""
     return CHECKS[scope]
 
 
@@ -354,7 +354,8 @@ def open_access(settings: Settings) -> Access:
 
     Raises
     ------
-    KeysRequired : other machines could reach a service without keys, and `anonymous` is not set.
+    KeysRequired : the service has no keys, other machines could reach it, and `anonymous` is not
+        set.
     KeysError : the file of keys cannot be used.
     """
     host = settings.published_host or settings.host

@@ -28,7 +28,7 @@ so an IP address is safe."""
 
 
 class AllowedHosts:
-    """Refuses requests for a host name that does not belong to the service; probes are allowed.
+    """Refuses requests for a host name that is not a name of the service; allows health checks.
 
     Parameters
     ----------

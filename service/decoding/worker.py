@@ -45,8 +45,8 @@ PREFIX = struct.Struct("!II")
 
 
 NICE = 5
-"""Niceness of decoders: on few cores, answering and encoding have priority over decoding. Costly
-images of one caller can occupy all decoders except one."""
+"""Niceness of decoder processes, so that answering and encoding have priority if there are few
+cores. Costly images of one caller can occupy all decoders except one."""
 
 
 def main() -> None:

@@ -68,8 +68,8 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
 def useful_turn(encoder: Encoder, size: int, limit: int, n_processors: int) -> int:
     """Measure the best number of batches of ``size`` images in a turn, at most ``limit``.
 
-    With several processors, the number exceeds 1 only if parallel batches are faster and change no
-    bit of an embedding.
+    If there are several processors, the batches of a turn run in parallel. The number then exceeds
+    1 only if parallel batches are faster and their embeddings have the same bits.
     """
     n = min(n_processors, limit)
     images = _noise(encoder, n * size)
@@ -93,7 +93,7 @@ def blank_images(encoder: Encoder, n: int) -> Inputs:
 
 
 def _noise(encoder: Encoder, n: int) -> Inputs:
-    """Return ``n`` images of random pixels, which make differences in rounding visible."""
+    """Return ``n`` images of random pixels: their embeddings reveal differences in rounding."""
     expected = encoder.metadata.input
     images = np.random.default_rng(0).integers(0, 256, (n, *expected.shape), dtype=np.uint8)
     return images.astype(expected.dtype)

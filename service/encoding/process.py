@@ -1,4 +1,4 @@
-"""The encoder in a separate process, so that its crash does not end the service.
+"""Runs the encoder in a separate process, so that a crash of the encoder does not end the service.
 
 ONNX Runtime or a GPU driver can crash, and a crash ends the whole process. The encoder therefore
 runs in a child process. After a crash, the images in progress get an error, and the child restarts.

@@ -50,7 +50,7 @@ class SideBySide:
         return Embeddings.concatenate(list(self._threads.map(narrow.encode, batches)))
 
     def _opened(self) -> Encoder | None:
-        """Return the encoder with one thread; None if it cannot be opened or has changed."""
+        """Return the encoder with one thread; None if the file cannot be opened or has changed."""
         if self._open_narrow is not None:
             try:
                 narrow = self._open_narrow()

@@ -16,7 +16,7 @@ from service import fair_share
 from service.observability.metrics import Telemetry
 
 MOST_OF_ONE_CALLER = 3 / 4
-"""Maximum share of the concurrent requests for one caller, so that other callers get a turn."""
+"""Maximum share of the concurrent requests that one caller may use, so that others get a turn."""
 
 
 def is_counted(path: str) -> bool:

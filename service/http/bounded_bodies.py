@@ -27,8 +27,8 @@ class _Bound:
     Attributes
     ----------
     n_bytes : maximum bytes of the encoded content, without boundaries and other fields.
-    held : name of the content in the error message.
-    n_bytes_held : limit of the content in the error message, in bytes.
+    held : what the error message calls the content.
+    n_bytes_held : the limit that the error message states, in bytes.
     """
 
     n_bytes: int

@@ -23,7 +23,7 @@ from service.http.understood import UnderstoodRoute
 class BoundedRequest(Request):
     """A request that refuses forms in encodings other than UTF-8, and JSON with too many elements.
 
-    Starlette decodes a form with any Python codec that its Content-Type names. Some codecs need
+    Starlette decodes a form with the Python codec that the Content-Type names. Some codecs need
     half a minute for a megabyte. A JSON document that consists of brackets needs fifty times its
     size in memory. All forms are multipart: `service.http.bodies.body_of` refuses other forms.
     """

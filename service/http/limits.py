@@ -47,7 +47,8 @@ MAX_FIELD_BYTES = 2**20
 """Maximum bytes of a text field in a form; enough for 32 items with metadata."""
 
 MAX_JSON_PARTS = 4_096
-"""Maximum number of opening brackets, commas and colons in a JSON document, also in strings."""
+"""Maximum number of opening brackets, commas and colons in a JSON document; those in strings count
+too."""
 
 TEXT_PATH = "/search/text"
 MAX_TEXT_BYTES = 64 * 2**10

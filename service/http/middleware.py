@@ -173,7 +173,7 @@ def _level(record: RequestRecord) -> int:
 
 
 def _nothing() -> None:
-    """Do nothing. Without tracing, this function replaces the function that ends a trace."""
+    """Do nothing. If tracing is off, the middleware calls this function to end a trace."""
 
 
 def _add_headers(

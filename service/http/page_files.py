@@ -82,7 +82,7 @@ def _within(document: Path, changed_ns: int, root_path: str) -> tuple[bytes, byt
 def _shortened(path: Path, changed_ns: int) -> tuple[bytes, str]:  # noqa: ARG001 - of the cache
     """Return a script without comments and indentation, and the script's ETag.
 
-    Comments can be removed by lines, because no string in the page's scripts has several lines.
+    Comments can be removed line by line, because no string in the page's scripts spans lines.
     """
     text = path.read_text(encoding="utf-8")
     script = _UNSEEN.sub(lambda found: "\n" * found[0].count("\n"), text).encode()

@@ -77,7 +77,7 @@ def serve(
 
 
 class _Workers(Multiprocess):
-    """uvicorn's supervisor of the worker processes; it sends a second signal to the workers."""
+    """uvicorn's supervisor of the workers; it also passes a second stop signal to the workers."""
 
     def keep_subprocess_alive(self) -> None:
         """Replace workers that have ended or do not answer."""

@@ -51,11 +51,11 @@ class BoundedTransport:
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """Return whether the transport closes, or discards a request before it closes."""
+        """Return whether the transport is closing, or is discarding a request before it closes."""
         return self.lingers or self._transport.is_closing()
 
     def linger(self) -> None:
-        """Send only the queued data; read the rest of the request for a limited time."""
+        """Send the queued data; discard the rest of the request for a limited time."""
         self.lingers = True
         self._send()
         self.limit(limits.LINGER_S)

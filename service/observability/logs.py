@@ -90,7 +90,7 @@ def log_as_json(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
 
 
 def _described(value: object) -> str:
-    """Describe a value without a JSON type; binary data and arrays by their size."""
+    """Describe a value that has no JSON type; for binary data and arrays, state only the size."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return f"{len(value)} bytes"
     shape = getattr(value, "shape", None)

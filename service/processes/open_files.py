@@ -6,7 +6,8 @@ import resource
 from contextlib import suppress
 
 FILES_OF_A_GALLERY = 16
-"""Number of open files of a gallery with changes; several threads read the items and the log."""
+"""An open gallery with changes needs this number of open files, because several threads read its
+items and its log."""
 
 FILES_OF_EVERYTHING_ELSE = 256
 
@@ -26,7 +27,10 @@ def raise_file_limit() -> None:
 
 
 def galleries_at_once(wanted: int, connections: int) -> int:
-    """Return how many galleries can be open, at most ``wanted``, if ``connections`` are open."""
+    """Return how many galleries can be open, at most ``wanted``.
+
+    The ``connections`` and all other files also count against the limit.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

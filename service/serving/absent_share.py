@@ -124,7 +124,7 @@ class AbsentShareWatch:
         self._unsaved.extend([*unsaved, *newer])
 
     def restore(self, saved: SavedShare) -> None:
-        """Continue from the saved queries of all processes, plus this process's unsaved queries."""
+        """Continue from the saved queries of all processes; add this process's unsaved queries."""
         rounds = self._n_served // ESTIMATED_EVERY
         self._served, self._n_served = saved.served, saved.n_served
         for no_match in self._unsaved:

@@ -20,7 +20,8 @@ from model_store.feedback import FeedbackLog
 from model_store.messages import Message, message
 
 MAX_SEEN = 100_000
-"""Maximum number of queries with a match that are remembered, so that each image counts once."""
+"""Maximum number of query ids stored for queries with a match. A query is not counted again while
+its id is stored."""
 
 
 def is_drawn(purpose: str, query_id: str, share: float) -> bool:

@@ -48,7 +48,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HASHED_AT_ONCE_BYTES = 2**18
-"""Maximum size, in bytes, that is hashed in the event loop; hashing takes half a millisecond."""
+"""Maximum bytes that are hashed in the event loop. Hashing this number of bytes takes half a
+millisecond."""
 
 EMPTY_PICTURE, _ = encode_thumbnail(np.zeros((8, 8, 3), dtype=np.uint8))
 """The image of canary queries."""
@@ -63,7 +64,7 @@ class SearchEngine:
 
     Attributes
     ----------
-    operator : settings of the gallery's operator, for all its bundles.
+    operator : settings of the gallery's operator, which apply to all bundles of the gallery.
     on_drift : effect on the verdicts of a caller whose queries drift. With ``warn``, verdicts have
         no guarantee; with ``withhold``, no verdict is `match`.
     search_pace : run times of searches without a filter; None if the gallery is on another machine.
@@ -203,9 +204,10 @@ class SearchEngine:
     async def decide_as_operator(
         self, change: Callable[[OperatorSettings], OperatorSettings]
     ) -> bool:
-        """Change the operator's settings; return whether they are stored for restarts and replicas.
+        """Change the operator's settings; return whether the change is stored.
 
-        Without a writable directory, the change holds for this process only.
+        A stored change also applies to replicas and after a restart. If the directory is not
+        writable, the change applies only to this process.
         """
         root, persisted = self.bundle.root, False
         settings = change(self.operator)
@@ -428,7 +430,7 @@ class SearchEngine:
         thumbnail: bool = False,
         preview_side: int | None = None,
     ) -> Prepared:
-        """Decode an uploaded image to the encoder's input size, with the other requested parts."""
+        """Decode an uploaded image to the encoder's input size, and compute the requested parts."""
         return await self._decoder.decode(
             data,
             self._retriever.encoder.metadata.preprocessing,

@@ -61,12 +61,12 @@ class Galleries:
     open_bundle : opens and verifies the bundle of a directory.
     start : starts an engine for an open bundle, and returns it after its first canary.
     period_s : seconds between canaries, and between checks of `CURRENT`.
-    observe : called after each attempt to serve another bundle, with gallery and outcome.
+    observe : called after each attempt to serve another bundle, with the gallery and the outcome.
     compact_after : number of changes after which a gallery is compacted; 0: never automatically.
     keep_bundles : see `prune`; applied after a compaction.
     signing_key : file of the private key that signs compacted bundles.
-    folder : folder of created galleries; each is opened on demand, and the least recently used are
-        closed.
+    folder : folder of created galleries. A created gallery is opened on demand; the least recently
+        used galleries are closed.
     most_open : maximum number of open created galleries.
     """
 
@@ -160,9 +160,9 @@ class Galleries:
 
         With ``follow``, serve the bundle only if `CURRENT` still names it.
 
-        The new engine must answer a canary first; if it fails, the old bundle is still served. An
-        activation continues even if the caller is cancelled, because opening a large bundle may
-        exceed the request's timeout.
+        The new engine must answer a canary first. If the canary fails, the old bundle is still
+        served. An activation continues even if the caller is cancelled, because opening a large
+        bundle may exceed the request's timeout.
 
         Raises
         ------

@@ -14,7 +14,7 @@ MOST_WAITING = 10_000
 
 
 class RetainedQueries:
-    """The embeddings of the queries of one gallery; written every few seconds.
+    """Stores the embeddings of one gallery's queries; writes them every few seconds.
 
     A crash loses the unwritten queries, but no decisions.
 

@@ -39,7 +39,7 @@ class Served:
 
 
 class ServedGalleries:
-    """The open galleries by name: galleries from the start of the service, and created galleries.
+    """The open galleries by name: galleries from the service's start, and created galleries.
 
     Parameters
     ----------

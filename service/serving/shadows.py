@@ -1,4 +1,4 @@
-"""The shadow bundles of all galleries: started, restored after restarts, and ended."""
+"""Starts and ends the shadow bundles of all galleries, and restores them after a restart."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ReadOnlyCache:
 
 
 class Shadows:
-    """The shadow bundles of all galleries, named by the file `SHADOW` beside each `CURRENT`.
+    """The shadow bundles of all galleries. The file `SHADOW` beside `CURRENT` names a shadow.
 
     Each process counts its own comparisons, from the start of the shadow. If another bundle is
     activated, the shadow ends. A new comparison with the activated bundle then starts, unless the
@@ -132,7 +132,7 @@ class Shadows:
         return await asyncio.shield(self._spawn(self._end(engine)))
 
     def of(self, engine: SearchEngine) -> Shadow:
-        """Return the shadow of an engine's gallery, or the shadow that ended last.
+        """Return the running shadow of an engine's gallery, else the shadow that ended last.
 
         Raises
         ------

@@ -69,7 +69,7 @@ class WriteContext:
     most_items: int | None = None
 
     async def retry(self, operation: str, uploads: Sequence[Upload]) -> Retry | None:
-        """Return the identity that recognises a retry of the request; None without a key."""
+        """Return the request's identity, by which a retry is recognised; None without a key."""
         if self.key is None:
             return None
         key = hashlib.sha256(json.dumps([self.caller, self.key]).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The plugin of FiftyOne: an operator that asks Vouch about the samples of a dataset.
+"""The plugin of FiftyOne: an operator that searches with the samples of a dataset.
 
 ::
 

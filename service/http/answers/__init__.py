@@ -1,4 +1,6 @@
-"""Convert records of the core to the service's JSON; modules as in `service.schemas`.
+"""Converts records of the core to the JSON of the service.
+
+Most modules have the same name as a module of `service.schemas`.
 
 ::
 

@@ -29,7 +29,7 @@ N_LABELS = 12
 def gallery_list(
     galleries: Iterable[Listed], visible: Callable[[str], bool]
 ) -> schemas.GalleryList:
-    """Describe the galleries with a ``visible`` name: the caller's key allows these galleries."""
+    """Describe the galleries that the caller's key allows; ``visible`` checks the name."""
     return schemas.GalleryList(
         galleries=[
             schemas.GalleryName(
@@ -270,7 +270,7 @@ def operating_point(
     source: str | None,
     order: Order | None,
 ) -> schemas.OperatingPointAnswer:
-    """Return the operating point with the most `match` verdicts and at most ``max_error``.
+    """Return, of the operating points within ``max_error``, the point with the most matches.
 
     Raises
     ------
@@ -286,7 +286,7 @@ def operating_point(
 
 
 def _errors_over_time(audit: Audit) -> schemas.ErrorsOverTime | None:
-    """Describe the error rate of `match`, from reviews; None if no answers are drawn for review."""
+    """Describe the error rate of `match` in reviews; None if no answers are drawn for review."""
     if not audit.watches:
         return None
     test, estimate = audit.test, estimate_error(audit.reviews)

@@ -160,7 +160,7 @@ def _annotation(query_id: str, annotation: dict[str, Any]) -> Annotation:
 
 
 def _annotator(who: object) -> str | None:
-    """Return the annotator: Label Studio exports a number, or a record of the person."""
+    """Return the annotator's name. Label Studio exports annotators as numbers or as records."""
     if isinstance(who, dict):
         who = who.get("email") or who.get("id")
     return None if who is None else f"label-studio:{who}"[:200]

@@ -21,7 +21,7 @@ def unknown_groups(
 
     Parameters
     ----------
-    cases : review cases, by query id; they show the images of the queries.
+    cases : review cases, by query id; the images of the queries are in these cases.
     """
     queries, groups = unknown.queries, unknown.groups
     days = Counter(_moment(at).date() for at in queries.kept_at.tolist())
