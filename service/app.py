@@ -78,10 +78,10 @@ def create_api(
     shared: Path | None = None,
     drain: Drain | None = None,
 ) -> FastAPI:
-    """Create the FastAPI application. When it runs, its resources are in ``app.state.vouch``.
+    """Create the FastAPI application. At the start, it puts its resources in ``app.state.vouch``.
 
-    The application can run only once. After the start, it holds no reference to the bundles, so
-    that replaced bundles can be freed.
+    The application can run only once. After the start, the application holds no reference to
+    ``bundles``, so that replaced bundles can be freed.
     """
     opened = list(bundles)
 

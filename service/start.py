@@ -46,8 +46,9 @@ GRACE_S = 20
 
 
 IN_USE_S = 10.0
-"""Seconds for which the start retries an address in use. After a crash, old worker processes may
-hold the address for a moment, and service managers give up after a few failed starts."""
+"""If the address is in use at the start, the service retries for this number of seconds. After a
+crash, old worker processes may hold the address for a moment. Without retries, a service manager
+might give up after a few failed starts."""
 
 SWITCH_INTERVAL_S = 0.0005
 """Switch interval of Python threads in seconds: the maximum time for which a computing thread

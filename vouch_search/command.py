@@ -136,7 +136,7 @@ def _search(
 
 
 class Journal:
-    """A file beside the table with the finished answers, to resume a search.
+    """A file beside the table with the finished answers. An interrupted search resumes from it.
 
     The file has one JSON line for each image. Its name depends on gallery and options. A changed
     image file is searched again.

@@ -23,12 +23,12 @@ class KeyLimits:
 
     @classmethod
     def of(cls, key: ApiKey) -> KeyLimits:
-        """Return those of a key."""
+        """Return the galleries and quotas of a key."""
         searches = None if key.searches is None else parse_rate(key.searches)
         return cls(key.galleries, searches, key.max_items, key.max_galleries)
 
     def sees(self, gallery: str) -> bool:
-        """Return whether the key covers a gallery name."""
+        """Return whether the key allows the gallery with this name."""
         if self.galleries is None:
             return True
         return any(fnmatchcase(gallery, pattern) for pattern in self.galleries)

@@ -22,7 +22,7 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 MAX_ATTEMPTS = 3
 MAX_WAIT_S = 10.0
-"""Maximum seconds between two attempts of a client at a busy service."""
+"""Maximum delay in seconds before a client sends a request again to a busy service."""
 
 Fields = Mapping[str, str | int | float]
 

@@ -1,7 +1,7 @@
 """The tools of ``vouch-mcp``, a server of the Model Context Protocol.
 
-Each tool's answer begins with the verdict in plain words. So a language model reads the reliability
-of an answer first. The numbers follow as structured content.
+Each tool's answer begins with the verdict in plain words, so that a language model reads the
+verdict before the numbers. The numbers follow as structured content.
 """
 
 from __future__ import annotations

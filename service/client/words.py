@@ -40,7 +40,7 @@ def decision_in_words(answer: schemas.DecisionAnswer) -> str:
 
 
 def assessment_in_words(answer: schemas.AssessmentAnswer) -> str:
-    """Return an assessment as text. The outlier test is first: an assessment has no verdict."""
+    """Return an assessment as text. It has no verdict, so the text begins with the outlier test."""
     ood = answer.query.ood
     if ood.flag:
         parts = f"out_of_distribution: {VERDICT_WORDS['out_of_distribution']}"

@@ -1,4 +1,4 @@
-"""One decoder process, from the service's side: start, request and end."""
+"""Starts a decoder process, sends requests to it, and ends it."""
 
 from __future__ import annotations
 

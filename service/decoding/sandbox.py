@@ -37,7 +37,7 @@ _COMPUTING = (
 the existence and size of a file."""
 
 _NOT_THERE = ("clone3", "rseq", "membarrier")
-"""Optional system calls: libraries work without them on older kernels."""
+"""System calls that older kernels lack. Libraries also work without these calls."""
 
 
 def enter(mode: SandboxMode) -> list[str]:

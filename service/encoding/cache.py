@@ -235,7 +235,7 @@ contains this version."""
 def key_prefix(retriever: Retriever, gallery: str = "") -> str:
     """Return the prefix of the cache keys of one encoder and its outlier detectors.
 
-    Changes and compaction of a gallery keep cached images valid.
+    Cached images stay valid when the gallery changes or is compacted.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class BatchLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Return the limits of the settings."""
+        """Return the limits that the settings configure."""
         return cls(settings.max_batch, settings.max_batch_pixels, settings.pad_batches)
 
 

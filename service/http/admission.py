@@ -29,11 +29,11 @@ class ClientGone(Exception):
 
 
 class Admission:
-    """Limits the number of concurrent requests and the time of each.
+    """Limits the number of concurrent requests, and the time of each request.
 
-    The service and each caller have a limit. A request beyond a limit is refused before its body is
-    read. A request is cancelled if it misses its deadline or its client disconnects, so that the
-    encoder does no useless work.
+    There is a limit for all requests, and a lower limit for the requests of one caller. A request
+    beyond a limit is refused before its body is read. A request is cancelled if it misses the
+    deadline, or if the client disconnects. The encoder then does no useless work.
 
     Parameters
     ----------

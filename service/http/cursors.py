@@ -120,7 +120,7 @@ def fingerprint(where: str | None) -> str:
 
 
 def require_filter(cursor: ItemsCursor, passing: str) -> None:
-    """Refuse a cursor whose list had another filter than this request.
+    """Refuse a cursor that belongs to a list with another filter than this request.
 
     Raises
     ------

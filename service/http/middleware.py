@@ -57,7 +57,7 @@ DOCS_POLICY = (
 """The content security policy of ``/docs``, the only page with an inline script."""
 
 PERMISSIONS_POLICY = "camera=(), display-capture=(), geolocation=(), microphone=(), usb=()"
-"""The page uses none of these features. For a photograph from a camera, it uses a file input."""
+"""The page uses none of these features. To take a photograph, the page uses a file input."""
 
 
 _PROBES = {"/livez", "/readyz", "/metrics"}

@@ -38,7 +38,7 @@ HEAD_TOO_LARGE = {
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document that FastAPI writes, corrected.
+    """Return the OpenAPI document of FastAPI, with corrections.
 
     All errors are problem documents. FastAPI's validation error is removed, because no path returns
     it. Form fields and query options are never null. Uploads have both ``format`` (OpenAPI 3.0) and

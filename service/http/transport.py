@@ -1,11 +1,12 @@
 """An asyncio transport that joins writes, closes with a linger, and has a time limit.
 
-A socket that is closed with unread bytes sends RST, and the client may then lose the answer. So
-after an early answer, the service discards the rest of the request before it closes the socket.
+A socket that is closed with unread bytes sends RST, and the client may then lose the answer.
+Therefore, if the service answers early, it discards the rest of the request before it closes the
+socket.
 
 uvicorn writes head and body separately. If a replica is killed between these writes, a proxy that
-has already forwarded the head cannot retry on another replica. So all writes of one turn of the
-event loop are joined.
+has already forwarded the head cannot retry on another replica. Therefore all writes of one turn of
+the event loop are joined.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class RequestRecord:
     searches: list[SearchRecord] = field(default_factory=list)
 
     def ids(self) -> dict[str, str]:
-        """Return the ids for every log line of the request."""
+        """Return the ids that every log line of the request contains."""
         ids = {"request_id": self.request_id}
         return ids if self.trace_id is None else ids | {"trace_id": self.trace_id}
 

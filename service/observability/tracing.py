@@ -45,8 +45,9 @@ class OtlpTracing:
     """Sends one trace for each request to a collector, by OTLP over HTTP, on a separate thread.
 
     Spans wait in a bounded queue. If the collector is slow or unreachable, the oldest spans are
-    dropped; requests are not delayed. A caller's `traceparent` is continued, with its sampling
-    decision. `OTEL_*` variables set the sampler, the collector's headers and the resource names.
+    dropped; requests are not delayed. If a caller sends `traceparent`, the trace continues the
+    caller's trace, with the same sampling decision. `OTEL_*` variables set the sampler, the
+    collector's headers and the resource names.
 
     Parameters
     ----------

@@ -83,7 +83,7 @@ class Audit:
 
     @property
     def reason(self) -> Message | None:
-        """Why matches are not reliable; None without an alarm of the error test."""
+        """Why matches are not reliable; None if the error test has raised no alarm."""
         if not self.test.alarmed:
             return None
         return message(

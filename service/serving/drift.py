@@ -108,7 +108,7 @@ class DriftWatch:
         return DRIFTED if alarmed else None
 
     def observe(self, query_id: str, outlier_score: float, caller: str) -> bool:
-        """Count a query; return whether its image is new. Without calibration, return False."""
+        """Count a query; return whether its id is new. Without calibration, return False."""
         if not self._calibrated:
             return False
         key = int(query_id[:_KEY_DIGITS], 16)

@@ -58,8 +58,8 @@ class Following:
 
     Attributes
     ----------
-    refused : for each gallery with a problem: why the bundle in `CURRENT` is not served, or why
-        `CURRENT` cannot be read.
+    refused : maps the name of a gallery to the reason why the bundle in `CURRENT` is not served, or
+        why `CURRENT` cannot be read.
     """
 
     def __init__(self, switch: Callable[[str, str], Awaitable[object]]) -> None:

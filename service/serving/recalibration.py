@@ -1,6 +1,6 @@
 """Refits stale calibrations in a separate process.
 
-A calibration is stale after too many changes. A refit is also needed if labels were added or
+A calibration is stale after too many changes. A refit is also needed after labels were added or
 deleted. Until the refit, queries of an added label get no match, and queries of a deleted label are
 absent queries. The service does not import the index builder. If `vouch-build` is installed, the
 service runs `vouch-build calibrate BUNDLES`. This command publishes a new bundle, which the service

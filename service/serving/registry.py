@@ -147,7 +147,7 @@ class Galleries:
 
     @property
     def refused(self) -> dict[str, str]:
-        """By gallery: why the bundle in `CURRENT` is not served."""
+        """Maps the name of a gallery to the reason why the bundle in `CURRENT` is not served."""
         return self._following.refused
 
     @staticmethod

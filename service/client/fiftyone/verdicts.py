@@ -29,7 +29,7 @@ _ASKED_TOGETHER = 4
 
 @dataclass
 class Written:
-    """The number of answered samples, and the problems of the others.
+    """The number of answered samples, and the problems of the unanswered samples.
 
     Attributes
     ----------
