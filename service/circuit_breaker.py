@@ -1,4 +1,4 @@
-"""Circuit breaker: after a failure of a store, only one request a second waits for it."""
+"""Circuit breaker: after a store has failed, only one request a second waits for the store."""
 
 from __future__ import annotations
 

@@ -567,7 +567,7 @@ class VouchClient:
     ) -> schemas.OperatingPoint | None:
         """Return the threshold that gives the most matches with an error of at most ``max_error``.
 
-        None if no threshold has so small an error.
+        None if no threshold meets this limit.
 
         Parameters
         ----------

@@ -25,7 +25,7 @@ class UnknownQueriesClient:
         self._gallery, self._http, self._send = gallery, http, send
 
     def groups(self, *, precision: float = 0.9, limit: int = 50) -> schemas.UnknownGroups:
-        """Group the queries into probable new identities, and count them over time.
+        """Group the queries into probable new identities; also count the queries over time.
 
         Parameters
         ----------

@@ -26,7 +26,7 @@ _ENDS = "The service ends. Send the image again."
 
 _LOOP_TURNS = 10
 """Iterations of the event loop between two calls of the encoder. In these iterations, the service
-answers encoded queries, and reads and decodes new requests."""
+answers the queries that were just encoded, and reads and decodes new requests."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0

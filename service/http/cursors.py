@@ -109,7 +109,7 @@ def read(text: str, kind: type[CursorT], bundle: str, secret: bytes) -> CursorT:
 
 
 def fingerprint(where: str | None) -> str:
-    """Return a digest of a filter, which does not depend on the spelling of the JSON.
+    """Return a digest of a filter; all JSON spellings of a filter have the same digest.
 
     Empty if there is no filter.
     """

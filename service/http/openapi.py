@@ -34,7 +34,7 @@ HEAD_TOO_LARGE = {
     "description": "The head of the request is too large.",
     "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
-"""The answer to a request with too large a head; the connection sends it before routing."""
+"""The answer to a request whose head is too large; the connection sends it before routing."""
 
 
 def document(app: FastAPI) -> dict[str, Any]:

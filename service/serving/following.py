@@ -71,7 +71,7 @@ class Following:
         self._refused_at: dict[str, tuple[str, float]] = {}
 
     async def ahead(self, bundle: Bundle) -> str | None:
-        """Return the id of a newer bundle in `CURRENT`, if ``bundle`` may lack its changes.
+        """Return the bundle id in `CURRENT`, if ``bundle`` may lack changes of that bundle.
 
         None if ``bundle`` has all changes. If `CURRENT` names another bundle, the activation of
         that bundle starts.

@@ -311,7 +311,10 @@ class Lease:
         return SimilarItems(item, answer, answer.seconds | {"total": time.perf_counter() - started})
 
     def _with_share(self, parameters: SearchParameters) -> tuple[SearchParameters, ShareOrigin]:
-        """Set the share of absent queries in the parameters; return them and the share's origin."""
+        """Choose the share of absent queries for a search.
+
+        Returns the parameters with this share, and the origin of the share.
+        """
         if self.watch.absent is None:
             return parameters, "bundle"
         share, origin = self.watch.absent.choose(parameters.expected_absent, parameters.of_key)

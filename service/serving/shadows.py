@@ -218,7 +218,7 @@ class Shadows:
         return terms
 
     async def _write(self, bundle: Bundle, terms: ShadowTerms | None) -> None:
-        """Write `SHADOW`; if this fails, the shadow will not continue after a restart."""
+        """Write `SHADOW`; if this fails, the shadow does not continue after a restart."""
         self._unwritten.pop(bundle.key, None)
         if bundle.root is None:
             return

@@ -38,7 +38,8 @@ class Threads:
     share: FairShare
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on a thread; if the caller is cancelled, running work still ends."""
+        """Run ``work`` on a thread; work that has begun finishes even if the caller is
+        cancelled."""
         who = await self.share.enter()
         loop = asyncio.get_running_loop()
         # The context of the request, such as its deadline, is copied to the thread.

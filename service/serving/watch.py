@@ -1,7 +1,8 @@
 """The statistics that a gallery's engine updates while it answers.
 
 The statistics are the drift of queries, the error rate of matches, and the share of absent queries.
-The error rate and the caller's own drift change the guarantees; the share is only reported.
+The error rate and the caller's own drift change the guarantees; the share of absent queries is only
+reported.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 class Watch:
-    """Drift, errors and absent queries of one bundle, stored in the feedback file if there is one.
+    """The statistics of one bundle: drift, errors, and absent queries.
+
+    They are stored in the feedback file, if there is such a file.
 
     Images and texts have separate statistics.
 

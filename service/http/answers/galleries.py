@@ -270,7 +270,7 @@ def operating_point(
     source: str | None,
     order: Order | None,
 ) -> schemas.OperatingPointAnswer:
-    """Return, of the operating points within ``max_error``, the point with the most matches.
+    """Return the operating point with the most matches, among the points within ``max_error``.
 
     Raises
     ------
