@@ -315,7 +315,7 @@ class VouchClient:
     ) -> Iterator[schemas.PossibleLabelError]:
         """Iterate over items whose nearest neighbours have another label, by id.
 
-        Pages are fetched on demand; each takes the service about half a second.
+        Pages are fetched on demand; the service needs about half a second for each page.
 
         Examples
         --------
@@ -330,7 +330,7 @@ class VouchClient:
     ) -> Iterator[schemas.ItemWithDuplicates]:
         """Iterate by id over items that have near duplicates; both items of a pair are listed.
 
-        Pages are fetched on demand; each takes the service about half a second.
+        Pages are fetched on demand; the service needs about half a second for each page.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""Uploaded bytes → pixels, in disposable processes.
+"""Decodes uploaded images to pixels, in disposable processes.
 
 ::
 

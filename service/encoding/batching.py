@@ -163,7 +163,7 @@ class MicroBatcher:
                         await share.idle()
 
     def _next(self) -> list[_Waiting]:
-        """Take the images of the next batches from the queue, without cancelled ones."""
+        """Take the images of the next batches from the queue, without cancelled images."""
         taken: list[_Waiting] = []
         while self._queue and len(taken) < self._turn * self._size:
             if self._queue[0].alone and taken:

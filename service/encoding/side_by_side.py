@@ -65,7 +65,7 @@ class SideBySide:
 def side_by_side(
     path: Path, provider: ProviderChoice, threads: int, *, cuda_graphs: bool
 ) -> tuple[OnnxEncoder, Callable[[Inputs, int | None], Embeddings]]:
-    """Open the encoder at ``path``; return it with its parallel version.
+    """Open the encoder at ``path``; return the encoder, and its function that encodes batches.
 
     Parameters
     ----------

@@ -23,7 +23,8 @@ STARTUP_FAILURE = 3
 """Exit status of a worker that cannot serve; uvicorn then ends all workers."""
 
 WORKER_TIMEOUT_S = 60
-"""Timeout in seconds for a worker to answer its parent process, which then replaces the worker."""
+"""Timeout in seconds for a worker's answer to its parent process. After the timeout, the parent
+replaces the worker."""
 
 BACKLOG = 2048
 """Maximum number of connections that wait in the kernel to be accepted."""

@@ -45,7 +45,8 @@ class Redaction:
 class JsonFormatter(logging.Formatter):
     """Formats a record as one JSON object in a line, with the fields of ``extra={"fields": …}``.
 
-    A line about a request has its id, and the id of its trace if there is one.
+    A line about a request has the id of the request; if the request has a trace, also the id of the
+    trace.
 
     Parameters
     ----------

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 TRACES_PATH = "/v1/traces"
 
 EXPORT_TIMEOUT_S = 3.0
-"""Timeout of one batch of spans, with retries; then the batch is dropped."""
+"""Timeout for sending a batch of spans, with all retries. After the timeout, the batch is
+dropped."""
 
 FLUSH_TIMEOUT_S = 5.0
 """Timeout for unsent spans when the service ends; well below Docker's 30 s."""

@@ -51,7 +51,7 @@ checked every ``period_s`` seconds."""
 
 
 class Galleries:
-    """Engines by the name of their gallery.
+    """The engines of the served galleries, by gallery name.
 
     A request uses the same engine until the request ends, even if another bundle is activated. No
     answer therefore mixes two bundles. An engine closes after its last request.

@@ -38,8 +38,7 @@ class Threads:
     share: FairShare
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on a thread; work that has begun finishes even if the caller is
-        cancelled."""
+        """Run ``work`` on a thread; started work finishes even if the caller is cancelled."""
         who = await self.share.enter()
         loop = asyncio.get_running_loop()
         # The context of the request, such as its deadline, is copied to the thread.

@@ -74,7 +74,7 @@ class Watch:
             self.drift.acknowledge()
 
     def searched(self, query_id: str, answer: Answer, caller: str) -> None:
-        """Count a query of a caller, each image once."""
+        """Count a query of a caller; a query with the same image is not counted again."""
         is_new = self.drift.observe(query_id, answer.predictive.outlier_score, caller)
         if is_new and self.absent is not None:
             self.absent.observe(answer.decision)

@@ -1,4 +1,4 @@
-"""Answers to changes of a gallery, from their receipts."""
+"""Answers to writes that change a gallery, made from the receipts of the writes."""
 
 from __future__ import annotations
 
