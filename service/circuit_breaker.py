@@ -1,4 +1,4 @@
-"""Circuit breaker: after a store has failed, only one request a second waits for the store."""
+"""Circuit breaker: after a store has failed, no request waits for the store for one second."""
 
 from __future__ import annotations
 

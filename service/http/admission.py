@@ -31,7 +31,7 @@ class ClientGone(Exception):
 class Admission:
     """Limits the number of concurrent requests, and the time of each request.
 
-    There is a limit for all requests, and a lower limit for the requests of one caller. A request
+    There is a limit for all requests, and another limit for the requests of one caller. A request
     beyond a limit is refused before its body is read. A request is cancelled if it misses the
     deadline, or if the client disconnects. The encoder then does no useless work.
 
