@@ -19,7 +19,7 @@ _SHORTEST = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class DropoutPosterior:
-    """Monte Carlo dropout (Gal 2016) with the last layer's dropout averaged in closed form.
+    """Monte Carlo dropout (Gal 2016); the dropout of the last layer is averaged in closed form.
 
     Each pass drops a share p of the features and scales up the rest. Over infinitely many passes,
     the embedding has exactly the mean h = W φ + b and the covariance C = p / (1 − p) W diag(φ∘φ)
@@ -45,7 +45,10 @@ class DropoutPosterior:
     masks: Tensor
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return unit-length mean and variance, (B, D) each, of one pass's ``features`` (B, F)."""
+        """Return the mean and variance of the embedding, (B, D) each, for one pass.
+
+        The mean has unit length. The pass computed ``features`` (B, F).
+        """
         embedding = torch.addmm(self.bias, features, self.weight.T)
         length = embedding.norm(dim=1, keepdim=True).clamp_min(_SHORTEST)
         unit = embedding / length
@@ -59,7 +62,7 @@ class DropoutPosterior:
         return unit, variance.clamp_min(0)
 
     def combine(self, passes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and variance, (B, D) each, of T passes' features (B, F)."""
+        """Mean and variance of the embedding, (B, D) each, from the features (B, F) of T passes."""
         moments = [self.predict(features) for features in passes]
         means = torch.stack([mean for mean, _ in moments])
         mean = means.mean(0)

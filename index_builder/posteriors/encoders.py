@@ -35,7 +35,7 @@ class ProbabilisticEncoder(nn.Module):
 
 
 class DropoutEncoder(ProbabilisticEncoder):
-    """Monte Carlo dropout with the posterior's fixed masks within the trunk.
+    """Monte Carlo dropout; the posterior has fixed masks for the dropout inside the trunk.
 
     The returned features come from a pass without dropout.
     """

@@ -73,12 +73,12 @@ def fit_ensemble(layers: Sequence[nn.Linear], features: Sequence[Tensor]) -> Ens
     """Rotate the embeddings of each member onto those of the first member; return the last layers.
 
     A metric loss depends on distances only. The embedding spaces of two members therefore differ by
-    a random rotation or reflection, and the mean over members has no meaning. Rotating a member by
-    an orthogonal matrix R changes none of its distances. Let Z_m be the unit embeddings of the
-    training images by member m. The rotation is argmin_R ‖Z_m R − Z_1‖ (Schönemann 1966); it is
-    multiplied into the member's last layer. In directions outside the span of the training
-    embeddings, R is arbitrary. The members disagree in these directions. This is correct, because
-    the data contain no information about them.
+    a random rotation or reflection. The mean over unrotated members has no meaning. Rotating a
+    member by an orthogonal matrix R changes none of its distances. Let Z_m be the unit embeddings
+    of the training images by member m. The rotation is argmin_R ‖Z_m R − Z_1‖ (Schönemann 1966).
+    The last layer of member m is multiplied by this rotation. In directions outside the span of the
+    training embeddings, R is arbitrary, so the members disagree. This disagreement is correct,
+    because the data contain no information about these directions.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ class UncertaintyModulePosterior(nn.Module):
 
     Parameters
     ----------
-    unit_mean : whether the mean is normalised to unit length, as in PFE. If not, the mean is the
+    unit_mean : whether the mean is normalised to unit length, as in PFE. If False, the mean is the
         output of the last layer, as in HIB.
     """
 

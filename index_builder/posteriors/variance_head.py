@@ -59,8 +59,9 @@ class VarianceHead(nn.Module):
 def softplus(values: Tensor) -> Tensor:
     """Return log(1 + eˣ) with the full precision of float32, also if the result is small.
 
-    The softplus of a runtime adds eˣ to 1 before it takes the logarithm. A result of 1e-5 then has
-    only two correct digits. For x below −3, this function therefore sums the series in eˣ.
+    The softplus functions of torch and ONNX Runtime add eˣ to 1 before they take the logarithm. A
+    result of 1e-5 then has only two correct digits. For x below −3, this function therefore sums
+    the series in eˣ.
     """
     small = values.clamp_max(_SERIES_BELOW).exp()
     series = small * (1 - small * (1 / 2 - small * (1 / 3 - small * (1 / 4 - small / 5))))

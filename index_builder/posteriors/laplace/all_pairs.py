@@ -2,10 +2,10 @@
 
 Notation: h is the embedding of an image, r = ‖h‖, z = h/r and P = I - z zᵀ. J_i is the Jacobian
 dz_i/dW. The curvature has two kinds of terms. The terms of a single image i depend on its partners
-j only through Σ_j y_ij and Σ_j y_ij z_j, because cos(h_i, h_j) = z_iᵀ z_j is linear in z_j. All
-pairs together therefore need one blocked N x N comparison. The F features are used in one product,
-Aᵀ (φ∘φ), where A holds the diagonals of all images. The joint terms of i and j factorise over the
-rows of a class.
+j only through Σ_j y_ij and Σ_j y_ij z_j, because cos(h_i, h_j) = z_iᵀ z_j is linear in z_j. One
+blocked N x N comparison of the images is therefore enough for all pairs. The diagonal
+curvature for all F features is one matrix product, Aᵀ (φ∘φ). Row i of A is the diagonal of the
+D x D curvature with respect to h_i. The joint terms of i and j factorise over the rows of a class.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def positives_curvature(
     ----------
     features : re-iterable blocks of φ; they are read once, and once more for each group of classes.
     labels, weight, bias, targets, split : as in `fixed_curvature`.
-    max_bytes : memory for the features of a group of classes. A class that needs more memory is a
-        group without other classes.
+    max_bytes : memory for the features of a group of classes. A class that needs more memory than
+        this forms its own group.
     """
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)
@@ -119,7 +119,7 @@ def positives_curvature(
 def fixed_pull(
     z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split, margin: float
 ) -> Tensor:
-    """Return the sum over the partners of each image, for the terms of single images in `fixed`.
+    """Return a sum over the partners j of each image i, from which `own_terms` computes `fixed`.
 
     Parameters
     ----------
@@ -243,12 +243,13 @@ def _joint_terms(z: Tensor, coordinates: Tensor, scaled: Tensor) -> Tensor:
 def coordinates_of(z: Tensor) -> Tensor:
     """Return coordinates (n, R), R ≤ D, with the same inner products as the rows of a class.
 
-    The axes of the coordinates are the principal directions of the class. Without the r-th
-    direction (singular value σ_r) and all smaller ones, the joint terms shrink by at most σ_r² Σ_i
-    z_id² (φ_if / r_i)². The joint terms are subtracted from n Σ_i (1 - z_id²) (φ_if / r_i)².
-    Relative to this sum, the change is at most σ_r² / n max z² / (1 - z²). A direction is dropped
-    if this change is smaller than the rounding error. In single precision, 6 to 12 of 128
-    directions remain for the trained classes of Fashion-MNIST.
+    The axes of the coordinates are the principal directions of the class. If the r-th direction
+    (singular value σ_r) and all directions with smaller singular values are dropped, the joint
+    terms shrink by at most σ_r² Σ_i z_id² (φ_if / r_i)². The joint terms are subtracted from n Σ_i
+    (1 - z_id²) (φ_if / r_i)². Relative to this sum, the joint terms change by at most σ_r² / n max
+    z² / (1 - z²). A direction is dropped if this relative change is smaller than the rounding
+    error. In single precision, 6 to 12 of 128 directions remain for the trained classes of
+    Fashion-MNIST.
     """
     left, singular, _ = torch.linalg.svd(z.double(), full_matrices=False)
     eps = torch.finfo(z.dtype).eps

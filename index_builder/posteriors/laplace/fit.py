@@ -53,8 +53,8 @@ class LaplaceFit:
     curvature : H ≥ 0 for targets that sum to one; without the data scale.
     prior_precision : inverse prior variance of each weight.
     prior_chosen_by : criterion that chose the prior precision.
-    prior_search : candidate priors and their values. The values are those of the validation if it
-        chose the prior, otherwise the evidence.
+    prior_search : candidate priors and their values. If validation chose the prior, the values are
+        validation scores; otherwise, the values are the evidence.
     data_scale : factor that converts H from a mean to a sum over the data.
     log_marginal_likelihood : evidence of the prior precision, without the constant term of the
         data.

@@ -1,12 +1,12 @@
 """Choose the prior and the temperature of a posterior by cross-validation over labels and images.
 
-The labels form four folds. For each fold, a posterior is fitted without the labels of the fold. The
-last layer is fitted again too, if it has a closed form. Images of the left-out labels are absent
+The labels form four folds. For each fold, a posterior is fitted without the labels of the fold. A
+last layer with a closed form is also fitted again. Images of the left-out labels are absent
 queries; held-out images of the other labels are queries with a match. The uncertainty of a query is
 the standard deviation of its similarity to the nearest item. Two AUROCs measure how well this
 uncertainty detects wrong first results and absent queries. The score of a prior is the sum of the
-two AUROCs. The temperature hardly changes an AUROC, so the temperature has another score: how well
-sampled neighbours predict the label of a query (see `votes`).
+two AUROCs. The temperature hardly changes an AUROC. The score of a temperature is therefore how
+well sampled neighbours predict the label of a query (see `votes`).
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ FRACTIONS = {"kronecker": (30.0, 3.0, 0.3, 0.03), "diagonal": (0.01, 0.1, 1.0, 0
 """Candidate prior precisions, relative to the mean curvature, in order of preference."""
 
 LEAST_GAIN = 0.01
-"""A less preferred prior is chosen only if it increases the sum of the AUROCs by more than this.
-The value is about one standard error on five data sets."""
+"""Validation chooses the most preferred prior whose sum of AUROCs is at most this much below the
+largest sum. The value is about one standard error on five data sets."""
 
 SPREADS = np.logspace(2, -4, 13)
 """Candidate spreads, largest first. A spread is the median of Σ_d v_d / ‖m‖² over the queries; each
 spread gives one candidate temperature."""
 
 TYPICAL_SPREAD = 0.3
-"""Each prior is compared at the temperature that gives this spread. On five data sets, the
-temperatures chosen by votes give spreads of 0.2 to 1.4."""
+"""Priors are compared at the same spread: the temperature of each prior is set to give this spread.
+On five data sets, votes chose temperatures that give spreads of 0.2 to 1.4."""
 
 N_FOLDS = 4
 
 MIN_LABELS = 6
-"""With fewer labels, no fold of labels is left out."""
+"""If there are fewer labels than this number, no fold leaves out labels."""
 
 MIN_IMAGES = 3
 """The images of a label can be queries if the label has at least this number of images: one query
-and a positive pair. The gallery of a fold has at least this number of images too."""
+and a positive pair. A fold is skipped if its gallery has fewer images than this number."""
 
 MIN_QUERIES = 30
 
@@ -136,7 +136,7 @@ def folds_of(
     ----------
     labels : (N,).
     may_ask : (N,) whether the image can be a query.
-    divided : whether the queries of one fold are gallery images in the other folds. If not, no
+    divided : whether the queries of one fold are gallery images in the other folds. If False, no
         gallery contains an image that can be a query.
     """
     generator = np.random.default_rng(seed)
@@ -207,7 +207,10 @@ class _Asked:
         return ~np.asarray(right.numpy(), dtype=bool)
 
     def variances(self, fractions: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
-        """Return, for each prior, v / ‖m‖² (Q, D) of queries, Σ_d v_d / ‖m‖² (Q,) of items."""
+        """Return the relative variances of the queries and of their nearest items, for each prior.
+
+        For queries: v / ‖m‖² (Q, D). For items: Σ_d v_d / ‖m‖² (Q,).
+        """
         curvature = self.fit.curvature * self.fit.data_scale
         priors = [fraction * curvature.mean for fraction in fractions]
         layer = self.fit.posterior.weight_mean, self.fit.posterior.bias_mean

@@ -7,10 +7,10 @@ Eq. 71-97; with r = ‖h‖, z = h / r and P = I - z zᵀ)
     y (M_i ⊗ ψ_i ψ_iᵀ + M_j ⊗ ψ_j ψ_jᵀ - 2 P_i P_j ⊗ ψ_i ψ_jᵀ),  ψ = φ̃ / r
 
 The Euclidean split has M = P. The arccos split has M_i = c I + z_i z_jᵀ + z_j z_iᵀ - 3 c z_i z_iᵀ
-with c = z_iᵀ z_j. ``fixed`` leaves out the last term. G is the sum over all pairs: a sum of
-Kronecker products, which is not one Kronecker product. The precision G + λ I is approximated by one
-product, B ⊗ (A + λ I), that has the same partial traces. With the traces tr_D over outputs and tr_F
-over features:
+with c = z_iᵀ z_j. ``fixed`` leaves out the last term. G is the sum over all pairs. A sum of
+Kronecker products is in general not a Kronecker product. The precision G + λ I is therefore
+approximated by one product, B ⊗ (A + λ I), that has the same partial traces. With the traces tr_D
+over outputs and tr_F over features:
 
     A + λ I,   A = tr_D(G) / D                        the mean of the D diagonal blocks of G
     B = (1 - π) D tr_F(G) / tr(G) + π I,   π = λ / (λ + mean eigenvalue of A)
@@ -22,10 +22,10 @@ all images, although the exact output covariance depends on the direction z of t
 λ the posterior is the prior: s = ‖φ̃‖² / λ and B = I.
 
 The prior can also have a scale for each feature: λ T in place of λ I, with T diagonal. The entry
-t_f is a power of A_ff divided by its mean over the features. This prior equals λ I if each feature
-is divided by t_f^½. In a wide network, the training images leave many feature directions
-undetermined. With λ I, the variance in these directions depends on the feature norm. With λ T, the
-variance depends on how unusual a value is for its feature (see tests/benchmarks).
+t_f is a power of A_ff / mean(A_ff), with the mean over all features f. This prior equals λ I if
+each feature is divided by t_f^½. In a wide network, the training images leave many feature
+directions undetermined. With λ I, the variance in these directions depends on the feature norm.
+With λ T, the variance depends on how unusual a value is for its feature (see tests/benchmarks).
 
 The traces are linear in G, so they can be added over pairs, minibatches and steps without error.
 Negative eigenvalues are set to zero only when a posterior is formed.
@@ -56,8 +56,8 @@ with 0. With 475 images and 1,280 frozen features, the AUROC is 0.86 with expone
 0."""
 
 _LEAST_SCALE = 0.01
-"""Minimum of A_ff divided by its mean; it prevents a rarely active feature from dominating. With
-0.1 instead of 0.01, the AUROC of corrupted images falls from 0.843 to 0.823. The AUROC of wrong
+"""Minimum of A_ff / mean(A_ff); it prevents a rarely active feature from dominating. With a minimum
+of 0.1 instead of 0.01, the AUROC of corrupted images falls from 0.843 to 0.823. The AUROC of wrong
 first results hardly changes: 0.823 instead of 0.822."""
 
 MAX_RANK = 512
@@ -118,7 +118,10 @@ class PartialTraces:
         )
 
     def _joined(self, other: PartialTraces) -> tuple[Tensor, Tensor]:
-        """Return the feature trace of the sum of two traces with different bases, and its basis."""
+        """Return the feature trace of a sum, and the basis of this feature trace.
+
+        The two summands have different bases.
+        """
         if self.basis is None or other.basis is None:
             raise ValueError("one curvature has a basis of its features, the other has none")
         both, mixed = torch.linalg.qr(torch.cat([self.basis, other.basis], 1))
@@ -235,7 +238,10 @@ class KroneckerCurvature:
         return float(self.n_outputs * features + len(self.directions) * outputs)
 
     def n_determined(self, prior_precision: float) -> float:
-        """Return -d `log_determinant` / d log λ: MacKay's γ, the well-determined parameters."""
+        """Return MacKay's γ, the number of well-determined parameters.
+
+        γ = -d `log_determinant` / d log λ.
+        """
         share = self.prior_share(prior_precision)
         damped = self._damped(prior_precision)
         change = share * (1 - share) * ((1 - self._unit_outputs()) / damped).sum()
@@ -246,9 +252,9 @@ class KroneckerCurvature:
     def posterior(self, weight: Tensor, bias: Tensor, prior_precision: float) -> KroneckerPosterior:
         """Return the matrix normal posterior of a layer, (D, F) and (D,).
 
-        The eigenvectors with the smallest eigenvalues of A are dropped, as many as possible while
-        no variance changes by more than 1 %. All directions without a kept eigenvector get the mean
-        eigenvalue of these directions.
+        The eigenvectors with the smallest eigenvalues of A are dropped. As many eigenvectors are
+        dropped as possible without changing a variance by more than 1 %. All directions without a
+        kept eigenvector get the mean eigenvalue of these directions.
         """
         kept = self._kept(prior_precision)
         dropped = self.values[kept:]

@@ -1,8 +1,8 @@
 """Partial traces of the curvature over all N² pairs of a data set, or over given pairs.
 
-As in `all_pairs`, the terms of a single image depend on its partners only through two sums. All
-pairs together therefore need one blocked N × N comparison. The joint terms of two images factorise
-over the rows of a class. `kronecker` defines the terms.
+As in `all_pairs`, the terms of a single image depend on its partners only through two sums. One
+blocked N × N comparison of the images is therefore enough for all pairs. The joint terms of two
+images factorise over the rows of a class. `kronecker` defines the terms.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ _COLUMNS = 16
 def _weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
     """Return ``values`` (B, K) @ ``weights`` (K,), with the same rounding for any batch size.
 
-    ONNX Runtime sums in another order for a batch of one image or for a product with a vector. A
-    product of two matrices has the same order for every row. The variance of an image therefore
-    does not depend on its batch.
+    ONNX Runtime changes the order of summation if a batch has one image, or if a matrix is
+    multiplied by a vector. In a product of two matrices, the order is the same for every row. The
+    variance of an image therefore does not depend on its batch.
     """
     return (values @ weights[:, None].expand(-1, _COLUMNS).contiguous())[:, 0]

@@ -110,8 +110,8 @@ def minibatch_curvature(
 
     The weight of a pair is its target divided by its sampling probability (Horvitz and Thompson
     1952). For classes of equal size, this is Eq. 20 of Warburg et al. 2023; see
-    `minibatch_targets`. For classes of unequal size, the estimate is unbiased, but Eq. 20 is
-    biased. The result is not clipped at zero.
+    `minibatch_targets`. For classes of unequal size, Eq. 20 is biased, and this estimate is
+    unbiased. The result is not clipped at zero.
 
     Parameters
     ----------

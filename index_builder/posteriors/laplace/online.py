@@ -99,7 +99,8 @@ class OnlineLaplace(Generic[Sum]):
     def drawn_from(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior | KroneckerPosterior:
         """Return the posterior from which layers are drawn.
 
-        It is narrower than `posterior`, because the decayed initial precision is added.
+        This posterior is narrower than `posterior`, because its precision includes the decayed
+        initial precision.
         """
         left = self.initial_precision * (1 - self.memory_factor) ** self.n_steps
         return self.curvature.posterior(weight, bias, self.prior_precision + left)

@@ -50,7 +50,7 @@ def pair_curvature(
         outside.
     approximation, split : see `Approximation` and `Split`.
     anchored : whether a pair counts twice for its first image and not for its second image, as in
-        `fixed_curvature`. Possible only for `fixed`, because `fixed` has no joint terms.
+        `fixed_curvature`. True is possible only for `fixed`, because `fixed` has no joint terms.
     """
     y = weights_between(len(features), first, second, targets, approximation, anchored=anchored)
     h = torch.addmm(bias, features, weight.T)

@@ -17,8 +17,8 @@ FeltCurvature = Curvature | KroneckerCurvature
 
 PRIOR_FRACTION = {"kronecker": 3.0, "diagonal": 0.01}
 """Default prior precision divided by the mean curvature, see `relative_prior_precision`. With
-Kronecker factors, the curvature of a few feature directions is many times the mean. With a
-diagonal, the curvature is distributed evenly over the weights."""
+Kronecker factors, a few feature directions have a curvature of many times the mean curvature. With
+a diagonal, the weights have similar curvatures."""
 
 _BISECTIONS = 60
 """Number of bisections in log λ, enough for float64 precision from any start interval."""
@@ -67,7 +67,7 @@ class PriorSearch:
 
     @property
     def temperature(self) -> float:
-        """The best candidate; 1 if the criterion does not identify one."""
+        """The best temperature; 1.0 if the criterion does not identify a best temperature."""
         return self.best if self.is_identified else 1.0
 
 
@@ -97,7 +97,8 @@ def log_marginal_likelihood(
 
     For a diagonal curvature H, log p(D | λ) = -L(θ) - ½ λ ‖θ‖² + ½ Σ_k log λ - ½ Σ_k log(H_k + λ)
     (MacKay 1992, "Bayesian interpolation"). L is the negative log-likelihood; the constant -L(θ) is
-    left out. A Kronecker-factored curvature replaces the two sums and ‖θ‖² by its own terms.
+    left out. A Kronecker-factored curvature computes these sums and ‖θ‖² from its eigenvalues and
+    scales.
 
     Parameters
     ----------
@@ -139,7 +140,7 @@ def tune_prior_precision(curvature: FeltCurvature, weight: Tensor, bias: Tensor)
 def evidence_curve(
     curvature: FeltCurvature, weight: Tensor, bias: Tensor, prior_precision: float
 ) -> PriorSearch:
-    """Return the log marginal likelihood around a prior precision, at two values a decade."""
+    """Return the log marginal likelihood near a prior precision, at two values for each decade."""
     factors = np.logspace(-_DECADES, _DECADES, 4 * _DECADES + 1)
     candidates = tuple(float(prior_precision * factor) for factor in factors)
     values = (log_marginal_likelihood(curvature, weight, bias, value) for value in candidates)

@@ -39,7 +39,7 @@ class AnchorTargets:
     n_classes: int
 
     def of(self, rows: Tensor) -> AnchorTargets:
-        """Return the targets of the anchors ``rows`` (B,) int64; all images are still partners."""
+        """Return the targets of the anchors ``rows`` (B,) int64, with all images as partners."""
         return replace(
             self,
             positive=self.positive[rows],

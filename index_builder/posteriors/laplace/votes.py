@@ -28,7 +28,7 @@ def vote_log_likelihood(
     gallery_labels: Tensor,
     generator: torch.Generator,
 ) -> Criterion:
-    """Return a criterion: the mean log-probability of a query's true label by sampled votes.
+    """Return a criterion: the mean log-probability of the true label, estimated by sampled votes.
 
     Each predictive sample of a query votes for the label of its nearest candidate. The probability
     of the true label is its share of the votes, after adding one vote for the label and one against
