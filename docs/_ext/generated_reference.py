@@ -103,18 +103,18 @@ def _section(title: str, schema: dict[str, Any], path: list[str]) -> Iterator[st
 
 
 def _models(value: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the schemas of the TOML tables that a key may contain."""
+    """Return the schemas of the TOML tables that may be the value of a key."""
     alternatives = [value.get("items", value), *value.get("anyOf", []), *value.get("oneOf", [])]
     return [one for one in alternatives if isinstance(one, dict) and "properties" in one]
 
 
 def _names(value: dict[str, Any]) -> bool:
-    """Return whether a key may contain a name (a string) instead of a TOML table."""
+    """Return whether the value of a key may be a name (a string) instead of a TOML table."""
     return any(one.get("type") == "string" for one in value.get("anyOf", []))
 
 
 def _variant(model: dict[str, Any]) -> str:
-    """Return a suffix such as " with kind NAME" for the variant that a model describes."""
+    """Return the suffix of a section title that names the variant, such as " with kind NAME"."""
     for key in ("kind", "method"):
         if key in model["properties"]:
             field = model["properties"][key]

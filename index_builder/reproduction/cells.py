@@ -37,7 +37,7 @@ BASE_METHOD = "lam_posthoc_fixed"
 """The method whose encoder the decision layer uses."""
 
 TRAINED_METHOD = "deterministic"
-"""The method that trains the encoder of all post-hoc methods."""
+"""All post-hoc methods use the encoder that this method trains."""
 
 Cell = dict[str, Any]
 
@@ -75,7 +75,7 @@ class Plan:
         return configured(base, name, self.shared_encoder(seed).checkpoint)
 
     def shared_encoder(self, seed: int) -> Run:
-        """Return the run of the encoder that all post-hoc methods of a seed share."""
+        """Return the run whose encoder all post-hoc methods use; each seed has one such run."""
         return Run(self.directory / "encoders" / f"seed-{seed}")
 
     def run(self, method: str, seed: int) -> Run:
@@ -111,7 +111,7 @@ def title_of(method: str) -> str:
 
 
 def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
-    """Measure all missing cells, seed by seed; after a failed cell, the others are still measured.
+    """Measure all missing cells, seed by seed; a failed cell does not stop the measurement.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Fits Vouch's decision layer to the development task of a protocol; applies it to the test.
+"""Fits Vouch's decision layer to the development task of a protocol; applies the layer to the test.
 
-The fit learns two functions. One maps the signals of a result list to match probabilities, the
-other maps the signals of an image to an outlier score. As in the service, label means and features
-come from the searched gallery.
+The fit learns two functions. The first function maps the signals of a result list to match
+probabilities. The second function maps the signals of an image to an outlier score. As in the
+service, label means and features come from the searched gallery.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def evaluate_method(config: ProtocolConfig, run: Run, data: ProtocolData) -> Eva
 def measure_method(
     encoder: Encoder, data: ProtocolData, seed: int, consensus: Consensus
 ) -> Measured:
-    """Measure an encoder on the test by its own uncertainty, without the decision layer.
+    """Measure an encoder on the test; use the encoder's uncertainty, not the decision layer.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def _drawn_layers(
     weights, biases = posterior.sample(N_SAMPLES, generator)
 
     def by_all(some: Tensor) -> Tensor:
-        """Return embeddings (N, S, D) by all layers in one product, reading the features once."""
+        """Return the embeddings (N, S, D) of all S layers; one product reads the features once."""
         return (some @ weights.flatten(0, 1).T).reshape(len(some), *biases.shape) + biases
 
     galleries = by_all(features)

@@ -142,8 +142,8 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
         Laplace, the options for prior and temperature are kept. The objective is kept if the method
         accepts any objective; otherwise, the method has its own loss.
     name : a name in `METHODS`.
-    checkpoint : checkpoint of a ``deterministic`` encoder. Post-hoc methods use it; other methods
-        train an encoder.
+    checkpoint : checkpoint of a ``deterministic`` encoder. Post-hoc methods use this checkpoint;
+        other methods train an encoder.
 
     Raises
     ------

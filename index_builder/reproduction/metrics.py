@@ -26,7 +26,8 @@ N_STRUCTURE = 10_000
 """Maximum number of queries for metrics of the structure of the embedding."""
 
 MAX_CLUSTERS = 1_000
-"""Maximum number of labels for NMI. With more labels, k-means would take most of the time."""
+"""Maximum number of labels for NMI. With more labels than this, k-means would take most of the
+time."""
 
 N_POINTS = 120
 """Number of points of a curve on the page."""
@@ -153,8 +154,8 @@ def _thinned(x: Floats, y: Floats) -> list[list[float]]:
 def _histogram(ordinary: Floats, scores: Floats) -> dict[str, list[float]]:
     """Return histograms of the ranks of ordinary queries and of outliers, in equal bins.
 
-    The ranks are those of all values together, because the uncertainties of different methods have
-    different scales and long tails.
+    Ordinary queries and outliers are ranked together. Ranks are used because the uncertainties of
+    different methods have different scales and long tails.
     """
     values = np.concatenate([ordinary, scores])
     ranks = np.searchsorted(np.sort(values), values, side="left") / max(len(values) - 1, 1)

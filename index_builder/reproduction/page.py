@@ -78,7 +78,7 @@ def _mean(method: Method, metric: str) -> float | None:
 
 
 def _best(column: Column, methods: Sequence[Method]) -> set[int]:
-    """Return the rows of the methods whose rounded value is the best of a column."""
+    """Return the rows of the methods with the best rounded value in a column."""
     known = {
         place: round(value, 3)
         for place, method in enumerate(methods)
@@ -91,7 +91,7 @@ def _best(column: Column, methods: Sequence[Method]) -> set[int]:
 
 
 def _shown_at_first(methods: Sequence[Method]) -> set[int]:
-    """Return the row of the decision layer (the last row) and of the methods with the best AUSC."""
+    """Return the last row (the decision layer), and the rows of the methods with the best AUSC."""
     last = len(methods) - 1
     others = sorted(range(last), key=lambda place: -(_mean(methods[place], "ausc") or 0.0))
     return {last, *others[: N_SHOWN - 1]}

@@ -42,7 +42,7 @@ class Cost:
 
 @contextlib.contextmanager
 def measured() -> Iterator[Cost]:
-    """Measure the cost of the code in this context; the values are set at its end."""
+    """Measure the cost of the code in a ``with`` block; the end of the block sets the values."""
     cost = Cost()
     with contextlib.suppress(OSError):  # without this reset, the peak counts from the process start
         _CLEAR.write_text(_RESET_PEAK, encoding="ascii")

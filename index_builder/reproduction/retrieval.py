@@ -30,7 +30,7 @@ _CHUNK = 256
 
 _FEW_DIMENSIONS = 8
 """Maximum dimension for a tree search. In three dimensions, a tree search is 30 times faster than
-computing all distances. This matters because a consensus needs 100 searches."""
+computing all distances. The speed matters, because a consensus needs 100 searches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,10 @@ def nearest(
 
 
 def _others(found: Rows, own: Rows) -> NDArray[np.bool_]:
-    """Return a mask (B, n) that leaves out the query; the last result if the query is not found."""
+    """Return a mask (B, n) of the results to keep: all results except the query itself.
+
+    If the results do not contain the query, the last result is left out.
+    """
     kept: NDArray[np.bool_] = found != own[:, None]
     kept[kept.all(axis=1), -1] = False  # with many equally near items, the query may not be found
     return kept
@@ -188,7 +191,9 @@ def consensus_of_queries(
 def consensus_of_samples(
     task: Task, draws: Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the consensus of samples of queries and gallery, as in the authors' code.
+    """Return the confidence and correctness of each query's consensus, as in the authors' code.
+
+    Each draw contains sampled embeddings of the queries and of the gallery.
 
     Parameters
     ----------
@@ -207,7 +212,7 @@ def consensus_of_samples(
 def independent_draws(
     results: RetrievalResults, generator: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield samples of the distribution of each image, for posteriors that cannot sample layers."""
+    """Yield independently sampled embeddings, for posteriors that cannot sample last layers."""
     own = results.task.own_rows()
 
     def drawn(embeddings: Embeddings) -> NDArray[np.float32]:

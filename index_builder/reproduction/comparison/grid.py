@@ -91,7 +91,7 @@ def objectives_named(wanted: str | None) -> list[str]:
 
 
 def run_grid(grid: Grid) -> tuple[list[Cell], list[str]]:
-    """Measure all missing cells; after a failed cell, the others are still measured.
+    """Measure all missing cells; a failed cell does not stop the measurement.
 
     Returns
     -------

@@ -112,13 +112,15 @@ def measure_encoder(
 def _on_shared_trunk(
     config: ProtocolConfig, run: Run, shared: Run, splits: Splits
 ) -> ProtocolConfig:
-    """Create links in the run to the trunk, and to its features that all seeds share.
+    """Link the shared trunk, and the features that the trunk computed, into the run.
+
+    All seeds share the features.
 
     Returns
     -------
     The configuration of a run whose last layer starts as the whitening. All objectives of a seed
-    start from the same whitening. Another seed has another whitening, because it has other training
-    images.
+    start from the same whitening. Two seeds have different whitenings, because two seeds have
+    different training images.
     """
     start = Run(shared.directory / f"seed-{config.seed}")
     if not start.checkpoint.exists():

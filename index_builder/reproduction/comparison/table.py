@@ -44,7 +44,7 @@ def _cost(stage: str) -> Callable[[Cell], float | None]:
 
 
 def _views(metric: str, *, larger_is_better: bool) -> tuple[Figure, ...]:
-    """Return the columns of a metric: for similarity, length, posterior and decision layer."""
+    """Return a metric's columns: by cosine, by length, by Laplace posterior, by decision layer."""
     return (
         Figure("cosine", larger_is_better, _metric(LAPLACE, f"similarity_{metric}")),
         Figure("length", larger_is_better, _metric(NORM, metric)),
@@ -71,7 +71,7 @@ GROUPS: Mapping[str, tuple[Figure, ...]] = {
         Figure("decision", False, _cost("decision")),
     ),
 }
-"""The columns of the table by group. Times are CPU seconds."""
+"""The groups of columns in the table. Times are CPU seconds."""
 
 PRIOR_FIGURES = ("error_auroc", "ood_auroc", "ece")
 
@@ -117,7 +117,7 @@ def _objective(kind: str, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _priors(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Compare the ways to choose the prior, over all encoders on which all ways were measured."""
+    """Compare the ways to choose the prior, on the encoders with results for every way."""
     if not cells:
         return []
     ways = {DEFAULT_PRIOR: [cell["metrics"][LAPLACE] for cell in cells]}
@@ -145,7 +145,7 @@ def markdown(summary: Summary) -> str:
 
 
 def sizes_in_words(data_set: Mapping[str, Any]) -> str:
-    """Return a sentence on the training images and queries."""
+    """Describe the sizes of the data set and of the training in one sentence."""
     sizes = data_set["sizes"]
     return (
         f"{sizes['training']:,} training images of {sizes['training labels']} labels, "

@@ -1,4 +1,4 @@
-"""Code that all readers of published data sets use: find the data, check that they are complete."""
+"""Code for all readers of published data sets: find the data, and check their completeness."""
 
 from __future__ import annotations
 

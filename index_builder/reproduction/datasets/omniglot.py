@@ -28,7 +28,7 @@ _ARCHIVES = (".zip", ".tar.xz", ".tar.gz", ".tar")
 
 
 def omniglot(origin: Origin) -> Official:
-    """Load Omniglot: parts ``background`` (training) and ``evaluation``, with other characters.
+    """Load Omniglot: parts ``background`` (training) and ``evaluation``, with different characters.
 
     A label is "<alphabet>/character<NN>".
 

@@ -44,7 +44,7 @@ def stanford_online_products(origin: Origin) -> Official:
 def in_shop(origin: Origin) -> Official:
     """Load In-Shop (Liu et al. 2016): parts ``train``, ``query`` and ``gallery``.
 
-    ``train`` has other items than ``query`` and ``gallery``.
+    No item of ``train`` is in ``query`` or ``gallery``.
 
     Raises
     ------

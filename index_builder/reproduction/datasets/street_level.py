@@ -20,8 +20,8 @@ TRAIN_CITIES = (
     "phoenix", "goa", "amman", "nairobi", "manila",
 )  # fmt: skip
 TEST_CITIES = ("cph", "sf")
-"""The validation cities of MSLS, Copenhagen and San Francisco. They are the test here, because the
-positions in the official test cities are not published."""
+"""The validation cities of MSLS, Copenhagen and San Francisco. The protocol uses these cities for
+the test, because the positions in the official test cities are not published."""
 
 CELL = 25.0
 """Side of a square in metres; training images in the same square have the same label."""

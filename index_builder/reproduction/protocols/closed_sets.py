@@ -37,7 +37,10 @@ WITHHELD_DIGITS = frozenset({"3", "8"})
 def load_fashion_mnist(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Fashion-MNIST: queries are test images, the gallery is training images; MNIST is outliers."""
+    """Fashion-MNIST: queries are test images, the gallery is training images.
+
+    MNIST images are outliers.
+    """
     parts = mnist_like("FashionMNIST", origin).parts
     test_outliers = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
     return _in_training(parts["train"], parts["test"], test_outliers, generator, validation_share)
@@ -46,7 +49,10 @@ def load_fashion_mnist(
 def load_fashion_mnist_small(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """A tenth of Fashion-MNIST; a tenth of MNIST is outliers. All seeds use the same images."""
+    """A tenth of Fashion-MNIST; the outliers are a tenth of MNIST.
+
+    All seeds use the same images.
+    """
     parts = mnist_like("FashionMNIST", origin).parts
     outside = mnist_like("MNIST", origin).parts["test"]
     some = {

@@ -37,8 +37,8 @@ CATEGORIES_ASKED = 0.3
 """Share of the categories of Caltech-101 that are in the test."""
 
 VALIDATION_SHARE = 0.1
-"""Share of validation images. Larger protocols have 2 %, which would be only a dozen images
-here."""
+"""Share of validation images. Larger protocols use 2 % of the images for validation. Here, 2 %
+would be only a dozen images."""
 
 
 def load_fashion_mnist_tiny(
@@ -70,7 +70,7 @@ def load_fashion_mnist_tiny(
 def load_omniglot_small(
     origin: Origin, generator: np.random.Generator, _validation_share: float
 ) -> ProtocolData:
-    """Omniglot: 60 characters for training, 20 for calibration, 40 others for the test."""
+    """Omniglot: 60 characters for training, 20 for calibration, and 40 others for the test."""
     found = omniglot(origin)
     learning, asked = (
         found.parts[part].subset(

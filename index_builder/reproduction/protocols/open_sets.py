@@ -112,7 +112,7 @@ def load_msls(
 
 
 def inverted(images: LabelledImages) -> LabelledImages:
-    """Return the images with dark and bright exchanged."""
+    """Return the images with inverted brightness: 255 minus each value."""
     source = images
 
     def read(position: int, smallest_side: int | None) -> Pixels:
@@ -172,7 +172,10 @@ def _open_set(
 
 
 def _photographs(generator: np.random.Generator) -> dict[str, Outliers]:
-    """Return outliers if the papers have none: crops of a photograph, not used for calibration."""
+    """Return crops of a photograph as outliers, for data sets whose papers have no outliers.
+
+    Calibration does not use these crops.
+    """
     images = outliers("photographs", 1, generator)
     assert images is not None  # noqa: S101 - none only for the kind of that name
     return {"photographs": Outliers(images, "far")}

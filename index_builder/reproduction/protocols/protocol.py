@@ -83,7 +83,7 @@ class Outliers:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolData:
-    """All images of a protocol. The queries of the test are in no other part.
+    """All images of a protocol. The test queries are in no other part.
 
     Attributes
     ----------
@@ -132,7 +132,8 @@ class Protocol:
     published : the papers' results, method → metric → "mean ± sd".
     notes : differences from the papers, and the origin of the results.
     shared_samples : whether the consensus is computed from sampled last layers, each used for all
-        images, as in the authors' code. If not, embeddings are sampled independently.
+        images, as in the authors' code. If False, the embeddings of each image are sampled
+        independently.
     """
 
     title: str

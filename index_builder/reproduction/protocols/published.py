@@ -49,8 +49,8 @@ lam_posthoc_fixed_arccos   0.78±0.00 0.74±0.00 0.72±0.00 0.98±0.01 0.98±0.0
 lam_posthoc_positives_arccos 0.78±0.00 0.74±0.00 0.72±0.00 0.99±0.01 0.98±0.01 0.78±0.02 0.07±0.01
 lam_posthoc_full_arccos    0.78±0.00 0.74±0.00 0.72±0.00 0.99±0.01 0.98±0.01 0.77±0.02 0.02±0.01
 """)
-"""Results of commit 89588b3. In this commit, the table has no label. It is for Fashion-MNIST,
-because it has the same recall as the preceding table, which is labelled Fashion-MNIST."""
+"""Results of commit 89588b3. In this commit, the table has no label. The recall shows that the
+table is for Fashion-MNIST: the preceding table has this label and the same recall."""
 
 CIFAR10 = _rows("""
 deterministic              0.66±0.00 0.59±0.00 0.58±0.00 - - - -

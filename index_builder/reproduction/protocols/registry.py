@@ -50,8 +50,8 @@ _INTERIM = (
 _OURS = "A protocol for comparing objectives in minutes; it is not from a paper."
 
 EXPECTED_ABSENT = 0.001
-"""Assumed share of absent queries. Every test query has a match, so the share is small. It is above
-zero, because otherwise the probability of "no match" would be zero."""
+"""Assumed share of absent queries. Every test query has a match, so this share is small. The share
+is above zero, because otherwise the probability of "no match" would be zero."""
 
 _LAPLACE = LaplaceConfig(structure="diagonal", prior_precision=1.0, temperature="validation")
 """Configuration of Laplace posteriors: the prior is that of the papers, the temperature is chosen

@@ -42,7 +42,7 @@ MOST = 228
 """Maximum disparity of KITTI in pixels (Žbontar & LeCun 2016)."""
 
 KITTI_SHARE = {"training": 0.7, "validation": 0.1}
-"""Shares of KITTI's pairs for training and validation; the remaining pairs are the test."""
+"""Shares of KITTI's pairs for training and validation; the remaining pairs are for the test."""
 
 N_PIXELS = 20_000
 """Maximum number of pixels with a known disparity that are measured in an image."""

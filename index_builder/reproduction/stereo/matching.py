@@ -52,7 +52,7 @@ def cost_volume(left: Tensor, right: Tensor, most: int) -> Tensor:
 
 
 def matched(volume: Tensor, temperature: float) -> Disparities:
-    """Choose the most similar disparity of each pixel; all similarities give its uncertainty.
+    """Choose each pixel's most similar disparity; compute the uncertainty from all similarities.
 
     The probability of a disparity is p(d) ∝ exp(s_d / T): a softmax of the similarities over all
     disparities.

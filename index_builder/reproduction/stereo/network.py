@@ -61,7 +61,10 @@ class PatchEmbedding(nn.Module):
 
 
 def standardised(image: NDArray[np.uint8]) -> Tensor:
-    """Scale an image (H, W, 3) to mean 0 and deviation 1, (3, H, W); cameras differ in exposure."""
+    """Return an image (H, W, 3) with mean 0 and standard deviation 1, (3, H, W).
+
+    Each image is standardised, because cameras differ in exposure.
+    """
     values = torch.from_numpy(image).permute(2, 0, 1).float()
     return (values - values.mean()) / values.std().clamp_min(1)
 

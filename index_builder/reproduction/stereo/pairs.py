@@ -80,7 +80,8 @@ def made_pair(
 
     In the right image, each pixel of the left image is shifted by its disparity. Nearer pixels
     cover farther pixels. If no plane covers a pixel of the right image, this pixel shows another
-    part of the photograph. The right image has another brightness, and both images have noise.
+    part of the photograph. The right image is brighter or darker than the left image, and both
+    images have noise.
 
     Parameters
     ----------
