@@ -77,7 +77,7 @@ def settings() -> Iterator[str]:
 
 
 def configuration() -> Iterator[str]:
-    """Yield the tables of the configuration of a build, from its JSON schema."""
+    """Yield tables of the keys of a build configuration, from the JSON schema."""
     path = ROOT / "index_builder" / "configuration" / "build.schema.json"
     schema = json.loads(path.read_text("utf-8"))
     yield from _section("The file", schema, [])
@@ -136,7 +136,7 @@ def _meaning(value: dict[str, Any]) -> str:
 
 
 def http() -> Iterator[str]:
-    """Yield a section for each path of the service, grouped by tag, and then for each record."""
+    """Yield a section for each path of the service, grouped by tag, then one for each record."""
     document = json.loads((ROOT / "tests" / "service" / "openapi.json").read_text("utf-8"))
     tags: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
@@ -328,7 +328,7 @@ def errors() -> Iterator[str]:
 
 
 def reasons() -> Iterator[str]:
-    """Yield a table of the codes of reasons, with the sentence of each code."""
+    """Yield a table of the reason codes, with the sentence of each code."""
     yield from _table(
         ("code", "sentence"),
         ((f"`{code}`", _inline(text.strip())) for code, text in MESSAGES.items()),
@@ -336,7 +336,7 @@ def reasons() -> Iterator[str]:
 
 
 def build_errors() -> Iterator[str]:
-    """Yield a table of the errors of the index builder, which HTTP never returns."""
+    """Yield a table of the index builder's errors; HTTP never returns these errors."""
     family: list[type[VouchError]] = [BuildError, *_family(BuildError)]
     yield from _table(
         ("exception", "meaning"),
@@ -372,7 +372,7 @@ def bundle() -> Iterator[str]:
 
 
 def glossary() -> Iterator[str]:
-    """Yield the terms of CONTRIBUTING, which tests compare with the code."""
+    """Yield the terms of the glossary in CONTRIBUTING; tests compare them with the code."""
     text = (ROOT / ".github" / "CONTRIBUTING.md").read_text("utf-8")
     section = text.split("## Glossary")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")][2:]

@@ -1,4 +1,4 @@
-"""A second head predicts the loss of an image, which scales the variance of the embedding."""
+"""A second head predicts the loss of an image; this loss scales the variance of the embedding."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class UncertaintyModule(nn.Module):
     Parameters
     ----------
     n_features : F.
-    embedding_dim : D, also of the hidden layer.
+    embedding_dim : D; the hidden layer has the same size.
     initial_variance : variance of each dimension before training.
     """
 

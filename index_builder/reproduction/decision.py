@@ -32,7 +32,7 @@ from model_store.encoder.contract import Encoder
 from model_store.gallery import FaissGallery
 
 N_FOLDS = 5
-"""Number of folds of a gallery; its items are also the queries. The outlier score of an item comes
+"""Number of folds of a gallery whose items are also the queries. The outlier score of an item comes
 from a detector that was fitted without the fold of the item."""
 
 Floats = NDArray[np.float64]

@@ -184,7 +184,7 @@ def measure_decision(
 
 
 def _asking(world: World, data: ProtocolData) -> World:
-    """Return the same gallery with the queries of the test."""
+    """Return the world with the queries of the test; the gallery stays the same."""
     return replace(world, task=data.test)
 
 
@@ -235,7 +235,7 @@ def _drawn_layers(
     weights, biases = posterior.sample(N_SAMPLES, generator)
 
     def by_all(some: Tensor) -> Tensor:
-        """Return the embeddings (N, S, D) of all S layers; one product reads the features once."""
+        """Return the embeddings (N, S, D) by all S layers; the features are read only once."""
         return (some @ weights.flatten(0, 1).T).reshape(len(some), *biases.shape) + biases
 
     galleries = by_all(features)

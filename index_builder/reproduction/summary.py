@@ -254,7 +254,7 @@ def _method(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def summarised(values: Sequence[float | None]) -> dict[str, float | int | None]:
-    """Return mean, sample standard deviation and number of the defined values."""
+    """Return mean, sample standard deviation and number of the values that are not None."""
     known = [value for value in values if value is not None]
     return {
         "mean": float(np.mean(known)) if known else None,

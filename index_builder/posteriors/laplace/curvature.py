@@ -15,8 +15,8 @@ Structure = Literal["kronecker", "diagonal"]
 al.)."""
 
 Approximation = Literal["full", "positives", "fixed"]
-"""How a curvature is kept non-negative although negative pairs make it indefinite (Warburg et al.
-2023, App. F.3).
+"""How to keep a curvature non-negative, although negative pairs make the curvature indefinite
+(Warburg et al. 2023, App. F.3).
 
 `full` keeps all terms and clips the sum at zero (Eq. 98). `positives` drops the negative pairs (Eq.
 99). `fixed` differentiates with respect to one image of a pair while the other is constant (Eq.

@@ -195,7 +195,9 @@ def laplace_of_curvature(
     prior_chosen_by: Literal["curvature", "marginal_likelihood"] = "curvature",
     prior_scale: PriorScale = "features",
 ) -> LaplaceFit:
-    """Return the posterior of a trained layer whose curvature is known, as after online training.
+    """Return the posterior of a trained layer with a known curvature.
+
+    After online training, for example, the curvature is known.
 
     Parameters
     ----------

@@ -5,8 +5,8 @@ last layer with a closed form is also fitted again. Images of the left-out label
 queries; held-out images of the other labels are queries with a match. The uncertainty of a query is
 the standard deviation of its similarity to the nearest item. Two AUROCs measure how well this
 uncertainty detects wrong first results and absent queries. The score of a prior is the sum of the
-two AUROCs. The temperature hardly changes an AUROC. The score of a temperature is therefore how
-well sampled neighbours predict the label of a query (see `votes`).
+two AUROCs. The temperature hardly changes an AUROC. The score of a temperature therefore measures
+how well sampled neighbours predict the label of a query (see `votes`).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ N_IMAGES = 1000
 """Maximum number of training images in the folds, and maximum number of validation images."""
 
 N_NEIGHBOURS, LEAST_SPREAD = 10, 1e-6
-"""For the correlation of pairs: number of neighbours of an image, and minimum variance of the
-similarities."""
+"""The fit of the pair correlation uses this number of nearest items of each query, and at least
+this variance of the similarities."""
 
 N_QUERIES = 400
 """Maximum number of queries in a fold."""
@@ -227,7 +227,7 @@ class _Asked:
         return [(one[:n] / of_queries, (one[n:].sum(1) / of_items)[place]) for one in variances]
 
     def correlation(self, fraction: float) -> tuple[float, float] | None:
-        """Return `pair_correlation` of the queries with a match, under a prior."""
+        """Return `pair_correlation` of the queries with a match, for one prior."""
         curvature = self.fit.curvature * self.fit.data_scale
         layer = self.fit.posterior.weight_mean, self.fit.posterior.bias_mean
         posterior = curvature.posterior(*layer, fraction * curvature.mean)

@@ -49,11 +49,11 @@ _LOST = 0.01
 _SCALE_POWER = 0.8
 """Exponent of A_ff in t_f. With exponent 1, the unit of a feature has no effect; with exponent 0,
 all features have the same prior. The value was chosen on held-out images of Fashion-MNIST. The
-AUROC of wrong first results is 0.815 with exponent 1, 0.822 with 0.8, and 0.832 with 0. The AUROC
-of corrupted images is 0.865 with exponent 1, 0.843 with 0.8, and 0.773 with 0. Far-OOD images were
-not used for the choice. The AUROC of MNIST images as outliers is 0.917 with exponent 1 and 0.813
-with 0. With 475 images and 1,280 frozen features, the AUROC is 0.86 with exponent 1 and 0.92 with
-0."""
+AUROC of wrong first results is 0.815 with exponent 1, 0.822 with exponent 0.8, and 0.832 with
+exponent 0. The AUROC of corrupted images is 0.865 with exponent 1, 0.843 with exponent 0.8, and
+0.773 with exponent 0. Far-OOD images were not used for the choice. The AUROC of MNIST images as
+outliers is 0.917 with exponent 1 and 0.813 with exponent 0. With 475 images and 1,280 frozen
+features, the AUROC is 0.86 with exponent 1 and 0.92 with exponent 0."""
 
 _LEAST_SCALE = 0.01
 """Minimum of A_ff / mean(A_ff); it prevents a rarely active feature from dominating. With a minimum

@@ -48,7 +48,7 @@ def feature_basis(
 
     Parameters
     ----------
-    features, n_rows : features of the data set, which are read once, and the number of images.
+    features, n_rows : features of the data set (read once), and number of images.
     weight, bias : (D, F), (D,); the last layer.
     """
     n_features = weight.shape[1]

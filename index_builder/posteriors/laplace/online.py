@@ -119,7 +119,7 @@ class OnlineLaplace(Generic[Sum]):
 
 
 def no_curvature(structure: Structure, weight: Tensor) -> Curvature | PartialTraces:
-    """Return a zero curvature of a structure, for a layer with weight (D, F)."""
+    """Return a zero curvature with this structure, for a layer with weight (D, F)."""
     if structure == "diagonal":
         return Curvature.zeros_like(weight)
     if weight.shape[1] <= MAX_DENSE:

@@ -49,7 +49,7 @@ class PriorSearch:
 
     @property
     def best(self) -> float:
-        """The candidate with the largest value; if several have it, the first of them.
+        """The first candidate with the largest value.
 
         All values are equal if the spread of the posterior changes no validation result. Candidates
         are therefore in order of preference, the widest posterior first.

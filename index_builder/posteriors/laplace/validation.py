@@ -37,7 +37,7 @@ def temper_by_validation(
 
 
 def norm_correlation(posterior: LaplacePosterior, features: Tensor) -> float | None:
-    """Return the correlation of the log uncertainty with the log uncertainty under the prior.
+    """Return the correlation of two log uncertainties: under the posterior, and under the prior.
 
     The uncertainty of an image is Σ_d v_d / ‖m‖². If the weights have their prior distribution,
     this uncertainty is proportional to ‖φ‖² / ‖m‖². None if one of the two uncertainties is the

@@ -119,8 +119,8 @@ def _on_shared_trunk(
     Returns
     -------
     The configuration of a run whose last layer starts as the whitening. All objectives of a seed
-    start from the same whitening. Two seeds have different whitenings, because two seeds have
-    different training images.
+    start from the same whitening. Each seed has its own whitening, because each seed has its own
+    training images.
     """
     start = Run(shared.directory / f"seed-{config.seed}")
     if not start.checkpoint.exists():
