@@ -29,7 +29,7 @@ class DropoutPosterior:
 
     Dropout inside the trunk needs several passes, each with one of the `masks`. The masks are
     fixed, so that an image always gets the same embedding. The law of total variance combines the
-    passes: the variance of their directions plus the mean of their variances.
+    passes: the variance of the passes' directions plus the mean of the passes' variances.
 
     Attributes
     ----------

@@ -41,7 +41,7 @@ class EmbeddingNormPosterior:
         return cls(last_layer.weight.detach(), last_layer.bias.detach(), torch.tensor(1.0))
 
     def at(self, temperature: float) -> EmbeddingNormPosterior:
-        """Return a copy with another temperature."""
+        """Return a copy with the given temperature."""
         return replace(self, temperature=torch.tensor(temperature))
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,7 +59,7 @@ class PredictedLossPosterior(nn.Module):
         self.eval().requires_grad_(requires_grad=False)
 
     def at(self, temperature: float) -> PredictedLossPosterior:
-        """Return a copy with another temperature."""
+        """Return a copy with the given temperature."""
         return PredictedLossPosterior(self.last_layer, self.head, temperature)
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ def pictures(
     Returns
     -------
     Lists of queries by name: ``surest``, ``least_sure``, and ``wrong`` with the most certain query
-    first. A query has its thumbnail and label, the thumbnail and label of its first result, an
+    first. Each query has a thumbnail, a label, the thumbnail and label of the first result, an
     uncertainty and a confidence.
     """
     order = np.argsort(uncertainties, kind="stable")

@@ -172,8 +172,8 @@ def consensus_of_queries(
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Return the confidence of each query's consensus, and the correctness of the consensus, (B,).
 
-    As in the service, 100 samples of a query vote for the label of their nearest candidate. The
-    most frequent label is the consensus.
+    As in the service, 100 samples of a query vote; each sample votes for the label of the nearest
+    candidate. The most frequent label is the consensus.
     """
     of_queries, of_gallery = label_codes(results.task)
     gallery = unit_direction(results.gallery.mean)

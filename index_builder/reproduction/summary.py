@@ -191,7 +191,7 @@ def report_of(plan: Plan, cells: Sequence[Cell], failures: Sequence[Failure] = (
     -------
     A JSON object with ``protocol``, ``seeds``, ``epochs``, ``methods``, ``failures``, ``machines``
     and ``config``. A method has the metrics of each seed, means and standard deviations over seeds,
-    and costs. It also has the curves and pictures of the first seed.
+    and costs. Each method also has the curves and pictures of the first seed.
     """
     protocol = PROTOCOLS[plan.base.dataset.protocol]
     first = cells[0]

@@ -44,9 +44,9 @@ def fixed_curvature(
 ) -> Curvature:
     """Diagonal curvature of `fixed` over all ordered pairs, before it is clipped at zero.
 
-    The second derivative is taken with respect to one image of a pair; its partner is a constant:
-    Σ_ij 2 y_ij J_iᵀ [∇²_i L(z_i, z_j)] J_i. This is Warburg et al. 2023, Eq. 102, with two
-    corrections: the factor y occurs once, and pairs of an image with itself are left out. For
+    The second derivative is taken with respect to one image of a pair; the other image is a
+    constant: Σ_ij 2 y_ij J_iᵀ [∇²_i L(z_i, z_j)] J_i. This is Warburg et al. 2023, Eq. 102, with
+    two corrections: the factor y occurs once, and pairs of an image with itself are left out. For
     classes of equal size y_ij = y_ji. The sum is then the second derivative of L(sg z_i, z_j) +
     L(z_i, sg z_j) - sg L(z_i, z_j), where sg stops the gradient. This expression has the value and
     the gradient of the loss; the expression of Eq. 100 has half the gradient. For classes of

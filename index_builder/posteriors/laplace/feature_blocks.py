@@ -1,4 +1,4 @@
-"""Features of a data set, read in blocks, because they may not fit into memory."""
+"""Features of a data set, read in blocks, because the features may not fit into memory."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class LaplaceFit:
     temperature_search: PriorSearch | None = None
 
     def tempered(self, temperature: float) -> LaplaceFit:
-        """Return the fit with the same curvature and prior at another temperature."""
+        """Return this fit at another temperature; curvature and prior do not change."""
         posterior = self.posterior.tempered(temperature / self.temperature)
         return replace(self, posterior=posterior, temperature=temperature)
 
@@ -82,7 +82,7 @@ class LaplaceFit:
         return replace(self.tempered(search.temperature), temperature_search=search)
 
     def with_prior(self, fraction: float, search: PriorSearch) -> LaplaceFit:
-        """Return the fit with the same curvature and the prior that validation chose.
+        """Return this fit with the prior that validation chose; the curvature does not change.
 
         Parameters
         ----------

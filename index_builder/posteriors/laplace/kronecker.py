@@ -17,9 +17,9 @@ over outputs and tr_F over features:
 
 So W̃ is matrix normal, with covariance B⁻¹ over its rows and (A + λ)⁻¹ over its columns. An
 embedding is z | φ ~ N(W φ + b, s B⁻¹) with the scalar s = φ̃ᵀ (A + λ)⁻¹ φ̃. The approximation would
-be exact if M / r² were the same multiple of I for all images. It has the same output covariance for
-all images, although the exact output covariance depends on the direction z of the image. For large
-λ the posterior is the prior: s = ‖φ̃‖² / λ and B = I.
+be exact if M / r² were the same multiple of I for all images. The approximation has the same output
+covariance for all images, although the exact output covariance depends on the direction z of the
+image. For large λ the posterior is the prior: s = ‖φ̃‖² / λ and B = I.
 
 The prior can also have a scale for each feature: λ T in place of λ I, with T diagonal. The entry
 t_f is a power of A_ff / mean(A_ff), with the mean over all features f. This prior equals λ I if

@@ -75,11 +75,11 @@ def relative_prior_precision(curvature: FeltCurvature, fraction: float) -> float
     """Return ``fraction`` times the mean curvature as the prior precision.
 
     The posterior is wide in feature directions that the training data do not determine. An outlier
-    has large features in these directions, which makes it detectable. If the prior precision is far
-    above the curvature, the posterior has the same width in all directions; the uncertainty is then
-    only the norm of the features. If the prior precision is far below the curvature, the posterior
-    is also narrow in directions that only noise determines. Between these extremes, the choice
-    hardly matters. The temperature sets the overall width of the posterior.
+    has large features in these directions, which makes the outlier detectable. If the prior
+    precision is far above the curvature, the posterior has the same width in all directions; the
+    uncertainty is then only the norm of the features. If the prior precision is far below the
+    curvature, the posterior is also narrow in directions that only noise determines. Between these
+    extremes, the choice hardly matters. The temperature sets the overall width of the posterior.
 
     Raises
     ------

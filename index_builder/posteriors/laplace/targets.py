@@ -14,11 +14,12 @@ TargetScaling = Literal["per_anchor", "global"]
 """The relative weights of a data set's pairs.
 
 `per_anchor`: A is the set of anchors that have a positive. The weights of an anchor's positives sum
-to 1 / |A|, and those of its negatives to -1 / |A|. The proof of Prop. F.3 of Warburg et al. 2023
-uses these weights, with which `fixed` cannot be negative. `global`: Eq. 13, every positive pair has
-the weight 1 / |D²pos| and every negative pair -1 / |D²neg|. With these weights, large classes
-dominate, and `fixed` can be negative for images of small classes. The two scalings are equal for
-classes of equal size. Both scalings leave out pairs of an image with itself."""
+to 1 / |A|, and the weights of the anchor's negatives sum to -1 / |A|. The proof of Prop. F.3 of
+Warburg et al. 2023 uses these weights, with which `fixed` cannot be negative. `global`: Eq. 13,
+every positive pair has the weight 1 / |D²pos| and every negative pair -1 / |D²neg|. With these
+weights, large classes dominate, and `fixed` can be negative for images of small classes. The two
+scalings are equal for classes of equal size. Both scalings leave out pairs of an image with
+itself."""
 
 
 @dataclass(frozen=True, slots=True)

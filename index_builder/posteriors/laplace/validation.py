@@ -26,8 +26,9 @@ def temper_by_validation(
     candidates : temperatures to try.
     criterion : computed on data that are used neither for training nor for the evaluation.
 
-    If several temperatures are equally good, the largest of them is chosen. If the best temperature
-    is the smallest or largest candidate, the temperature is 1; see `PriorSearch.is_identified`.
+    If several temperatures are equally good, the largest of these temperatures is chosen. If the
+    best temperature is the smallest or largest candidate, the temperature is 1; see
+    `PriorSearch.is_identified`.
     """
     if not candidates:
         raise ValueError("no candidates")

@@ -94,7 +94,7 @@ class TorchEncoder:
 def searchable(
     encoder: MetricEncoder, trunk: FeaturesOf, posterior: Posterior, name: str, known: VectorFile
 ) -> StoredEncoder:
-    """Return an encoder with a posterior; it caches the features of images.
+    """Return an encoder with a posterior; the encoder caches the features of images.
 
     Parameters
     ----------

@@ -33,8 +33,8 @@ class Task:
     ----------
     leave_one_out : whether the queries are items of the gallery. A query is then removed from its
         own result list.
-    positions : returns the positions of images; an item within `MATCH_DISTANCE` is a match. None if
-        an item with the same label is a match.
+    positions : returns the positions of images; an item within `MATCH_DISTANCE` is a match. If
+        None, an item with the same label is a match.
     """
 
     queries: LabelledImages
@@ -43,7 +43,7 @@ class Task:
     positions: Positions | None = None
 
     def own_rows(self) -> NDArray[np.int64] | None:
-        """Return the gallery rows (B,) of the queries; None if they are not items."""
+        """Return the gallery rows (B,) of the queries; None if the queries are not items."""
         if not self.leave_one_out:
             return None
         row_of = {name: row for row, name in enumerate(self.gallery.ids)}
@@ -89,8 +89,8 @@ class ProtocolData:
     ----------
     training : images for training the encoder and fitting its posterior.
     validation : images for choosing the prior precision; the encoder is not trained on them.
-    development : a task like the test, with images that are held out of training. It is used for
-        fitting the decision layer and for all choices.
+    development : a task like the test, with images that are held out of training. This task is used
+        for fitting the decision layer and for all choices.
     development_outliers : outliers for calibration; the test has other outliers.
     test : the published test.
     test_outliers : outliers by the name of their kind; the papers report results for the first
