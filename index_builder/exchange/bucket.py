@@ -96,7 +96,7 @@ class Bucket:
 
     @cached_property
     def _bundle(self) -> str:
-        """The prefix of the bundle's files: id and slash; empty if the URL names a bundle."""
+        """The prefix of the bundle's files: its id and a slash; empty if the URL is a bundle."""
         if is_bundle_id(self._url.rpartition("/")[2]):
             return ""
         content = self._read(CURRENT_FILE)
@@ -127,7 +127,7 @@ class Bucket:
 
     @contextmanager
     def _reached(self, what: str) -> Iterator[None]:
-        """Convert failures to a `TransferError` of one line, without secrets."""
+        """Convert failures to a `TransferError` whose message is one line without secrets."""
         try:
             yield
         except (self._errors.BaseError, FileNotFoundError, ValueError) as error:

@@ -18,7 +18,7 @@ _MEASURED = {
     "outlier_auroc.far.outlier_score": "AUROC: outlier score against other image types",
     "outlier_auroc.corrupted.outlier_score": "AUROC: outlier score against corrupted images",
 }
-"""Keys of the evaluation, each with a name for the model card."""
+"""For each key of the evaluation: its name in the model card."""
 
 
 def model_card(manifest: Manifest, repository: str) -> str:

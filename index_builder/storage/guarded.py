@@ -25,8 +25,8 @@ class Guard:
 
     Attributes
     ----------
-    is_redirected : whether another server has redirected the request to the next host. The value is
-        separate for each asyncio task.
+    is_redirected : whether a server has redirected the current request to another host. Each
+        asyncio task has its own value.
     """
 
     def __init__(self, trust: Callable[[], Trust]) -> None:
@@ -114,7 +114,7 @@ class _Connections:
 
 
 def guarded(client: httpx2.AsyncClient, guard: Guard) -> httpx2.AsyncClient:
-    """Return ``client``; from now on, ``guard`` checks all direct connections (without a proxy)."""
+    """Let ``guard`` check all connections of ``client`` that use no proxy; return ``client``."""
     # The client has no option for a network backend. With a custom transport, it ignores proxies.
     pool: Any = client._transport._pool  # type: ignore[attr-defined]
     pool._network_backend = _Connections(pool._network_backend, guard)

@@ -61,7 +61,9 @@ class ByteSource(Protocol):
         """
 
     async def require_there(self) -> None:
-        """After a file could not be fetched, raise an error if the whole source is unavailable.
+        """Raise an error if the whole source is unavailable.
+
+        `Storage` calls this method after it could not fetch a file.
 
         Raises
         ------

@@ -96,7 +96,7 @@ class Storage:
         return self._begun(self._fetch(url, file, most, version))
 
     def read(self, url: str, most: int, version: str = "") -> bytes:
-        """Return the content of ``url``; the errors are those of `fetch`."""
+        """Return the content of ``url``; raises the same errors as `fetch`."""
         file = BytesIO()
         self.fetch(url, file, most, version).result()
         return file.getvalue()
@@ -155,7 +155,7 @@ class Storage:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _source(self, url: str) -> ByteSource:
-        """Return the byte source of ``url``: the source for web servers, or a bucket."""
+        """Return the source that reads ``url``: the source for web servers, or for a bucket."""
         is_web = scheme_of(url) in WEB
         if not is_web and not self.trust.names_bucket(url):
             raise NotFetched(
@@ -213,7 +213,7 @@ class Storage:
     async def _tried(
         self, once: Callable[[], Awaitable[None]], reached: Callable[[], int] = lambda: 0
     ) -> None:
-        """Call ``once`` with retries; an increase of ``reached`` resets the count of tries."""
+        """Call ``once`` with retries; if ``reached`` increases, the tries are counted from zero."""
         n_left, before = self.patience.n_tries, 0
         while True:
             try:

@@ -42,7 +42,7 @@ class Trust:
 
     @classmethod
     def of_environment(cls) -> Trust:
-        """Return a trust with the origins in `ALLOWED_ORIGINS`.
+        """Return a `Trust` with the origins in the environment variable `ALLOWED_ORIGINS`.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class Trust:
         return not (ip.is_link_local or ip.is_multicast)
 
     def refused(self, host: str, port: int, addresses: Iterable[str]) -> str | None:
-        """Return why a data source may not use a host with these addresses; None if it may."""
+        """Return why a host with these addresses is forbidden to a data source; None if allowed."""
         found = next((one for one in addresses if not self.admits(one)), None)
         if found is None:
             return None

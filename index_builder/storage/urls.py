@@ -70,7 +70,10 @@ def without_secrets(text: str) -> str:
 
 
 def unsigned(url: str) -> str:
-    """Return a URL without user, password and signature: the same URL for every signature."""
+    """Return a URL without user, password and signature.
+
+    Two URLs of a file with different signatures have the same result.
+    """
     query = "" if in_a_bucket(url) else urlsplit(url).query
     kept = [
         (name, value)

@@ -113,7 +113,7 @@ class Web:
             raise NotFetched(f"{shown(url)} is no web address ({_said(error)}).") from error
 
     def _auth(self, url: str) -> httpx2.NetRCAuth | None:
-        """Return the passwords; None if the URL has a password, or an origin that is not named."""
+        """Return the passwords; None if the URL has a password, or if its origin is not trusted."""
         parts = self._httpx.URL(url)
         if parts.userinfo or parts.scheme not in WEB:
             return None
@@ -121,7 +121,7 @@ class Web:
         return self._netrc if is_named else None
 
     async def require_there(self) -> None:
-        """Do nothing: if one server is unavailable, other servers may still answer."""
+        """Do nothing, because other servers may answer if one server is unavailable."""
 
     async def close(self) -> None:
         """Close all connections."""

@@ -61,7 +61,8 @@ class BackupSummary:
     Attributes
     ----------
     bundle_id : id of the bundle.
-    n_items, version : number of items and version of the gallery, after all changes in the log.
+    n_items : number of items in the gallery, after all changes in the log.
+    version : version of the gallery, after all changes in the log.
     log_sha256 : digest of the log of changes; None if there is no log.
     """
 
@@ -113,7 +114,7 @@ def _require_new(archive: Path) -> None:
 
 
 def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> BackupSummary:
-    """Copy a consistent state of the log, and describe the gallery in this state."""
+    """Copy a consistent state of the log, and return a summary of the gallery in this state."""
     if (directory / MILVUS_FILE).exists():
         raise ArchiveError(
             f"The gallery of {bundle_id} lies in Milvus, and a copy of files does not contain it. "

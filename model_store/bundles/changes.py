@@ -34,7 +34,7 @@ CHANGES_FOLDER = "changes"
 
 
 def changes_path(root: Path, bundle_id: str) -> Path:
-    """Return the path of the log of a bundle's gallery; the file may not exist yet.
+    """Return the path of the log for a bundle's gallery; the file need not exist.
 
     Raises
     ------

@@ -61,8 +61,9 @@ manifest."""
 
 
 RENAMED_LABELS = "renamed_labels"
-"""Name of a field in the ``gallery`` section of the manifest. The field maps each old label to the
-new label, because stored calibration queries have the old labels."""
+"""Name of a field in the ``gallery`` section of the manifest. If all items of a label got the same
+new label, the field maps the old label to the new label. Stored calibration queries have the old
+labels."""
 
 
 class Compaction:
@@ -72,7 +73,9 @@ class Compaction:
 
     Parameters
     ----------
-    root, manifest, live : directory of bundles, manifest and gallery of the current bundle.
+    root : directory of bundles.
+    manifest : manifest of the current bundle.
+    live : live gallery of the current bundle.
     key : key to sign the new bundle.
     calibrate : function that calibrates the new gallery; None keeps the old calibration.
 

@@ -97,8 +97,9 @@ def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
 def require_current(root: Path, bundle_id: str) -> None:
     """Raise `GallerySuperseded` if the bundle is not the current bundle.
 
-    A writer calls this inside a transaction of the log. A compaction sets `CURRENT` inside another
-    transaction of the log. So no change is written to a log that is no longer in use.
+    A writer calls this function inside a write transaction of the log. A compaction also holds a
+    write transaction of this log while it sets `CURRENT`. So no writer adds a change to a log that
+    is no longer in use.
 
     Raises
     ------

@@ -44,8 +44,9 @@ def write_bundle(
 
     Parameters
     ----------
-    like, manifest : directory and manifest of the bundle with the encoder. The files of the encoder
-        are linked if possible, else copied.
+    like : directory of the bundle with the encoder. The files of the encoder are linked if
+        possible, else copied.
+    manifest : manifest of the bundle in ``like``.
     gallery : gallery section of the manifest, for example its ``name``.
     shared : a directory on the file system of ``staging``. If a file in ``like`` cannot be linked,
         the file is copied into this directory, and the copy is linked.

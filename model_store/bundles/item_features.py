@@ -1,8 +1,8 @@
 """The features of a random sample of a gallery's items, stored in its bundle.
 
 A gallery itself stores no features. With the features of the sample, the outlier detector can be
-fitted again without images. Items that were added to the live gallery can be calibration queries.
-Each of these items is excluded from its own results.
+fitted again without images. An item that was added to the live gallery can be a calibration query.
+The results of this query then exclude the item itself.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class ItemFeatures:
 
     Attributes
     ----------
-    ids, groups : (n,) ids and groups of the items; items of one group show the same object.
+    ids : (n,) ids of the items.
+    groups : (n,) groups of the items; items of one group show the same object.
     features : (n, F) features. If there are more than `MOST_FEATURES`, adjacent features are
         averaged.
-    was_put : (n,) whether the item was added after the calibration queries were chosen.
+    was_put : (n,) for each item, whether it was added after the calibration queries were chosen.
     share : share of the gallery's items that is sampled.
     """
 
@@ -62,8 +63,8 @@ class ItemFeatures:
     def updated(self, snapshot: GallerySnapshot) -> ItemFeatures:
         """Return the sample without removed items, and with a sample of the added items.
 
-        Items are drawn by a hash of their id, so equal changes give equal samples. An item with a
-        new label and the same embedding keeps its features.
+        A hash of an added item's id decides whether the item is sampled. So equal changes give
+        equal samples. An item with a new label and the same embedding keeps its features.
         """
         put = set(snapshot.appended_ids()) - snapshot.edited_ids()
         rows = [

@@ -35,7 +35,8 @@ def publish(
     All files are on the disk before the bundle's directory gets its name. So after a crash, the
     bundle is either missing or complete. If the same bundle exists, it is kept; if it is damaged,
     it is replaced. One lock excludes other processes that publish. A second lock prevents the
-    removal of the bundle before it is current. Temporary files of killed processes are removed.
+    removal of the bundle before the bundle becomes current. Temporary files of killed processes are
+    removed.
 
     Parameters
     ----------
@@ -115,7 +116,8 @@ def seal(
 ) -> tuple[Path, Hold]:
     """Write the manifest into ``directory``, and rename the directory to the bundle's id.
 
-    Returns a lock too: another process could remove the bundle before it is current.
+    The function also returns a lock. Without the lock, another process could remove the bundle
+    before the bundle becomes current.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ _UNFINISHED = {
     ),
     ACTIVATION_LOCK: (f".[A-Z]*{PARTIAL}", f".{SECRET_FILE}{PARTIAL}"),
 }
-"""Lock file → patterns of the names of temporary files that a holder of the lock writes."""
+"""For each lock file: patterns for the names of temporary files that the lock's holder writes."""
 
 
 class Hold:

@@ -77,7 +77,8 @@ class Upgraded:
 
     Attributes
     ----------
-    before, after : ids of the old and the new bundle.
+    before : id of the old bundle.
+    after : id of the new bundle.
     schema : schema of the old bundle.
     n_items : number of items of the new gallery.
     n_changes : number of changed items in the old log.

@@ -168,7 +168,7 @@ class Gallery(Protocol):
         """
 
     def matching(self, part: Filter) -> Allowed:
-        """Return the rows that pass a filter, for the parameter ``allowed`` of `candidates`."""
+        """Return the rows that pass a filter, as the argument ``allowed`` of `candidates`."""
 
     def facets(self, most: int) -> list[Facet] | None:
         """Describe each field that was indexed at the build, with at most ``most`` of its values.

@@ -102,7 +102,8 @@ class Retry:
     Attributes
     ----------
     key : unique key of the request, chosen by the client.
-    request : digest of the request's content. A known key with another digest is refused.
+    request : digest of the request's content. A request with a known key and another digest is
+        refused.
     """
 
     key: str
@@ -167,7 +168,7 @@ class Writable(Protocol):
         """A token that changes with every commit; see `ChangesFile.mark`."""
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
+        """Return a request's receipt; None if the request is new. May raise `KeyReused`."""
 
     def commit(
         self,
@@ -248,7 +249,8 @@ def plan_writes(
     Parameters
     ----------
     there : function that returns whether the gallery has an item with a given id.
-    n_items, version : number of items and version of the gallery before the writes.
+    n_items : number of items in the gallery before the writes.
+    version : version of the gallery before the writes.
     most_items : maximum number of items after the writes; None for no limit. Writes that do not
         increase the number of items are always allowed.
 
@@ -283,7 +285,7 @@ def once_kept() -> Iterator[None]:
 
     Raises
     ------
-    GalleryUnavailable : the change is stored, but searches may not find it yet.
+    GalleryUnavailable : the change is stored, but searches possibly do not find it yet.
     LogDamaged : the stored change may be lost.
     """
     try:

@@ -22,7 +22,8 @@ class FaissStore:
     Attributes
     ----------
     index : a ``faiss.Index``; its row numbers are indexes into ``ids`` and ``labels``.
-    ids, labels : ids and labels of all vectors in ``index``.
+    ids : ids of all vectors in ``index``.
+    labels : labels of all vectors in ``index``.
     """
 
     index: Any

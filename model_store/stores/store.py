@@ -33,7 +33,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreAnswer:
-    """The neighbours from a store, and the decision on them."""
+    """The neighbours that a store has found, and the decision on these neighbours."""
 
     neighbours: NeighbourList
     decided: ListDecision
@@ -42,16 +42,16 @@ class StoreAnswer:
 def search_and_decide(
     retriever: Retriever, store: Store, query: VectorQuery, terms: Terms | None = None
 ) -> StoreAnswer:
-    """Search a store for as many neighbours as the calibration needs, and decide.
+    """Find as many neighbours in a store as the calibration needs, and make the decision on them.
 
     Parameters
     ----------
-    retriever : retriever of the bundle with the calibration.
+    retriever : retriever of the bundle whose calibration is used.
     terms : options of the decision; None for the calibration's defaults.
 
     Raises
     ------
-    InvalidVector : the store finds too few items; or see `decide_list`.
+    InvalidVector : the store finds too few items. `decide_list` lists the other reasons.
     """
     calibration = retriever.calibration
     n = N_CANDIDATES if calibration is None else calibration.n_candidates

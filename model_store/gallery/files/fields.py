@@ -101,13 +101,13 @@ def _nameable(path: tuple[str, ...]) -> bool:
 def write_fields(
     directory: Path, n_rows: int, named: tuple[Field, ...] | None, seen: FieldsSeen
 ) -> None:
-    """Index fields of the items that were written into ``directory``.
+    """Write indexes of fields for the items in ``directory``.
 
     Parameters
     ----------
-    named : fields to index; the size of their indexes has no limit. If None, fields of ``seen`` are
-        indexed, in the order of `FieldsSeen.worth_indexing`. The size of their indexes is limited
-        by `BYTES_OF_AN_ITEM`.
+    named : fields to index, without a limit on the size of the indexes. If None, the fields are
+        chosen from ``seen``, in the order of `FieldsSeen.worth_indexing`. `BYTES_OF_AN_ITEM` then
+        limits the size of the indexes.
     """
     wanted = (*_ALWAYS, *(seen.worth_indexing() if named is None else named))
     left = BYTES_OF_AN_ITEM * n_rows

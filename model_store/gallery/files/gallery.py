@@ -111,7 +111,7 @@ class FaissGallery:
         return self._items.fields.named
 
     def matching(self, part: Filter) -> Allowed:
-        """Return the rows that pass a filter, for the parameter ``allowed`` of `candidates`."""
+        """Return the rows that pass a filter, as the argument ``allowed`` of `candidates`."""
         return self._items.matching(part)
 
     def facets(self, most: int) -> list[Facet]:

@@ -44,7 +44,7 @@ class ItemsWriter:
 
     Attributes
     ----------
-    fields : counts of the items' fields.
+    fields : for each field, how many items have the field, and how long its texts are.
     """
 
     def __init__(self, path: Path, encoder_fingerprint: str, n_changed: int = 0) -> None:
@@ -104,10 +104,10 @@ REMEMBERED_FILTERS = 16
 page repeats the filter. For each filter, the cached rows take at most one byte per item."""
 
 SMALL_BYTES, SMALL_CACHE_KIB = 64 * 2**20, 128
-"""Maximum size of a small file in bytes, and the size of SQLite's cache for a small file in KiB.
-Each connection has its own cache, and each thread has a connection to each gallery. There may be a
-thousand galleries, so SQLite's default cache of 2 MB would be too large. The operating system also
-caches the file."""
+"""A file of at most `SMALL_BYTES` bytes is small. For a small file, the size of SQLite's cache is
+`SMALL_CACHE_KIB` KiB. Each connection has its own cache, and each thread has a connection to each
+gallery. There may be a thousand galleries, so SQLite's default cache of 2 MB would be too large.
+The operating system also caches the file."""
 
 
 class Items:

@@ -1,4 +1,7 @@
-"""Previews in SQLite, by row: optional pictures of items, large enough for a reviewer."""
+"""Stores previews in SQLite, by row.
+
+A preview is an optional picture of an item. The picture is large enough for a reviewer.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,9 @@ class VarianceWriter(ExitStack):
     """A context manager that writes the variances of a gallery's items, part by part.
 
     With ``half``, an item's variances are divided by the squared norm and by a power of two, and
-    stored in float16 (see `HALF_ROUNDING`). After the division by the power of two, the largest
-    variance is between ½ and 1. Without ``half``, variances are stored unchanged in float32.
+    stored in float16 (see `HALF_ROUNDING`). The power of two is chosen for each item so that the
+    item's largest stored variance is between ½ and 1. Without ``half``, variances are stored
+    unchanged in float32.
 
     Parameters
     ----------

@@ -31,8 +31,8 @@ MISSING, NULL, FALSE, TRUE, LIST, OBJECT, FIRST_VALUE = range(7)
 `FIRST_VALUE`."""
 
 NUMBER_KIND, TEXT_KIND = FIRST_VALUE, FIRST_VALUE + 1
-"""Kinds in an `Entry`: the kind of a number, and the kind of a text. For every other value, the
-kind is the value's code."""
+"""In an `Entry`, `NUMBER_KIND` is the kind of a number, and `TEXT_KIND` is the kind of a text. For
+any other value, the kind is the value's code above."""
 
 Entry = tuple[int, Any, int]
 """Kind of a value, the value, and its row. The value is a number, a text in UTF-8, or None."""
@@ -144,7 +144,7 @@ class Postings:
 
 
 def _split(value: float) -> tuple[float, int]:
-    """Return the nearest float64 and, for an integer, the remainder."""
+    """Return the float64 nearest to a number, and the remainder; the remainder of a float is 0."""
     nearest = float(value)
     return nearest, value - int(nearest) if isinstance(value, int) else 0
 
@@ -204,7 +204,8 @@ def make_column(
     Parameters
     ----------
     values : one entry for each row 0 to ``n_rows`` − 1, ordered by kind, value and row.
-    held : one entry for each distinct element of a row's list, in the same order as ``values``.
+    held : entries of the rows whose value is a list: one entry for each distinct element of the
+        list. The order is the order of ``values``.
     """
     every = _gathered(values, most_bytes)
     if every is None:

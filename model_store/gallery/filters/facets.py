@@ -41,7 +41,7 @@ class Facet:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The index of a field for one part of the items.
+    """The index of a field for some of a gallery's items, for example for the items of the build.
 
     Attributes
     ----------
@@ -71,10 +71,10 @@ class Counted:
 
 
 def facet_of(field: str, parts: Sequence[Counted], most: int) -> Facet:
-    """Describe a field with at most ``most`` values; each item is in one of ``parts``.
+    """Describe a field with at most ``most`` of its values; each item is in one of ``parts``.
 
-    For the first part, the time grows with the number of distinct values and of removed items. For
-    each later part, the time grows with the number of items.
+    The time for the first part grows with its number of distinct values and its number of removed
+    items. The time for each later part grows with its number of items.
     """
     by_value = [part.values() for part in parts]
     of_lists = sum(int(counts[LIST]) for counts in by_value)
@@ -106,7 +106,7 @@ def _joined(
 ) -> dict[Scalar, int]:
     """Add the counts of ``others`` to ``counts``; return the counts of new values.
 
-    ``counts`` has one count for each code of ``first``. A value is new if ``first`` lacks it.
+    ``counts`` has one count for each code of ``first``. ``first`` lacks a new value.
     """
     new: Counter[Scalar] = Counter()
     for postings, more in others:

@@ -29,8 +29,8 @@ computed from the codes of all rows. The mask of a narrow selection is computed 
 rows only."""
 
 _FEW = 8
-"""Maximum number of ranges for a comparison of each code with each range. If a selection has more
-ranges, each code is looked up in a table."""
+"""If a selection has at most this many ranges, each code is compared with each range. If it has
+more ranges, each code is looked up in a table."""
 
 
 class Selection(Protocol):

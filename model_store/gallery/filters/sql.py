@@ -141,7 +141,7 @@ def _any_equal(source: _Source, wanted: tuple[Scalar, ...]) -> tuple[str, list[S
 
 
 _NUMBER = "json_extract(?, '$')"
-"""SQL that reads a number in the same way as SQLite reads numbers of the metadata."""
+"""SQL that reads a number from JSON, because SQLite also reads the metadata from JSON."""
 
 
 def _is_number(source: _Source) -> str:
@@ -176,7 +176,8 @@ class Source:
     ----------
     table : name of the table.
     row : name of the column with the row number.
-    condition, marks : SQL that selects the rows to read, and its parameters.
+    condition : SQL that selects the rows to read.
+    marks : parameters of ``condition``.
     numbers : (n,) ascending row numbers; None for 0 to n − 1.
     """
 
@@ -215,7 +216,7 @@ def column_of(
     n_rows: int,
     most_bytes: float = math.inf,
 ) -> Column | None:
-    """Index a field of a source with ``n_rows``; None if the index exceeds ``most_bytes``."""
+    """Return a field's index for ``n_rows`` rows; None if the index exceeds ``most_bytes``."""
     of_field = _source(field)
     rows = f"{source.table} WHERE {source.condition}"
     values = _entries(connection, of_field, (), rows, source)

@@ -30,13 +30,14 @@ REPORT_FILE = "index.json"
 
 N_QUERIES = 500
 """Number of queries that measure recall. Each query has ten neighbours, so recall is the mean over
-5,000 neighbours. That is enough to distinguish a recall of 0.98 from a recall of 0.99."""
+5,000 neighbours. This number is large enough to distinguish a recall of 0.98 from a recall of
+0.99."""
 
 POINTS_PER_LIST = 40
 """Number of training items for each centroid; FAISS recommends at least 39."""
 
 _NEIGHBOURHOOD_EFFORT = 32
-"""``nprobe`` or ``efSearch`` of the search in `_queries`, which finds neighbours of an item. These
+"""Value of ``nprobe`` or ``efSearch`` when `_queries` searches for neighbours of an item. These
 neighbours need not be the nearest items."""
 
 NEIGHBOURS_AMONG = 1_000_000
@@ -52,10 +53,12 @@ class IndexReport:
 
     Attributes
     ----------
-    kind, factory : kind of the index, and its FAISS factory string.
+    kind : kind of the index.
+    factory : FAISS factory string of the index.
     parameters : search parameter, ``nprobe`` or ``efSearch``; empty for an exact index.
-    recall_at_10 : mean share of a query's ten nearest items that a search finds after re-ranking,
-        over ``n_queries`` queries. `_queries` makes the queries from the gallery's items.
+    recall_at_10 : share of a query's ten nearest items that a search finds after re-ranking. The
+        share is averaged over ``n_queries`` queries, which `_queries` makes from the gallery's
+        items.
     n_bytes : calculated size of the index in memory, in bytes.
     min_recall, memory_budget_bytes : settings of the build; a compaction uses the same settings.
     """
@@ -93,10 +96,10 @@ def build_index(
 
     An approximate index compares items by Euclidean distance. For unit vectors, distance and inner
     product give the same order, but quantisation of x to x̂ changes the distance far less than the
-    inner product. For a query q, the error of the distance is the part of x − x̂ along q − x. The
-    vector q − x is short if x is near q. The error of the inner product is the part of x − x̂ along
-    q. For a million Fashion-MNIST embeddings with 8 bits per dimension, recall at 10 before
-    re-ranking is 0.96 by distance, and 0.59 by inner product.
+    inner product. For a query q, the error of the distance is the component of x − x̂ in the
+    direction q − x. The vector q − x is short if x is near q. The error of the inner product is the
+    component of x − x̂ in the direction q. For a million Fashion-MNIST embeddings with 8 bits per
+    dimension, recall at 10 before re-ranking is 0.96 by distance, and 0.59 by inner product.
 
     Parameters
     ----------
@@ -248,12 +251,12 @@ def _queries(
 ) -> NDArray[np.float32]:
     """Return n queries (n, D): unit vectors near items, but not equal to any item.
 
-    Each query is an item plus the difference of two neighbours of the item. A query equal to an
-    item would be too easy. In a gallery with many copies, the ten nearest items of such a query are
-    copies in the same list. On a million Fashion-MNIST embeddings with copies, recall was 0.997 for
-    queries equal to items, and 0.85 for held-out images. For the queries of this function, recall
-    agrees with the recall for held-out images. In one test, both values were 0.985. In another
-    test, the two values were 0.996 and 0.997.
+    Each query is an item plus the difference of two neighbours of the item. If a query were equal
+    to an item, the search would be too easy. In a gallery with many copies, the ten items nearest
+    to this query would be copies in the same list. On a million Fashion-MNIST embeddings with
+    copies, recall was 0.997 for queries equal to items, and 0.85 for held-out images. The queries
+    of this function and held-out images give about the same recall. In a first test, both recalls
+    were 0.985. In a second test, the recalls were 0.996 and 0.997.
     """
     n_items = len(directions)
     rows = np.sort(generator.permutation(n_items)[:N_QUERIES])

@@ -35,7 +35,7 @@ def are_many(index: Any) -> bool:  # noqa: ANN401 - FAISS has no types
 
 
 def learn_lists(index: Any, points: NDArray[np.float32], seed: int) -> None:  # noqa: ANN401
-    """Learn the centroids of an index from ``points`` (n, D); a later `train` keeps the centroids.
+    """Learn the centroids of an index from ``points`` (n, D); `train` does not change them later.
 
     The points are clustered into groups. The number of centroids of a group is proportional to its
     number of points. A group with too few points gets no centroid; `faiss.contrib.clustering` would

@@ -23,8 +23,8 @@ HNSW_LINKS = 32
 _ID_BYTES = 8
 _FLOAT_BYTES = 4
 _HNSW_BYTES = 2 * HNSW_LINKS * _FLOAT_BYTES + 16
-"""Bytes of the graph for each item: links on the lowest level, and 16 bytes for the item's
-position, its level and the higher levels."""
+"""Bytes that an item takes in the graph. Its links on the lowest level take 4 bytes each. Its
+position, its level and its links on higher levels take 16 bytes together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_ROWS = 65_536
-"""Number of rows in a block. FAISS adds rows in blocks of this size too, so the index is the same
-as after one call for all rows."""
+"""Number of rows in a block. FAISS itself adds rows in blocks of this size. So the index is the
+same, whether all rows are added in one call or block by block."""
 
 
 def row_blocks(rows: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:

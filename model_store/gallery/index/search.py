@@ -26,15 +26,16 @@ row and does not use the approximate index. The comparison takes some millisecon
 row."""
 
 SEARCH_FIRST_SHARE = 0.3
-"""Minimum share of allowed rows for an unfiltered search. Such a search of an inverted index
-fetches more rows than requested. Then the filter is applied to the fetched rows. A test with 10⁶
-rows measured an unfiltered search, and a search that uses the mask of allowed rows. If half of the
-rows were allowed, the unfiltered search took 0.9 times as long as the search with the mask. If 5 %
-of the rows were allowed, the unfiltered search took twice as long as the search with the mask."""
+"""If at least this share of all rows is allowed, an inverted index is searched without the filter.
+This unfiltered search fetches more rows than requested. Then the filter is applied to the fetched
+rows. A test with 10⁶ rows compared an unfiltered search and a search that uses the mask of allowed
+rows. With half of the rows allowed, the unfiltered search took 0.9 times as long as the search with
+the mask. With 5 % of the rows allowed, the unfiltered search took twice as long as the search with
+the mask."""
 
 _MARGIN = 4
-"""Safety margin of an unfiltered search, which must fetch enough allowed rows. The unit is the
-standard deviation of the number of allowed rows that the search fetches."""
+"""Safety margin in standard deviations. An unfiltered search fetches an uncertain number of allowed
+rows. The expected number is this many standard deviations above the wanted number."""
 
 _AT_ONCE = 16_384
 
@@ -198,7 +199,7 @@ class ApproximateIndex:
 
         This method and `_filtered_first` read the same number of lists, and return the same number
         of rows. If ``allowed.share`` is exact, both methods return the same rows. If
-        ``allowed.share`` is an estimate, the two methods may return different rows.
+        ``allowed.share`` is an estimate, the two methods possibly return different rows.
         """
         wanted = max(n, FETCHED)
         fetched = math.ceil((wanted + _MARGIN * math.sqrt(wanted)) / allowed.share)

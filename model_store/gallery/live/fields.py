@@ -32,7 +32,7 @@ indexes of a hundred fields fit into the cache."""
 
 
 class LogColumns:
-    """Field indexes of the items in a log; thread-safe."""
+    """For the items in a log: builds and caches the indexes of their fields; thread-safe."""
 
     def __init__(self, log: ChangesFile) -> None:
         self._log = log
@@ -61,7 +61,9 @@ class LogColumns:
         return mask
 
     def all(self, field: Field, sequences: NDArray[np.int64]) -> Iterator[tuple[int, Column]]:
-        """Yield the start and the index of each run, and then of the items after the last run.
+        """Yield the start and the index of each run.
+
+        If items follow the last run, the last pair has their start and their index.
 
         Parameters
         ----------

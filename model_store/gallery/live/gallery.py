@@ -92,7 +92,7 @@ class LiveGallery:
         return self.log.mark()
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
+        """Return a request's receipt; None if the request is new. May raise `KeyReused`."""
         return self.log.receipt(retry)
 
     def commit(

@@ -103,9 +103,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def require_reached(last: int, reached: int) -> None:
-    """Raise `LogDamaged` if the last change ``last`` of a log is before ``reached``.
+    """Raise `LogDamaged` if a log ends with the change ``last`` and ``last`` < ``reached``.
 
-    If other processes can write, read ``reached`` before reading the log.
+    If other processes can write, the caller must read ``reached`` before it reads the log.
     """
     if last < reached:
         raise LogDamaged(f"it ends with change {last}, though {reached} were acknowledged")

@@ -49,19 +49,20 @@ OUTCOME_LIFE_S = 24 * 3600.0
 """Seconds for which the outcome of an Idempotency-Key is kept, measured by the log's clock."""
 
 LONGEST_STEP_S = 3600.0
-"""Maximum advance of the log's clock between two stored outcomes, in seconds. So if writes are
-rare, outcomes are kept longer than `OUTCOME_LIFE_S`."""
+"""Between two stored outcomes, the log's clock advances by at most this number of seconds. If
+writes are rare, this clock is slow. Then outcomes are kept longer than `OUTCOME_LIFE_S`."""
 
 
 class ChangesFile:
     """The log of one bundle's gallery; several threads and processes can use it.
 
-    The first write creates the file; before, the gallery has no changes.
+    The first write creates the file. Without the file, the gallery has no changes.
 
     Parameters
     ----------
     path : ``<root>/changes/<bundle id>.sqlite``.
-    bundle_id, encoder_fingerprint : bundle and encoder that the changes belong to.
+    bundle_id : id of the bundle that the changes belong to.
+    encoder_fingerprint : fingerprint of the bundle's encoder.
 
     Raises
     ------
@@ -142,7 +143,7 @@ class ChangesFile:
         return self._there(partial(rows.thumbnail_at, sequence=sequence))
 
     def matching(self, part: Filter, first: int, last: int) -> list[int]:
-        """Return the numbers of changes, from ``first`` to ``last``, whose items pass a filter."""
+        """Of the changes ``first`` to ``last``, return the numbers whose items pass a filter."""
         condition, values = to_sql(part)
         query = (
             "SELECT sequence FROM changes WHERE mean IS NOT NULL "  # noqa: S608
@@ -155,7 +156,7 @@ class ChangesFile:
         return [sequence for (sequence,) in found]
 
     def column(self, field: Field, sequences: NDArray[np.int64]) -> Column:
-        """Build the field index of the items that the changes ``sequences`` wrote."""
+        """Build the index of ``field`` for the items that the changes ``sequences`` wrote."""
         return self._there(partial(rows.field_column, field=field, sequences=sequences))
 
     def upserts(self, sequences: Sequence[int]) -> Iterator[Upsert]:
@@ -172,7 +173,7 @@ class ChangesFile:
         return self._beside("previews", [sequence]).get(sequence, b"")
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request; None for a new request.
+        """Return the receipt of a request; None if the request is new.
 
         Raises
         ------
@@ -250,7 +251,7 @@ class ChangesFile:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Add bundle and advice to a `LogDamaged` error; every later call raises this error too."""
+        """Add bundle and advice to a `LogDamaged` error; later calls raise the same error."""
         if self._damage is not None:
             raise self._damage
         try:
@@ -338,7 +339,7 @@ class Transaction:
         return rows.last_sequence(self._connection)
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
+        """Return a request's receipt; None if the request is new. May raise `KeyReused`."""
         return _receipt(self._connection, retry)
 
     def add(self, writes: Sequence[Upsert | Delete]) -> list[Change]:
@@ -390,8 +391,8 @@ def _now(connection: sqlite3.Connection) -> float:
     """Return the time of the log's clock, in seconds.
 
     The log's clock follows the system clock, but never goes back. Between two stored outcomes, the
-    log's clock advances by at most `LONGEST_STEP_S`. So outcomes survive a jump of the system
-    clock.
+    log's clock advances by at most `LONGEST_STEP_S`. So no outcome is deleted too early if the
+    system clock jumps.
     """
     system, own = rows.clock(connection)
     return own + min(max(time.time() - system, 0.0), LONGEST_STEP_S)

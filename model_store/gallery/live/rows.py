@@ -92,7 +92,7 @@ def meta(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def clock(connection: sqlite3.Connection) -> tuple[float, float]:
-    """Return two times of the last stored outcome: by the system clock, and by the log's clock.
+    """Return when the last outcome was stored: by the system clock, and by the log's clock.
 
     Both are 0 if no outcome was stored.
     """
@@ -159,7 +159,7 @@ def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside,
 def contents_beside(
     connection: sqlite3.Connection, table: Beside, sequences: Sequence[int]
 ) -> dict[int, bytes]:
-    """Return optional content by sequence number; changes without the content are left out."""
+    """Return sequence number → optional content; changes without this content are left out."""
     if table not in _tables_beside(connection):
         return {}
     found = {}
@@ -222,10 +222,10 @@ def thumbnail_at(connection: sqlite3.Connection, sequence: int) -> Thumbnail:
 def field_column(
     connection: sqlite3.Connection, field: Field, sequences: NDArray[np.int64]
 ) -> Column:
-    """Build the field index of the items that the changes ``sequences`` (n,) wrote.
+    """Build the index of ``field`` for the items that the changes ``sequences`` (n,) wrote.
 
-    ``sequences`` are ascending. Between the first and the last, no change that wrote an item is
-    missing.
+    ``sequences`` are ascending. From its first to its last number, ``sequences`` contains every
+    change that wrote an item.
     """
     ends = int(sequences[0]), int(sequences[-1])
     connection.execute("PRAGMA temp_store=MEMORY")  # sort in memory, because the items are few

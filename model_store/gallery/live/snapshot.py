@@ -193,7 +193,7 @@ class GallerySnapshot:
         return ordered
 
     def matching(self, part: Filter) -> Allowed:
-        """Return the rows that pass a filter, for the parameter ``allowed`` of `candidates`."""
+        """Return the rows that pass a filter, as the argument ``allowed`` of `candidates`."""
         if self._is_base:
             return self._base.matching(part)
         since = self._columns.matching(part, self._appended.sequences)
@@ -207,7 +207,10 @@ class GallerySnapshot:
         ]
 
     def _counted(self, field: Field, of_base: Column) -> list[Counted]:
-        """Return the indexes of a field for the base and the added items, with the removed rows."""
+        """Return the indexes of a field: the first for the base, the others for added items.
+
+        Each index has the rows of its removed items.
+        """
         starts = {0: of_base}
         for start, column in self._columns.all(field, self._appended.sequences):
             starts[self._base.n_rows + start] = column
@@ -270,10 +273,7 @@ class GallerySnapshot:
         return rows[sorted(range(len(rows)), key=by_id.__getitem__)[:limit]]
 
     def _there(self, start: int, limit: int) -> NDArray[np.int64]:
-        """Return rows of the base that still have an item.
-
-        The result has the first ``limit`` such rows from row ``start`` on.
-        """
+        """Return the first ``limit`` rows of the base from ``start`` on that have an item."""
         n_base, n = self._base.n_rows, limit
         while True:
             rows = start + np.flatnonzero(~self._removed[start : min(start + n, n_base)])
@@ -283,13 +283,13 @@ class GallerySnapshot:
 
     @cached_property
     def _appended_by_id(self) -> tuple[list[str], list[int]]:
-        """The sorted ids of the appended items that still exist, and the items' places."""
+        """The appended items that still exist: their sorted ids, and their indexes in the log."""
         live = np.flatnonzero(~self._removed[self._base.n_rows :]).tolist()
         live.sort(key=self._appended.ids.__getitem__)
         return [self._appended.ids[place] for place in live], live
 
     def _id(self, row: int) -> str:
-        """Return the id of the item at a row; the item may be removed."""
+        """Return the id of the item at a row, also if the item has been removed."""
         return self.items(np.array([row]))[0].id
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
@@ -374,7 +374,7 @@ class GallerySnapshot:
     def upsert(self, item_id: str) -> Upsert:
         """Return a write with the current content of an item; raises `ItemNotFound`.
 
-        Features of an item of the base are not known.
+        The features are None for an item of the base, because the base stores no features.
         """
         row = self.row(item_id)
         embeddings, (item,) = self._whole(np.array([row]))

@@ -12,17 +12,16 @@ REMEMBERED_ITEMS = 16_384
 """Maximum number of cached items. With 128 dimensions, these items take about 30 MB."""
 
 MOSTLY_KNOWN = 0.6
-"""If at least this share of the rows that recent searches found was cached, a search sends two
-requests. The first request returns only row numbers, and the second request reads the items that
-are not cached. If the share was smaller, one request that returns rows and items is faster than two
-requests."""
+"""A search sends two requests if the cache contained at least this share of the rows that recent
+searches found. The first request returns only row numbers, and the second request reads the items
+that are not cached. For a smaller share, a single request for rows and items is faster."""
 
 _N_AVERAGED = 8
 """The share of cached rows is averaged over about this number of recent searches."""
 
 
 class EntityCache:
-    """An LRU cache of `REMEMBERED_ITEMS` items by row; thread-safe."""
+    """An LRU cache that maps rows to at most `REMEMBERED_ITEMS` items; thread-safe."""
 
     def __init__(self) -> None:
         self._entities: OrderedDict[int, Entity] = OrderedDict()

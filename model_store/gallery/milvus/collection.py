@@ -59,10 +59,10 @@ MOST_EFFORT = 8
 factor, Milvus compares all items that pass the filter."""
 
 EVENTUALLY = 1
-"""A Milvus timestamp in the past: a read with this timestamp never waits for writes."""
+"""Timestamp for a Milvus read that does not wait for recent writes, so the read may miss them."""
 
 NOW = 0
-"""The Milvus timestamp of the present: a read finds all earlier writes of all clients."""
+"""Timestamp for a Milvus read that waits until it finds all earlier writes of all clients."""
 
 _NO_SUCH_COLLECTION = 100
 _NOT_LOADED = 101
@@ -208,7 +208,7 @@ class Collection:
         return self._ask(lambda: getattr(self.client, call), values, options)
 
     def read(self, call: str, since: int, **options: Any) -> Any:  # noqa: ANN401 - has no types
-        """Search or query; finds all writes up to the time ``since``, and possibly later writes.
+        """Run a search or a query; it finds all writes up to ``since``, and possibly later writes.
 
         If a write is recent, Milvus waits a fraction of a second until the write is applied.
         """
@@ -379,7 +379,7 @@ def require_bare(uri: str) -> str:
 
 
 def _scalar_indexes(version: str) -> tuple[str, str | None]:
-    """Return a server's index types for texts and for arrays, by the server's ``version``.
+    """Return two index types: for texts and for arrays. They depend on the server's ``version``.
 
     Since 2.4, Milvus has ``INVERTED`` for texts and arrays. Earlier releases have only ``Trie`` for
     texts. milvus-lite has ``INVERTED`` for texts only.

@@ -40,12 +40,13 @@ def facts(item_id: str, label: str | None, metadata: Mapping[str, Any]) -> list[
 
 
 def to_expression(part: Filter, *, holds: bool = True) -> str:
-    """Return an expression for the items that pass a filter.
+    """Return an expression that is true for the items that pass a filter.
 
-    If ``holds`` is False, the expression is for the items that do not pass the filter.
+    If ``holds`` is False, the expression is true for the items that do not pass the filter.
 
     The expression uses the fields ``row`` (never negative), ``id``, ``label``, ``metadata`` and
-    ``facts``. Only tests of facts are negated; a comparison is replaced by its opposite.
+    ``facts``. Only tests of facts are negated with ``not``. The negation of a comparison is the
+    opposite comparison, for example ``<=`` instead of ``>``.
     """
     match part:
         case Condition():

@@ -52,7 +52,7 @@ from model_store.gallery.writable import Upsert, Vector
 from model_store.verdicts import Plan
 
 MARGIN = 16
-"""Number of extra candidates to fetch: Milvus compares in float32 and orders ties arbitrarily."""
+"""Number of extra candidates to fetch. Milvus compares in float32 and orders ties arbitrarily."""
 
 MOST_FOUND = 16_384
 """Maximum number of items that one search in Milvus returns."""
@@ -160,7 +160,7 @@ class MilvusGallery:
         )
 
     def _compares(self, allowed: Allowed) -> bool:
-        """Return whether the allowed rows are few, so that each of them is read and compared."""
+        """Return whether to read and compare every allowed row, because few rows are allowed."""
         if isinstance(allowed, MatchingRows) or self.described.index["type"] == "FLAT":
             return False
         return allowed.at_most <= EXACT_ROWS
@@ -205,7 +205,7 @@ class MilvusGallery:
     def _hits(
         self, queries: NDArray[np.float32], limit: int, expression: str, share: float
     ) -> list[NDArray[np.int64]]:
-        """Search for rows near each query. Unless most items are cached, also read the items."""
+        """Search for rows near each query; if the cache lacks most items, also read the items."""
         whole = len(queries) * limit <= READ_AT_ONCE and not self._lately.mostly_knows
         found = []
         for start in range(0, len(queries), _SEARCHED_AT_ONCE):
@@ -267,7 +267,7 @@ class MilvusGallery:
         return np.array([entities[place][0] for place in order]), similarities[order]
 
     def matching(self, part: Filter) -> Allowed:
-        """Return the rows that pass a filter, for the parameter ``allowed`` of `candidates`."""
+        """Return the rows that pass a filter, as the argument ``allowed`` of `candidates`."""
         expression = to_expression(part)
         return MatchingRows(self.by_number, expression, self.head, self.n_rows, self._current)
 
@@ -343,8 +343,8 @@ class MilvusGallery:
     def put(self, upserts: Sequence[tuple[int, Upsert]]) -> int:
         """Write items to their rows; return the Milvus timestamp of the last write.
 
-        Readers find the items when a head of the log includes their changes. A repeated call is
-        harmless.
+        Readers find an item once the head of the log includes the change that wrote the item. A
+        repeated call is harmless.
         """
         since = NOW
         for _, upsert in upserts:

@@ -60,7 +60,7 @@ from model_store.gallery.writable import (
 )
 
 LOG = "log_"
-"""Prefix of a mark of the collection. The rest of this mark is the name of the log of changes."""
+"""One mark of the collection is this prefix and the name of the log of changes."""
 
 
 class MilvusLive:
@@ -138,7 +138,7 @@ class MilvusLive:
         return self._log.mark()
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
+        """Return a request's receipt; None if the request is new. May raise `KeyReused`."""
         before = self._log.receipt(retry)
         if before is not None:
             with once_kept():

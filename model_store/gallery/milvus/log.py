@@ -3,10 +3,10 @@
 A turn is a write transaction of the log; only one writer at a time has a turn. In a turn, each
 change gets a number and a new row in the collection. The content of a row never changes. The log
 stores the head: the number of the last change that is in Milvus (`Head.version`). A reader first
-reads the head. The reader then ignores the rows that later changes have written. The reader also
-ignores the rows that earlier changes, or the change of the head, have replaced. So all readers find
-a complete change at the same moment. A delayed request from a writer whose turn has ended is
-harmless: it can only write the same row again.
+reads the head. The reader then ignores two kinds of rows: rows that changes after the head have
+written, and rows that changes up to the head have replaced. So all readers find a complete change
+at the same moment. A delayed request from a writer whose turn has ended is harmless: it can only
+write the same row again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ GRACE_S = 30.0
 """Seconds for which a replaced row stays in Milvus, so that running searches can read it."""
 
 REMEMBERED_S = 3600.0
-"""Seconds for which readers still ignore a replaced row after its deletion from Milvus."""
+"""After a replaced row is deleted from Milvus, readers ignore the row for this number of seconds. A
+delayed write request may restore the row, so the row is then deleted again."""
 
 OUTCOME_LIFE_S = 24 * 3600.0
-"""Seconds for which the outcome of an Idempotency-Key is kept."""
+"""Seconds for which the outcome of a request with an Idempotency-Key is kept."""
 
 SWEPT_AT_ONCE = 1_000
 """Maximum number of replaced rows that one turn deletes from Milvus."""
@@ -106,8 +107,8 @@ class State:
     ----------
     log : name of the log.
     last : number of the last logged change; changes after ``version`` are not yet in Milvus.
-    n_items, n_changed : counts after the change ``last``, for writers.
-    n_items_told, n_changed_told : counts after the change ``version``, for readers.
+    n_items, n_changed : the counts in `Gallery` after the change ``last``; writers use them.
+    n_items_told, n_changed_told : the same counts after the change ``version``; readers use them.
     forgotten : number of the last change that the log has deleted.
     """
 
@@ -150,7 +151,7 @@ class MilvusLog:
         return dict(found)
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
+        """Return a request's receipt; None if the request is new. May raise `KeyReused`."""
         return _receipt(self._database.ask, self._collection, retry)
 
     @contextmanager
@@ -203,7 +204,7 @@ class Turn:
         self.now = now(execute)
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
+        """Return a request's receipt; None if the request is new. May raise `KeyReused`."""
         return _receipt(self._execute, self._collection, retry)
 
     def rows(self, item_ids: Sequence[str]) -> dict[str, int | None]:
@@ -356,10 +357,10 @@ class Turn:
 def _state(execute: Execute, collection: str, n_built: int) -> State | None:
     """Read the state of the log in one query.
 
-    Earlier releases store only the counts after the change ``last``. So the counts after
-    ``version`` are computed: the outstanding changes are subtracted. A change increases the number
-    of changed items in two cases: the change replaces a row of the build, or it adds an item with a
-    new id.
+    Earlier releases store only the counts after the change ``last``. So this function computes the
+    counts after ``version``: it subtracts the effect of the later changes. A change increases the
+    number of changed items in two cases: the change replaces a row of the build, or it adds an item
+    with a new id.
     """
     query = (
         "SELECT log, last, version, since, n_items, n_changed, forgotten, "

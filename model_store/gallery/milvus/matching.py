@@ -14,7 +14,7 @@ from model_store.gallery.milvus.rows import MilvusRows
 from model_store.verdicts import IndexedBy
 
 _ROWS_AT_ONCE = 100_000
-"""Maximum number of rows to which one request to Milvus applies the filter."""
+"""Maximum number of rows that Milvus filters in one request."""
 
 
 class MatchingRows:
@@ -26,7 +26,8 @@ class MatchingRows:
     Parameters
     ----------
     expression : filter expression of Milvus.
-    head, n_rows : head of the log, and number of rows of the gallery at this head.
+    head : head of the log.
+    n_rows : number of rows of the gallery at this head.
     current : function that takes rows (n,) and returns the rows that are current.
     """
 

@@ -243,7 +243,7 @@ def _tuned(
 def _queries(
     directions: NDArray[np.float32], generator: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Return queries: each is the unit vector of an item plus the difference of two neighbours."""
+    """Return unit vectors as queries: an item plus the difference of two of its neighbours."""
     rows = np.sort(generator.permutation(len(directions))[:N_QUERIES])
     k = min(FETCHED, len(directions))
     _, near = faiss.knn(directions[rows], directions, k, faiss.METRIC_INNER_PRODUCT)
