@@ -19,7 +19,8 @@ def split_address(text: str, schemes: Collection[str]) -> SplitResult:
 
     Raises
     ------
-    ValueError : ``text`` is not such an address. The message does not repeat any part of ``text``.
+    ValueError : ``text`` is not an address of this form. The message does not repeat any part of
+        ``text``.
     """
     beginnings = [f"{scheme}://" for scheme in schemes]
     if not text.startswith(tuple(beginnings)):
@@ -42,7 +43,7 @@ def require_no_user(parts: SplitResult, instead: str) -> None:
 
     Parameters
     ----------
-    instead : place where credentials belong, for the message.
+    instead : correct place for the credentials; the error message names it.
 
     Raises
     ------

@@ -35,7 +35,8 @@ class Answer:
 
     Attributes
     ----------
-    decision, predictive : the verdict, and the distribution of the query.
+    decision : the verdict.
+    predictive : predictive distribution of the query.
     alpha : accepted false-alarm rate of the outlier flag.
     order : order of the list.
     matches : the first items of the list.

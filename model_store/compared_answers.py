@@ -71,8 +71,8 @@ class ComparedAnswers:
     ----------
     n : number of queries.
     n_same_first : number of queries with the same first item (by id).
-    verdicts, outliers : number of queries for each pair of old and new verdict, and of old and new
-        outlier flag.
+    verdicts : number of queries for each pair (old verdict, new verdict).
+    outliers : number of queries for each pair (old outlier flag, new outlier flag).
     reasons : number of changed answers for each reason.
     """
 

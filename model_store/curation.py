@@ -48,7 +48,8 @@ class LabelError:
     row : row of the item.
     suggested : code of the label that the neighbours have.
     confidence : weighted share of the neighbours that have the suggested label.
-    neighbours, similarities : (n,) the neighbours that voted, nearest first.
+    neighbours : (n,) rows of the neighbours that voted, nearest first.
+    similarities : (n,) similarities of these neighbours.
     """
 
     row: int
@@ -65,8 +66,8 @@ class NearDuplicates:
     Attributes
     ----------
     row : row of the item.
-    duplicates, similarities : (n,) the other items and their similarities, at most `N_DUPLICATES`,
-        nearest first.
+    duplicates : (n,) rows of the other items, nearest first; at most `N_DUPLICATES`.
+    similarities : (n,) similarities of the other items.
     """
 
     row: int
@@ -201,7 +202,7 @@ def near_duplicates(gallery: Gallery, rows: Rows, threshold: float) -> list[Near
 def _others(gallery: Gallery, rows: Rows, n: int) -> tuple[Rows, NDArray[np.float64]]:
     """Return the ``n`` nearest items (B, n) of each row, and their similarities.
 
-    The item in the row is not one of these items. If there are fewer than ``n`` items, the
+    A row's own item is not among its nearest items. If there are fewer than ``n`` items, the
     remaining places contain the row −1.
     """
     found = gallery.candidates(gallery.directions(rows), n + 1)

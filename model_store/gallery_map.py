@@ -114,8 +114,8 @@ class Colour:
     Attributes
     ----------
     value : the value of the field; None for a range.
-    least, greatest : ends of the range; None for a value. Only the last range includes its upper
-        end.
+    least : lower end of the range; None for a value.
+    greatest : upper end of the range; None for a value. Only the last range includes its upper end.
     n_items : number of items on the map with this colour.
     """
 

@@ -122,8 +122,8 @@ def message(code: str, **parameters: object) -> Message:
 
     Parameters
     ----------
-    parameters : the parameters of the template, all of them and no others. Floats are shown with
-        six digits. Use "" for an absent part.
+    parameters : all parameters of the template, and no others. Floats are shown with six digits.
+        Use "" for an absent part.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Checks of paths from third parties: each path must be below its directory.
 
-A manifest, an archive or an index may come from a third party. Only `inside` converts names in such
-a file to paths.
+A manifest, an archive or an index may come from a third party. All code uses `inside` to convert
+names in such a file to paths.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def usable_processors(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
 
     Parameters
     ----------
-    cgroups, own : directory of the control groups, and the file with this process's group.
+    cgroups : directory of the control groups.
+    own : file with the control group of this process.
     """
     masked = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quotas = [int(quota) for quota in _quotas(cgroups, own)]
@@ -45,8 +46,9 @@ def int8_sums_overflow(machine: str = platform.machine(), cpuinfo: Path = _CPUIN
 
     Parameters
     ----------
-    machine, cpuinfo : architecture, and the Linux file that lists the processor's features. Without
-        this file, the result is True on x86.
+    machine : architecture of the processor.
+    cpuinfo : Linux file that lists the processor's features. If this file cannot be read, the
+        result is True on x86.
     """
     if machine.lower() not in {"x86_64", "amd64"}:
         return False

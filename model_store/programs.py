@@ -26,7 +26,7 @@ _NAME = re.compile(r"--?[a-z][a-z-]*")
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose error messages leave out values that belong to no option."""
+    """A parser whose error messages do not show the values of unknown arguments."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401
         """Parse the arguments; see `argparse.ArgumentParser.parse_args`."""

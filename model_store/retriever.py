@@ -358,7 +358,7 @@ class Retriever:
         )
 
     def uncertainty(self, predictive: Predictive) -> float | None:
-        """Return `Assessment.uncertainty` of a query: one search for its nearest item."""
+        """Search for a query's nearest item, and return `Assessment.uncertainty`."""
         nearest = self.gallery.candidates(predictive.direction[None], 1)
         return self._pair_uncertainty(predictive, nearest.rows[0], nearest.similarities[0])
 

@@ -158,7 +158,8 @@ def pairs_of(
 
     Parameters
     ----------
-    directions, similarities : (n, D) and (n,), directions and similarities of these items.
+    directions : (n, D) directions of these items.
+    similarities : (n,) similarities of these items.
     correlation : see `correlation_of`.
     """
     correlations = np.clip(correlation[0] + correlation[1] * similarities, 0, 1)
@@ -177,8 +178,8 @@ def pair_uncertainty(
 
     Parameters
     ----------
-    nearest, similarities : (1,) row of the nearest item and its similarity; (0,) for an empty
-        gallery.
+    nearest : (1,) row of the nearest item; (0,) for an empty gallery.
+    similarities : (1,) similarity of the nearest item; (0,) for an empty gallery.
     correlation : see `correlation_of`.
     """
     if not query.has_uncertainty or not len(nearest):
@@ -238,7 +239,7 @@ def distinct(
 
 
 def rank_stability(similarities: NDArray[np.float32], k: int) -> NDArray[np.float64]:
-    """Return the share of samples in which each item is among the ``k`` most similar.
+    """Return for each item the share of samples in which it is among the ``k`` most similar.
 
     Parameters
     ----------

@@ -38,8 +38,9 @@ class SameLabel:
 
     Attributes
     ----------
-    queries, items : (B,) and (N,) label codes. If no item has the query's label, the query has a
-        code that no item has. Items without a label have −1, which no query has.
+    queries : (B,) label codes of the queries. If no item has the query's label, the query has a
+        code that no item has.
+    items : (N,) label codes of the items. Items without a label have −1, which no query has.
     """
 
     queries: NDArray[np.integer[Any]]
@@ -64,8 +65,9 @@ class Within:
 
     Attributes
     ----------
-    queries, items : (B, d) and (N, d) positions in metres, see `wgs84`; NaN for an unknown
-        position, which never matches.
+    queries : (B, d) positions of the queries in metres, see `wgs84`. An unknown position is NaN and
+        never matches.
+    items : (N, d) positions of the items, as for queries.
     metres : maximum distance of a match.
     """
 

@@ -1,4 +1,4 @@
-"""Vectors as queries, if another system has embedded the image or has already searched.
+"""Vectors as queries: another system has embedded the image, and possibly has already searched.
 
 A query vector must come from the gallery's encoder. If the gallery was made of vectors, the query
 vector must come from the encoder of these vectors, and is processed like an image. `decide_list`
@@ -26,13 +26,13 @@ from model_store.retriever import Retriever
 Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-5
-"""Rounding tolerance: a float32 cosine may exceed 1 by at most this value. In a list of cosines,
-each cosine may exceed the preceding cosine by at most the same value."""
+"""Rounding tolerance: a float32 cosine may exceed 1 by at most this value. A list of cosines must
+be in descending order, but a cosine may exceed the preceding cosine by this value."""
 
 
 @dataclass(frozen=True, slots=True)
 class VectorQuery:
-    """The embedding of a query by the gallery's encoder, or the vector for a gallery of vectors.
+    """The embedding of a query, or its input vector if the gallery was made of vectors.
 
     Attributes
     ----------
@@ -127,8 +127,8 @@ def decide_list(
 
     Raises
     ------
-    InvalidVector : see `predictive_of`; also if the list is too short, not in order, or contains an
-        item twice.
+    InvalidVector : `predictive_of` refuses the query. Or the list is too short, is not in order, or
+        contains an item twice.
     UnknownSource : no calibration query has the source in ``terms``.
 
     Examples

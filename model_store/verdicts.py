@@ -40,9 +40,9 @@ CaseReason = Literal["ambiguous", "absent", "alien", "contradicted", "random"]
 Absence = Literal["absent_labels", "hidden_labels", "hidden_trained_labels", "near_misses_of_views"]
 """Kind of absent calibration queries. `absent_labels`: neither the gallery nor any fit contains the
 query's label. `hidden_labels`: the query's label is hidden from the list and the outlier detector,
-and the encoder was not trained on this label. `hidden_trained_labels`: the label is hidden in the
-same places, but the encoder was trained on this label. `near_misses_of_views`: each query is a view
-of an item, and this item is hidden from the list."""
+and the encoder was not trained on this label. `hidden_trained_labels`: as `hidden_labels`, but the
+encoder was trained on the query's label. `near_misses_of_views`: each query is a view of an item,
+and this item is hidden from the list."""
 
 OutcomeBasis = Literal["evaluation", "calibration"]
 """Source of the numbers of a gallery's outcome: separate evaluation queries, or the calibration

@@ -60,7 +60,8 @@ def prior_shift(assumed: float, expected: float) -> float:
 
     Parameters
     ----------
-    assumed, expected : shares π and π' of absent queries, in (0, 1).
+    assumed : share π of absent queries, in (0, 1).
+    expected : share π' of absent queries, in (0, 1).
     """
     return math.log1p(-expected) - math.log(expected) - math.log1p(-assumed) + math.log(assumed)
 

@@ -38,8 +38,8 @@ FILES: Mapping[QueryKind, tuple[str, str]] = {
 """For each kind of query, the two files of a calibration: JSON for numbers, NPZ for arrays."""
 
 DEFAULT_ABSENT = 0.05
-"""Share of absent queries if the request, the API key, the operator and the configuration give
-none."""
+"""Default share of absent queries. It is used if the request, the API key, the operator and the
+configuration give no share."""
 
 UNKNOWN_CLASS = -1
 """Size class of a label that was added after the calibration. Compaction merges such labels into
@@ -257,9 +257,9 @@ class Calibration:
     def match_fingerprint(self) -> str:
         """Return a digest of the settings that determine uncorrected match probabilities.
 
-        A calibration uses feedback only if the calibration that served the probabilities had the
-        same digest. The fitted numbers are not hashed, because a new fit to the same queries
-        changes the rounding of these numbers.
+        Feedback refers to the probabilities of one calibration. Another calibration uses this
+        feedback only if both calibrations have the same digest. The fitted numbers are not hashed,
+        because a new fit to the same queries changes the rounding of these numbers.
         """
         origin = {
             "encoder": self.encoder_fingerprint,

@@ -21,8 +21,8 @@ approximately, because the densities are estimated. In simulations, at most abou
 1,000 queries without drift raised an alarm."""
 
 ENOUGH = 100
-"""Number of matched calibration queries that is enough to estimate the densities. If there are only
-n < 100 of these queries, the test fires at the log capital `ALARM` + 100 / n − 1."""
+"""Minimum number of matched calibration queries for a good estimate of the densities. If there are
+only n < 100 of these queries, the test fires at the log capital `ALARM` + 100 / n − 1."""
 
 PERIOD = 10_000
 """Number of queries after which the test restarts, to detect later changes quickly again."""
@@ -35,13 +35,12 @@ drift raises the alarm again."""
 NOT_TESTED = message("drift_not_tested")
 
 _PRESENT = 0.6
-"""Share of the capital for bets that the stream had already changed when the test last restarted.
-The rest of the capital is for bets that the stream changes later."""
+"""This share of the capital bets on a change before the last restart of the test. The rest of the
+capital bets on later changes."""
 
 _JUMP = 0.003
-"""The bets on later changes share their capital with a reserve. At each query, this part of the
-capital moves between the bets and the reserve. The reserve keeps capital for changes after many
-queries."""
+"""Part of the capital that moves, at each query, between the bets on later changes and a reserve.
+The reserve keeps capital for changes after many queries."""
 
 _CHANGES = ((0.7, 1.0), (-0.7, 1.0), (1.4, 1.0), (0.0, 1.5), (0.0, 1.9), (0.0, 0.65))
 """Alternative hypotheses, as pairs (move, scale). A hypothesis first multiplies the distance of
@@ -75,8 +74,8 @@ _TAILS = (0.01, 0.03, 0.1, 0.25, 0.5)
 the scores. The test compares served scores with these tails."""
 
 _ETA = 0.01
-"""Maximum probability that the upper bound of at least one tail is too low. This maximum holds if
-the queries are exchangeable."""
+"""Each tail has an upper bound. With at most this probability, at least one of the bounds is too
+low. This maximum holds if the queries are exchangeable."""
 
 _EM_START = 0.3
 
@@ -94,7 +93,7 @@ class DriftReference(Protocol):
     """Bin edges for the histogram of served scores."""
 
     def factors(self, counts: list[float]) -> list[list[float]]:
-        """Return the factors (k, K) by which k bets multiply their capital, for scores in K bins.
+        """Return the factor of each of k bets on its capital, by the bin of the score: (k, K).
 
         The expectation of each factor is at most 1 for any share of absent queries.
 
@@ -117,11 +116,13 @@ class MixtureReference:
     every mixture of F_m and F_a, even if the share of absent queries varies between queries. If
     only this share changes, the change is no evidence of drift. The distributions are kernel
     estimates in bins. Expectation maximisation updates the distributions from served queries.
-    Without updates, every long stream would differ from the finite calibration sample.
+    Without these updates, a long stream would show a difference that comes only from the finite
+    calibration sample.
 
     Parameters
     ----------
-    matched, absent : (n,) and (m,) outlier scores of the calibration queries.
+    matched : (n,) outlier scores of the matched calibration queries.
+    absent : (m,) outlier scores of the absent calibration queries.
     """
 
     def __init__(self, matched: Floats, absent: Floats) -> None:
@@ -177,7 +178,7 @@ class MixtureReference:
 
 
 class ExceedanceReference:
-    r"""Bets that too many served scores are above the highest absent calibration scores.
+    r"""Bets that served scores exceed the highest absent calibration scores too often.
 
     Let F̄ be the probability that a score is above the k-th highest of n calibration scores: F̄ ~
     Beta(k, n + 1 − k). An upper bound b of F̄ is computed for each tail. All bounds hold together
@@ -190,7 +191,8 @@ class ExceedanceReference:
 
     Parameters
     ----------
-    matched, absent : (n,) and (m,) outlier scores of the calibration queries.
+    matched : (n,) outlier scores of the matched calibration queries.
+    absent : (m,) outlier scores of the absent calibration queries.
     """
 
     n = 0
@@ -221,7 +223,7 @@ class ExceedanceReference:
 
 
 def _bound(scores: Floats, edge: float, eta: float) -> float:
-    """Return the upper bound at confidence 1 − ``eta`` of the share of scores above ``edge``."""
+    """Return an upper bound, at confidence 1 − ``eta``, of the share of scores above ``edge``."""
     n = len(scores)
     k = min(int((scores > edge).sum()) + 1, n)
     return float(betaincinv(k, n + 1 - k, 1 - eta))
@@ -250,8 +252,8 @@ class DriftState:
     ----------
     counts : (K,) number of served queries in each bin since the last restart of the test.
     learned : (K,) value of ``counts`` at the last update of the reference.
-    numbers : ``edges`` are the bin edges. ``capital`` is the log capital of each part, with the
-        shares of the part's bets. ``alarmed_for`` is the number of queries until the alarm ends.
+    numbers : ``edges`` are the bin edges. For each part, ``capital`` contains the log capital and
+        the shares of the bets. ``alarmed_for`` is the number of queries until the alarm ends.
     """
 
     counts: list[float]
@@ -263,10 +265,10 @@ class DriftTest:
     r"""Bets against "served queries have the same distribution as the calibration queries".
 
     Each bet has a factor f, see `MixtureReference`. The capital has two parts. The first part bets
-    that the stream had already changed when the test last restarted. Each query multiplies this
-    part by 1 − c + c f, with c = n / (n + t) after t served queries. The second part bets that the
-    stream changes later. Each query multiplies these bets by f, and capital moves between these
-    bets and a reserve.
+    that the stream changed before the last restart of the test. Each query multiplies this part by
+    1 − c + c f, with c = n / (n + t) after t served queries. The second part bets that the stream
+    changes later. Each query multiplies these bets by f, and capital moves between these bets and a
+    reserve.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-r"""The error rate of verdict `match`, from reviews of matches drawn with known probabilities.
+r"""The error rate of verdict `match`, estimated from reviews of randomly drawn matches.
 
 Match j was served with the predicted error f_j, and is drawn for review with probability π_j. Let
 ξ_j be 1 if the match is drawn, and y_j be 1 if the match is wrong. Then
@@ -53,7 +53,9 @@ class MatchDraw:
     predicted : f, the predicted probability that the match is wrong, at most π / (4 · least).
     probability : π, the probability of the draw; 1 if all matches are drawn.
     least : lower bound of π for every match.
-    n_before, predicted_before, squares_before : number, Σ f and Σ f² of the undrawn matches.
+    n_before : number of the undrawn matches.
+    predicted_before : Σ f of the undrawn matches.
+    squares_before : Σ f² of the undrawn matches.
     """
 
     predicted: float

@@ -31,8 +31,8 @@ class LevelEvidence:
 
     Attributes
     ----------
-    probabilities : (N, L) probability of the likeliest parent, at the share of absent queries of
-        the fit.
+    probabilities : (N, L) probability of the likeliest parent, for the share of absent queries that
+        was used in the fit.
     correct : (N, L) whether the likeliest parent is a parent of the query's true label. The true
         label need not be in the gallery.
     """
@@ -53,15 +53,16 @@ class Evidence:
 
     Attributes
     ----------
-    first_probabilities : (N,) match probability of the first item, at the share of absent queries
-        that the model was fitted with.
+    first_probabilities : (N,) match probability of the first item, for the share of absent queries
+        that was used in the fit.
     no_match_probabilities : (N,) 1 − Σ of the match probabilities of all labels found.
     correct : (N,) whether the first item is a true match.
     absent : (N,) whether the gallery holds no true match.
     first_classes : (N,) size class of the first item's label.
-    likeliest_probabilities, likeliest_correct, likeliest_classes : (N,) probability, correctness
-        and size class of the nearest item of the most probable label. If a list is ordered by
-        probability, this item is the first item of the list.
+    likeliest_probabilities : (N,) match probability of the likeliest item: the nearest item of the
+        most probable label. If a list is ordered by probability, this item is the first item.
+    likeliest_correct : (N,) whether the likeliest item is a true match.
+    likeliest_classes : (N,) size class of the likeliest item's label.
     true_classes : (N,) size class of the query's own label; −1 for absent queries.
     critical : (N,) largest threshold whose result set contains a true match. The value is ∞ if the
         likeliest label is right, and −1 if no candidate is right or the query is absent.
@@ -113,7 +114,7 @@ class Evidence:
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
-        """(N,) mask with one random query from each cluster of queries that have a match."""
+        """(N,) mask of one random query for each cluster of queries with a match."""
         order = np.random.default_rng(0).permutation(len(self))
         order = order[~self.absent[order]]
         _, first = np.unique(self.clusters[order], return_index=True)
@@ -141,8 +142,8 @@ class Evidence:
     def of_level(self, level: int) -> Evidence:
         """Return the evidence for answers that give the likeliest parent at a level, not an item.
 
-        If the parent is right for an absent query, the query is left out. Such a query counts
-        neither as an error nor as an answer.
+        An absent query is left out if its likeliest parent is right. Such a query counts neither as
+        an error nor as an answer.
 
         Raises
         ------

@@ -83,7 +83,8 @@ class FoundLabels:
 
     Attributes
     ----------
-    places, belong : (g,) and (g, n), see `labels_found`.
+    places : (g,), see `labels_found`.
+    belong : (g, n), see `labels_found`.
     values : (g, S) signals.
     classes : (g,) size classes.
     n_in_list : number of leading labels that occur in the result list.
@@ -117,8 +118,8 @@ class FoundLabels:
         """Return the match probabilities (g,) with ``shift`` added to all log-odds.
 
         The model was fitted to result lists. So items outside the list must not change the
-        probabilities of the listed labels. Labels without an item in the list share the no-match
-        probability of the list.
+        probabilities of the listed labels. The no-match probability of the list is then divided
+        between the other labels and "no match".
         """
         log_odds = calibration.match.log_odds(self.values) + shift
         listed = choice_probabilities(log_odds[: self.n_in_list])
@@ -135,8 +136,8 @@ class MatchProbabilities:
 
     Attributes
     ----------
-    fitted : (g,) probabilities at the share of absent queries of the fit.
-    expected : (g,) probabilities at the expected share.
+    fitted : (g,) probabilities for the share of absent queries that was used in the fit.
+    expected : (g,) probabilities for the expected share of absent queries.
     final : (g,) ``expected``, corrected by feedback. If the client knows that every true match
         passes the filter, the probabilities are conditioned on this fact.
     nothing : probability that no item within the filter is a true match.

@@ -26,15 +26,15 @@ LEAST_THRESHOLD = 0.5
 """Minimum threshold on the match probability, for any accepted error."""
 
 LEVELS = np.linspace(0.05, 1.0, 77)
-"""Shares of matched queries that are accepted, in the order of the tests. Each share gives one
-threshold."""
+"""Shares of matched queries, in ascending order. Each share gives one threshold, which accepts this
+share of the matched queries. The thresholds are tested in this order."""
 
 N_POINTS = 200
 """Maximum number of points of the risk-coverage curve."""
 
 OF_ACCEPTED = 0.05
-"""Part of the error probability δ that is used by the bound of the accepted share of matched
-queries. The test of the error uses the rest of δ."""
+"""A guarantee has the error probability δ. This part of δ is for the bound of the accepted share of
+matched queries. The rest of δ is for the test of the error."""
 
 _RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
 """Grid of false-match rates (FPIR). The test of an error searches this grid for the largest
@@ -52,7 +52,8 @@ MANY_TIMES = 50.0
 queries that a guarantee needs."""
 
 _STEP = 1.1
-"""A plan multiplies the number of queries by this factor until the number is enough."""
+"""A plan raises the number of queries in steps, until the number is enough. Each step multiplies
+the number by this factor."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -93,14 +94,15 @@ class Stream:
 
     Attributes
     ----------
-    probabilities : (n,) match probability of each first item, at the share ``expected``.
-    no_match : (n,) P(no match), at the share ``expected``.
+    probabilities : (n,) match probability of each first item, for the share ``expected`` of absent
+        queries.
+    no_match : (n,) P(no match), for the share ``expected`` of absent queries.
     wrong : (n,) 1 if the first item is not a true match, else 0. If feedback has corrected the
         probabilities, the observed outcomes no longer hold. In this case, the value is one minus
         the corrected probability.
-    counted : (n,) mask that contains one query for each object with a match. This query is drawn at
+    counted : (n,) mask of the counted queries: one query of each object with a match, drawn at
         random.
-    labels : (n,) number, from 0, of the label of each absent query; −1 for other queries.
+    labels : (n,) for an absent query, the number of its label, from 0; −1 for other queries.
     chosen : (n,) mask of the queries that may be accepted: queries that are not flagged out of
         distribution. Rates are shares of all queries, including flagged queries.
     expected : share of absent queries.
@@ -109,8 +111,8 @@ class Stream:
         factor.
     most_effective : maximum effective number of queries.
     delta : one minus the confidence of all bounds.
-    times, absent_times : factors by which a plan multiplies the number of objects, and the number
-        of absent labels.
+    times : factor by which a plan multiplies the number of objects.
+    absent_times : factor by which a plan multiplies the number of absent labels.
     absent_as_likely : whether FPIR is replaced by its upper bound at confidence ½. If it is
         replaced, nothing is guaranteed for absent queries.
     """
@@ -142,8 +144,9 @@ class Stream:
     ) -> Stream:
         """Weight the queries of ``evidence`` to represent a share ``expected`` of absent queries.
 
-        The probabilities in ``evidence`` were fitted at the share ``assumed``. Queries that are
-        flagged out of distribution at the false-alarm rate ``alpha`` are not accepted.
+        The probabilities in ``evidence`` were fitted for the share ``assumed`` of absent queries.
+        Queries that are flagged out of distribution at the false-alarm rate ``alpha`` are not
+        accepted.
         """
         shift, no_match = prior_shift(assumed, expected), evidence.no_match_probabilities
         moved = shifted(evidence.first_probabilities, no_match, shift)
@@ -223,7 +226,7 @@ class Stream:
         )
 
     def false_match_rate(self, accepted: Bools) -> float:
-        """Return the FPIR of the ``accepted`` queries (n,), as a mean over absent labels."""
+        """Return the FPIR, a mean over absent labels, if ``accepted`` (n,) queries get a match."""
         rate = float(self._of_labels @ (accepted & self.chosen)[self.absent])
         return min(self.rivals * rate, 1.0)
 
@@ -258,10 +261,11 @@ class Stream:
         return p_value(step / _STEPS) <= (1 - OF_ACCEPTED) * self.delta
 
     def _nearest(self, p_values: Sequence[PValue], start: int, likely: int) -> int:
-        """Return the index of the first function that rejects the smallest of all rejected errors.
+        """Return the index of the function that rejects the smallest error.
 
-        A function is searched only if its smallest rejected error can replace the smallest error
-        found so far.
+        If several functions reject this error, the result is the first of them.
+
+        The search skips a function that cannot improve the best result so far.
 
         Parameters
         ----------
@@ -383,14 +387,14 @@ class Stream:
         return widest
 
     def sequence(self, max_error: float) -> Thresholds:
-        """Return decreasing thresholds; the first threshold is the best for the test of the error.
+        """Return decreasing thresholds, beginning with the best threshold for the error test.
 
         The best threshold has the smallest predicted p-value. A higher threshold may accept too few
-        queries for the test. If no predicted test succeeds, the best threshold is the threshold
-        whose predicted test rejects the smallest error. The predicted error uses the probability of
-        the first item, given a match: P / (1 − P(no match)). The predicted FPIR uses the no-match
-        odds of matched queries. Among queries with similar signals, these odds are the ratio of
-        absent to matched queries in the stream.
+        queries for the test. If all predicted p-values are too large, the best threshold has the
+        smallest predicted upper bound of the error. The predicted error uses the probability of the
+        first item, given a match: P / (1 − P(no match)). The predicted FPIR uses the no-match odds
+        of matched queries. Among queries with similar signals, these odds are the ratio of absent
+        to matched queries in the stream.
         """
         levels = self.thresholds()
         tiny = np.finfo(float).tiny
@@ -470,7 +474,7 @@ class Stream:
         return None if times is None else math.ceil(times * int((self.counted & self.chosen).sum()))
 
     def multiple(self, max_error: float, *, of_labels: bool) -> float | None:
-        """Return the factor by which the queries must be multiplied to guarantee ``max_error``.
+        """Return how many times as many queries as now are needed to guarantee ``max_error``.
 
         Parameters
         ----------
@@ -560,7 +564,7 @@ def exact_interval(share: float, n: float, confidence: float) -> tuple[float, fl
 
 
 def errors_allowed(n: int, coverage: float, delta: float) -> int:
-    """Return the maximum number of errors among ``n`` that guarantees ``coverage``, or −1.
+    """Return how many errors among ``n`` are possible while ``coverage`` is guaranteed, or −1.
 
     The result is −1 if no number guarantees the coverage. With the returned number of errors, the
     exact binomial test at level δ rejects "the error is above 1 − coverage".

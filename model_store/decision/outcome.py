@@ -24,15 +24,16 @@ LEAST_MATCH_SHARE = 0.5
 share."""
 
 LEAST_CLASS_SHARE = 0.05
-"""Minimum share of matched queries whose first item is in a size class. If the share of a class is
-lower, the outcome does not report that this class gets no `match`."""
+"""If a size class gets no `match`, the outcome reports this only for a frequent class. In at least
+this share of matched queries, the first item must have this class."""
 
 ACCEPTABLE_ERRORS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 """Values that the outcome may propose as the maximum error, in ascending order. If the gallery's
 maximum error allows too few matches, the outcome proposes a larger maximum error."""
 
 LEAST_GAIN = 0.1
-"""Minimum increase of the share of `match` for which the outcome proposes another maximum error."""
+"""The outcome proposes another maximum error only if the share of `match` increases by at least
+this value."""
 
 MOST_LINES = 10
 
@@ -55,8 +56,8 @@ _RECALL: Mapping[str, str] = {
 """Sentences on recall, by kind of the queries."""
 
 _QUERIES = {"left_out_items": "items", "views_of_items": "views", "captions": "captions"}
-"""Converts the name of the queries in a calibration's report to a key of `_RECALL`. Any other name
-means held-out queries."""
+"""For each kind of queries in a calibration's report, the key of `_RECALL`. Any other kind means
+held-out queries."""
 
 _ABSENCE: Mapping[str, str] = {
     "absent_labels": "Measured with queries whose labels are kept out of the gallery.",
@@ -293,7 +294,7 @@ def outcome_of(
 
 
 def percent(share: float) -> str:
-    """Return a share in percent, such as "94 %" and "1.9 %"; only 1 is "100 %", only 0 "0 %"."""
+    """Return a share in percent, such as "94 %"; only exact shares give "0 %" or "100 %"."""
     value = 100 * share
     if 0 < value < 0.1:
         return "under 0.1 %"
@@ -337,7 +338,7 @@ def _flagged(calibration: Calibration) -> NDArray[np.bool_] | None:
 
 
 def _evaluated(calibration: Calibration, evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of an evaluation's queries with a match."""
+    """Return the numbers of an evaluation, for its queries with a match."""
     matched, absent = evaluation["verdicts"]["matched"], evaluation["verdicts"].get("near")
     share = 0.0 if absent is None else calibration.default_share
     match_share = float(matched.get("match", 0.0))
@@ -458,7 +459,7 @@ def _why_never(
 ) -> tuple[str, Parameters]:
     """Return the reason why no query gets the verdict `match`: a code and its parameters.
 
-    The reason is given for one size class: the class that most first items of matched queries have.
+    The reason is for the most frequent size class among the first items of matched queries.
     """
     present, max_error = ~evidence.absent, calibration.max_error
     place = int(np.bincount(evidence.first_classes[present], minlength=len(SIZE_CLASSES)).argmax())
@@ -502,8 +503,8 @@ def _why_seldom(
 def _possible_share(promises: Promises, max_error: float) -> float:
     """Return the share of `match` that more calibration queries would allow.
 
-    The function assumes `MANY_TIMES` times as many calibration queries as now, with the same
-    outcomes.
+    The function multiplies the present number of calibration queries by `MANY_TIMES`, and assumes
+    that the outcomes have the same shares.
     """
     stream = promises.stream
     threshold = stream.multiplied(MANY_TIMES, MANY_TIMES).widest(max_error)
@@ -520,7 +521,7 @@ def _about(n: float) -> int:
 
 
 def _accepted(calibration: Calibration, match_share: float) -> dict[str, float | None]:
-    """Return the first of `ACCEPTABLE_ERRORS` that adds enough matches, and its share of `match`.
+    """Return the smallest of `ACCEPTABLE_ERRORS` that adds enough matches, and its `match` share.
 
     Parameters
     ----------

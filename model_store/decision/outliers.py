@@ -26,7 +26,7 @@ well by these means and by all features (AUROC 0.996). Means of twelve features 
 well than means of four features do."""
 
 _TINY = 1e-12
-"""Keeps the logarithm of a zero distance or variance finite."""
+"""Small constant that keeps the logarithm finite if a distance or a variance is zero."""
 
 _COSINE_FLOOR = 1e-4
 """Constant added to cosine distances. Without this constant, the logarithm for an exact copy would
@@ -142,7 +142,7 @@ class OutlierDetector:
 
     @cached_property
     def _axes_of_centre(self) -> NDArray[np.float32]:
-        """Products (1 + r,) of the centre with the centre and the columns of the basis."""
+        """Dot products (1 + r,) of the centre with itself and with each column of the basis."""
         products: NDArray[np.float32] = self._axes @ self.centre
         products[0] /= 2
         return products
@@ -187,7 +187,7 @@ def averaging(n_features: int) -> int:
 
 
 def averaged_features(features: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    """Return means (B, F // k) of ``k`` adjacent ``features`` (B, F), without the last F mod k.
+    """Return means (B, F // k) of ``k`` adjacent ``features`` (B, F); omit the last F mod k.
 
     In an unpooled feature map of a convolution, adjacent features are neighbouring positions with
     similar values. The means of such features have less noise.

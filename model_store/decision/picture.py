@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LEAST_ANGLE = 0.05
-"""Scale in radians of a soft lower bound at 0. The bound hardly changes predictions above the
-scale. The bound replaces a negative prediction by a small positive angle."""
+"""A soft lower bound at 0 replaces a negative prediction by a small positive angle. This value is
+the scale of the bound in radians. The bound hardly changes predictions above the scale."""
 
 Floats = NDArray[np.floating]
 
@@ -26,7 +26,8 @@ class PictureState:
 
     Attributes
     ----------
-    centre, scale : (F,) mean and scale of the log features.
+    centre : (F,) mean of the log features.
+    scale : (F,) scale of the log features.
     weights : (F,) weights of the centred and scaled features.
     intercept : intercept of the prediction, in radians. The predicted value is the angle between
         the two embeddings.

@@ -23,8 +23,8 @@ WORST_RATE = 0.1
 is guaranteed about absent queries."""
 
 MOST_UNKNOWN = 0.1
-"""Maximum share of absent queries at which guarantees need no evidence about absent queries. Above
-this share, errors on absent queries dominate. So two rules apply above this share. If absent
+"""Guarantees need evidence about absent queries if the share of absent queries is above this value.
+Above this share, errors on absent queries dominate. So two rules apply above this share. If absent
 queries have too few labels, the probabilities have no guarantee. If nothing is known about absent
 queries, no query gets the verdict `match`."""
 
@@ -37,13 +37,12 @@ class MatchPromise:
     ----------
     size_class : size class of the first item's label, one of `SIZE_CLASSES`.
     threshold : threshold on the match probability; ∞ if no query gets the verdict `match`.
-    point : operating point of the threshold. Only first items of the size class count as accepted.
-        None without a threshold.
-    shortfall : reason why there is no threshold, or why the threshold has no guarantee, with
-        advice. None if the threshold has a guarantee.
-    guaranteed : whether the error is bounded. If the error is not bounded although there is a
-        threshold, absent queries have too few labels. In this case, only the error among matched
-        queries is bounded.
+    point : operating point of the threshold; None without a threshold. A query counts as accepted
+        only if its first item has this size class.
+    shortfall : the reason, with advice, if there is no threshold or if the threshold has no
+        guarantee; else None.
+    guaranteed : whether the error is bounded. A threshold without this bound means that absent
+        queries have too few labels. In this case, only the error among matched queries is bounded.
     """
 
     size_class: str
@@ -235,15 +234,15 @@ class Promises:
         """Find thresholds for answers at each level, with the same maximum error.
 
         The finest level is first. A level answers only queries that no finer level answers. The
-        selection of these queries depends on outcomes only through the threshold of the finer
-        level. The tests of the finer level stopped at this threshold, because queries below the
-        threshold had too many errors. So the error of the remaining queries is at least the error
-        of a random sample of queries.
+        outcomes of queries affect this selection only through the threshold of the finer level. The
+        tests of the finer level stopped at this threshold, because queries below the threshold had
+        too many errors. So the error of the remaining queries is at least the error of a random
+        sample of queries.
 
         Parameters
         ----------
-        streams : for each level, the stream in which every query is answered with its likeliest
-            parent.
+        streams : one stream for each level: every query is answered with its likeliest parent at
+            this level.
         classes : (N,) size class of each query's most probable label.
         """
         left = self.stream.probabilities < self._thresholds[self._first_classes]
@@ -335,5 +334,5 @@ UNKNOWN_TO_STRANGERS = message("absent_unknown_trained_labels")
 
 
 def least_labels(delta: float) -> int:
-    """Return the minimum number of absent labels that can bound FPIR at `WORST_RATE`."""
+    """Return how many absent labels are needed to bound FPIR at `WORST_RATE`."""
     return math.ceil(least_queries(WORST_RATE, delta))

@@ -70,7 +70,8 @@ def fit_recalibration(
 
     Parameters
     ----------
-    log_odds, correct : (n,) log-odds of the pairs, and whether each is a match.
+    log_odds : (n,) log-odds of the pairs.
+    correct : (n,) whether each pair is a match.
     volunteered : (n,) mask of pairs with unsolicited feedback. Users may report errors more often
         than correct matches. This bias affects only the intercept of these pairs (Prentice and Pyke
         1979). So all pairs have one slope, and the pairs in the mask have an additional intercept.

@@ -1,4 +1,4 @@
-"""The probability with which a served answer is drawn for review."""
+"""The probability that a served answer is drawn for review."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ class ReviewDraws:
         π = min(1, share · (even + (1 − even) √(p (1 − p)) / mean))
 
     Here p is the match probability of the first item, and ``even`` is at least `EVEN_PART`.
-    ``mean`` is the mean of √(p (1 − p)) over calibration queries. For answers with verdict `match`,
-    ``mean`` covers only the calibration queries with verdict `match`. For all other answers,
-    ``mean`` covers only the calibration queries without this verdict. About ``share`` of the
-    answers are drawn. If p is right, draws in proportion to √(p (1 − p)) estimate an error rate
-    with the least variance (active inference). The minimum of π adds a little variance.
+    ``mean`` is the mean of √(p (1 − p)) over calibration queries. This mean has two values. Answers
+    with verdict `match` use the mean over the calibration queries with this verdict. All other
+    answers use the mean over the other calibration queries. About ``share`` of the answers are
+    drawn. If p is right, draws in proportion to √(p (1 − p)) estimate an error rate with the least
+    variance (active inference). The minimum of π adds a little variance.
 
     Attributes
     ----------
     share : share of answers to draw.
-    of_matches, of_others : ``mean`` for the verdict `match`, and for any other verdict.
+    of_matches : ``mean`` for answers with verdict `match`.
+    of_others : ``mean`` for all other answers.
     """
 
     share: float

@@ -90,9 +90,9 @@ def signals(
     - ``mean_margin``: similarity of the label's mean minus the highest similarity of another
       label's mean in the list. If the list has only one label, the similarity of the last item is
       subtracted;
-    - ``mean_agreement``: log-odds of the label's weight among the labels in the list. The weight is
-      exp((c − c₁) / h), with c the similarity of the label's mean, c₁ the largest c, and h 0.2
-      times the range of c;
+    - ``mean_agreement``: log-odds of the label's share of the total weight of the labels in the
+      list. The weight is exp((c − c₁) / h), with c the similarity of the label's mean, c₁ the
+      largest c, and h 0.2 times the range of c;
     - ``log_distance_50``: log d of the 50th neighbour, which measures the local density of the
       gallery.
     """

@@ -58,7 +58,8 @@ class Assessment:
     def is_outlier(self, alpha: float) -> bool | None:
         """Return whether the query is flagged at a false-alarm rate ``alpha``.
 
-        None without calibration, or with too few calibration queries for this rate.
+        The result is None without calibration, or if there are too few calibration queries for this
+        rate.
         """
         if self.outlier_p_value is None or self.least_alpha is None or alpha < self.least_alpha:
             return None
@@ -110,7 +111,7 @@ def assess(
 ) -> Assessment:
     """Compare a query's uncertainty and outlier score with the calibration queries.
 
-    If a value of the query is unknown, the result of the comparison is None.
+    An unknown value of the query gives None instead of a comparison.
 
     Parameters
     ----------
@@ -139,8 +140,9 @@ def decide(
     The first rule that applies gives the verdict. An outlier is ``out_of_distribution``. A first
     item at or above its threshold is a ``match``, unless the calibration is stale. A query that
     probably has no match is ``no_match``. Any other query is ``ambiguous``. A query without an
-    outlier score is ``not_calibrated``, because every calibration query had an outlier score. An
-    item of the gallery is such a query. For a gallery without items, see `decide_without_items`.
+    outlier score is ``not_calibrated``, because every calibration query had an outlier score. For
+    example, an item of the gallery that is used as a query has no outlier score. For a gallery
+    without items, see `decide_without_items`.
 
     A filter does not change match probabilities, which are computed for the whole gallery. If the
     client states that every true match passes the filter (``known``), the probabilities are
@@ -289,7 +291,7 @@ def _result_set(
     allowed: NDArray[np.bool_] | None,
     terms: Terms,
 ) -> ResultSet:
-    """Choose the result set from the probabilities at the fit's share of absent queries.
+    """Choose the result set; ``fitted`` are probabilities for the fit's share of absent queries.
 
     The coverage is a share of matched queries. So these probabilities depend neither on the
     expected share of absent queries, nor on a filter.

@@ -1,8 +1,8 @@
 """Runs with preallocated input and output memory on the device, for each batch size.
 
-A run with arrays allocates device memory at each call, in addition to copying and computing. A run
-with preallocated memory only copies and computes. CUDA graphs require preallocated memory: a graph
-starts all kernels of a run with one call, and its kernels use recorded addresses.
+A run with arrays allocates device memory at each call, then copies and computes. A run with
+preallocated memory skips the allocation. CUDA graphs require preallocated memory: a graph starts
+all kernels of a run with one call, and its kernels use recorded addresses.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 MOST_SIZES = 4
-"""Maximum number of batch sizes with preallocated memory. The service and the indexing fill each
-batch up to one of these sizes."""
+"""Maximum number of batch sizes with preallocated memory. The service and the index builder fill
+each incomplete batch up to one of these sizes."""
 
 GRAPH_OF_A_RUN = "gpu_graph_id"
 """Name of the run setting that contains the id of a CUDA graph. ONNX Runtime records a graph with

@@ -189,7 +189,7 @@ class Encoder(Protocol):
         """F, the size of the penultimate layer."""
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3) uint8, in batches of ``at_once``; None for one batch."""
+        """Embed ``images`` (B, H, W, 3) uint8 in batches of ``at_once``; if None, in one batch."""
 
     def close(self) -> None:
         """Release processes and memory; the encoder cannot be used afterwards."""

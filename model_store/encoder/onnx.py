@@ -127,7 +127,7 @@ class OnnxEncoder:
         self._bound = None if device is None else BoundRuns(self._session, device, outputs)
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3) uint8, in batches of ``at_once``; None for one batch."""
+        """Embed ``images`` (B, H, W, 3) uint8 in batches of ``at_once``; if None, in one batch."""
         size = at_once or max(1, len(images))
         parts = [self._run(images[i : i + size]) for i in range(0, max(1, len(images)), size)]
         return parts[0] if len(parts) == 1 else Embeddings.concatenate(parts)

@@ -136,7 +136,10 @@ class OnnxTextEncoder:
         )
 
     def encode(self, tokens: Tokens) -> Embeddings:
-        """Embed B texts. The features are equal to the mean, and an unknown variance is zero."""
+        """Embed B texts; the mean is also used as features.
+
+        If the encoder gives no variance, the variance is zero.
+        """
         given = dict(zip(TEXT_INPUT_NAMES, (tokens.ids, tokens.mask), strict=True))
         found = self._session.run(self._outputs, {name: given[name] for name in self._inputs})
         mean = found[0]

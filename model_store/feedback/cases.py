@@ -42,7 +42,9 @@ class Case:
 
     Attributes
     ----------
-    gallery, encoder, bundle : gallery, encoder fingerprint and bundle that gave the answer.
+    gallery : name of the gallery that gave the answer.
+    encoder : fingerprint of the encoder.
+    bundle : bundle that gave the answer.
     query_id : id of the query.
     reason : see `CASE_REASONS`.
     drawn : whether the query was drawn at random; independent of the reason.
@@ -154,7 +156,7 @@ def listed(
 
 
 def selected(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Return a decision with its selection, which depends on the case and the reviewer's lease."""
+    """Add the selection to a decision; it depends on the case and on the reviewer's lease."""
     case = find(connection, decided.gallery, decided.query_id)
     if case is None:
         return replace(decided, selection="volunteered", draw_probability=None)

@@ -71,12 +71,14 @@ class Decided:
 
     Attributes
     ----------
-    gallery, bundle : gallery and bundle of the answer.
+    gallery : gallery that gave the answer.
+    bundle : bundle that gave the answer.
     query_id : id of the query.
     decision : see `DECISIONS`.
-    item_id, label : id and label of the item in the decision, at the time of the decision; None
-        without an item.
-    reviewer, comment : name and comment, as the reviewer gave them.
+    item_id : id of the item in the decision; None without an item.
+    label : label of this item at the time of the decision; None without an item.
+    reviewer : name that the reviewer gave.
+    comment : comment of the reviewer.
     pairs : decisions on found items that follow from this decision.
     decided_at : time of the decision, seconds since 1970.
     number : number of the decision; 0 before the decision is stored.

@@ -4,8 +4,8 @@ Exact bounds need queries that were drawn with equal probability. But most draws
 answers. So the module uses only queries that are also in the draw with equal probability for all
 queries. Queries that reviewers chose are not used, because reviewers may prefer wrong answers.
 Undecided queries may be difficult queries, so the result would be biased if many of them were left
-out. So the drawn queries are sorted by age, oldest first. The module uses the longest prefix of
-this order in which at most a tenth of the queries are undecided.
+out. So the drawn queries are sorted by age, oldest first. The module uses as many of the oldest
+queries as possible, with at most a tenth of them undecided.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DrawnQuery:
 
 
 def drawn_queries(path: Path, gallery: str, encoder: str) -> list[DrawnQuery]:
-    """Return the longest prefix of the drawn queries, oldest first, with few undecided queries.
+    """Return as many of the oldest drawn queries as possible, with few undecided queries.
 
     Parameters
     ----------

@@ -73,7 +73,8 @@ class Reviews:
     Attributes
     ----------
     n_asked : number of matches drawn for review.
-    matches : the last review of each reviewed match, in the order of the first reviews.
+    matches : the last review of each reviewed match. The matches are in the order of their first
+        reviews.
     """
 
     n_asked: int
@@ -182,8 +183,8 @@ class FeedbackLog:
     def ask(self, bundle: str, matches: Iterable[tuple[str, str, MatchDraw]]) -> None:
         """Store matches that were drawn for review, as tuples: query id, item id, draw.
 
-        If several processes have drawn the same match, the match is stored once, with the sums of
-        all these draws.
+        If several processes have drawn the same match, the match is stored once. The sums of these
+        draws are added.
         """
         now = time.time()
         rows = [
@@ -276,7 +277,7 @@ def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> S
 
 
 def _decide(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Store a decision, with the selection of its query."""
+    """Add to a decision how its query was selected, and store the decision."""
     return _take(connection, cases.selected(connection, decided))
 
 

@@ -46,8 +46,8 @@ class Bounds:
     retention_s : seconds after which a case is deleted.
     most : maximum number of cases.
     most_bytes : maximum size of all pictures in bytes.
-    query_retention_s : seconds for which embeddings of answered queries are kept, even without a
-        case.
+    query_retention_s : seconds after which the embedding of an answered query without a case is
+        deleted.
     """
 
     retention_s: float
@@ -70,10 +70,13 @@ class KeptQueries:
 
     Attributes
     ----------
-    query_ids, reasons : (n,) id and reason of each query.
+    query_ids : (n,) id of each query.
+    reasons : (n,) reason of each query's case.
     kept_at : (n,) time of storage, seconds since 1970.
     is_open : (n,) whether the case is open.
-    mean, variance, features : (n, D), (n, D) and (n, F), rounded to half precision.
+    mean : (n, D), rounded to half precision.
+    variance : (n, D), rounded to half precision.
+    features : (n, F), rounded to half precision.
     """
 
     query_ids: tuple[str, ...]
@@ -225,7 +228,7 @@ class ReviewQueue:
     def embedded(
         self, gallery: str, encoder: str, reasons: Sequence[CaseReason] = cases.CASE_REASONS
     ) -> KeptQueries:
-        """Return the embeddings of a gallery's cases that one encoder computed, oldest first.
+        """Return the embeddings by one encoder for the cases of a gallery, oldest case first.
 
         Parameters
         ----------

@@ -17,7 +17,7 @@ from model_store.feedback.decisions import COLUMNS, Decided
 from model_store.verdicts import CaseReason
 
 RANDOM_TURN = 2
-"""One in this number of successive leases is for a randomly drawn case."""
+"""If this value is n, every n-th lease is for a randomly drawn case."""
 
 
 class Waiting(NamedTuple):

@@ -36,7 +36,8 @@ UNKNOWN = ("no_match", "out_of_distribution")
 """Verdicts of queries without a match."""
 
 PRECISION = 0.9
-"""Default precision: expected share of the pairs within groups that show the same identity."""
+"""Default precision. For all pairs of images within groups, the precision is the expected share of
+pairs that show the same identity."""
 
 LEAST_LABELS = 4
 """Minimum number of labels with at least two items: two labels as queries, and two for
@@ -56,7 +57,8 @@ _MOST_DIFFERENT = 100_000
 are weighted to represent all pairs of different identities."""
 
 _LIKELY = 0.5
-"""Minimum P(same) at which pairs are joined in a group, for any requested precision."""
+"""Minimum P(same) of the pairs that are joined in a group, even if the requested precision is
+lower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class Grouping:
 
         Parameters
         ----------
-        precision : expected share of pairs within groups that show the same identity.
+        precision : for all pairs within groups, the expected share that shows the same identity.
         """
         if len(queries) < 2:
             return []
@@ -163,7 +165,7 @@ class Grouping:
         return sorted(found, key=lambda group: (-len(group.rows), int(group.rows[0])))
 
     def _cut(self, components: Sequence[Joined], precision: float) -> float:
-        """Return the lowest log-odds above which the mean P(same) is ``precision``; ∞ if none."""
+        """Return the lowest log-odds with a mean P(same) of at least ``precision``; ∞ if none."""
         if not components:
             return np.inf
         heights = np.sort(np.concatenate([part.heights() for part in components]))[::-1]
@@ -256,7 +258,7 @@ def _example_pairs(
 def _joined_pairs(
     pairs: PairModel, halves: Sequence[tuple[Compared, Codes]]
 ) -> tuple[Floats, Bools]:
-    """Return joining log-odds (P,) of held-out pairs, and whether each pair has one identity."""
+    """Return log-odds (P,) at which held-out pairs are joined, and whether each is one identity."""
     heights, outcomes = [np.array([FLOOR, FLOOR])], [np.array([False, True])]
     for compared, codes in halves:
         for part in joined(compared, pairs)[0]:

@@ -19,7 +19,7 @@ from model_store.identities.pairs import Compared, Floats, Integers, PairModel
 from model_store.threads import faiss_threads
 
 N_NEIGHBOURS = 100
-"""Number of nearest neighbours with which each image forms a pair."""
+"""Number of nearest neighbours. Each image forms a pair with each of these neighbours."""
 
 FLOOR = -3.0
 """Minimum log-odds at which images are joined. Less likely pairs never form a group."""

@@ -38,7 +38,7 @@ _LEAST_VARIANCE = 1e-12
 _LEAST_SPREAD = 1e-6
 
 _RIDGE = 1e-4
-"""Factor of the sum of squared weights, which is added to the mean loss."""
+"""Factor of a penalty. The penalty is the sum of squared weights, and is added to the mean loss."""
 
 _AT_ONCE = 4096
 
@@ -108,8 +108,8 @@ class Compared:
     Attributes
     ----------
     points : the images.
-    levels, spreads : (N,) μ and σ: mean and standard deviation of the cosines with the nearest part
-        of the cohort.
+    levels : (N,) μ: mean of the cosines between each image and the nearest part of the cohort.
+    spreads : (N,) σ: standard deviation of these cosines.
     """
 
     points: Points

@@ -225,7 +225,7 @@ _PRINTABLE = frozenset((*b"\t\n\r", *range(0x20, 0x7F)))
 
 
 def begins_late(data: bytes) -> int | None:
-    """Return the offset at which an image begins after some other bytes; None if no image follows.
+    """If other bytes precede an image, return the image's offset; None if no image follows.
 
     Some web programs wrongly send a line break or a byte order mark before an image.
     """

@@ -107,8 +107,8 @@ class DecodedImage:
     def losses(self) -> tuple[str, ...]:
         """The warnings about lost information: ignored parts, or irreversibly changed values.
 
-        An applied orientation is not a loss. A colour conversion that the file requires is not a
-        loss either.
+        An applied orientation is not a loss. A colour conversion that the file requires is also not
+        a loss.
         """
         flat = (_FLAT,) if (self.pixels == self.pixels[:1, :1]).all() else ()
         kept = (one for one in self.warnings if one != TURNED and not one.startswith(CONVERTED))

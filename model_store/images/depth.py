@@ -17,8 +17,8 @@ _TOPS = (255.0, 1023.0, 4095.0, 65_535.0)
 """
 
 _MIN_SHARE = 1 / 16
-"""Minimum share of the range that values must use. Below this share, the picture would be black, so
-its values are stretched."""
+"""Minimum share of the depth's range that the values must use. If they use less, the picture would
+be black, so the values are stretched."""
 
 _ABOVE_ONE = 2.0
 """Float samples up to this value are treated as samples from 0 to 1 with some brighter

@@ -57,7 +57,7 @@ def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform:
 
 
 def _is_srgb(convert: Callable[[Image.Image], Image.Image], mode: str) -> bool:
-    """Return whether a conversion hardly changes a grid of colours or greys."""
+    """Return whether a conversion leaves a grid of colours or greys almost unchanged."""
     steps = np.arange(0, 256, 17, dtype=np.uint8)
     if mode == "L":
         probe = Image.fromarray(steps[None])

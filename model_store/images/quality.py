@@ -13,7 +13,8 @@ MEASURES = ("short_side", "brightness", "contrast", "sharpness", "aspect")
 """Names of the measures, in the order of the last axis of `quality_measures`."""
 
 _MEASURED_SIDE = 256
-"""Number of pixels to which the longer side is reduced before the measurement."""
+"""Length of the longer side in pixels. Larger pictures are reduced to this length before the
+measurement."""
 
 _GREYS = np.arange(256.0)
 
@@ -27,7 +28,7 @@ _DEGRADED = (
 )
 
 _FLAT = 1.0
-"""Minimum variance of grey values for which the sharpness is measured."""
+"""The sharpness is measured only if the variance of the grey values is above this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class _Reason:
     advice: str
 
     def applies(self, value: float, ordinary: float | None) -> bool:
-        """Return whether ``value`` is beyond the limit and ``ordinary``, which may be None."""
+        """Return whether ``value`` is beyond the limit and, if not None, beyond ``ordinary``."""
         limits = [self.limit] if ordinary is None else [self.limit, ordinary]
         return value < min(limits) if self.below else value > max(limits)
 
@@ -69,7 +70,8 @@ class QualityHint:
     Attributes
     ----------
     code : stable code of the reason, for programs.
-    measure, value : name and value of the measure.
+    measure : name of the measure.
+    value : value of the measure.
     advice : one sentence for the photographer.
     """
 
@@ -134,9 +136,9 @@ def quality_hints(
 
     Parameters
     ----------
-    ordinary : for each code, the limit beyond which 1 % of the calibration queries are. These
-        limits prevent hints about usual queries of a gallery, for example dark silhouettes or small
-        icons.
+    ordinary : for each code, a limit; 1 % of the calibration queries are beyond it. With these
+        limits, queries that are usual for a gallery get no hints, for example dark silhouettes or
+        small icons.
     """
     value_of = dict(zip(MEASURES, measures.tolist(), strict=True))
     known = ordinary or {}
@@ -160,7 +162,7 @@ def degradation_hint(displacement: float | None, percentile: float | None) -> li
 
 
 def ordinary_limits(measures: NDArray[np.float64]) -> dict[str, float]:
-    """Return for each code the limit beyond which 1 % of the calibration queries are.
+    """Return a limit for each code; 1 % of the calibration queries are beyond this limit.
 
     Parameters
     ----------

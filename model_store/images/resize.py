@@ -96,7 +96,7 @@ class Preprocessing:
         return np.asarray(canvas)
 
     def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return width and height, to which an image with ``size`` is resized before the crop."""
+        """Return the width and height of a resized image, before the crop; it had ``size``."""
         width, height = size
         side = self.resized_side
         to_width, to_height = (self.width, self.height) if side is None else (side, side)

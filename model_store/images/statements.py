@@ -17,7 +17,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from model_store.images.tiff import COLOUR_TAGS
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Converts the values of a channel (0 to 1) to linear light, in which 1 is paper white."""
+"""Converts the values of a channel (0 to 1) to linear light; 1 is paper white."""
 
 Primaries = tuple[tuple[float, float], ...]
 """Chromaticities (x, y) of red, green, blue and white."""
@@ -121,7 +121,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _of_png(chunks: Mapping[bytes, bytes]) -> ColourStatement | None:
-    """Read the first of: cICP, sRGB, gAMA with cHRM. None if all are missing."""
+    """Read cICP; if it is missing, sRGB; else gAMA and cHRM. None if all are missing."""
     if len(chunks.get(b"cICP", b"")) >= 4:
         return _of_code_points(*chunks[b"cICP"][:4])
     if b"sRGB" in chunks:

@@ -90,7 +90,8 @@ _SAMPLE_FORMATS = {
 _RAW_PHOTOMETRIC = frozenset({32_803, 34_892})
 _DNG_VERSION, _SUB_IFDS = 50_706, 330
 _REDUCED, _MASKS = 1, 4
-"""Bits in the type of a page: the page is a reduced version of another page, or a mask."""
+"""Bits in the type of a page. One bit marks a reduced version of another page; the other bit marks
+a mask."""
 
 _MAX_PAGES_LOOKED_AT = 16
 COLOUR_TAGS = (301, 318, 319)
@@ -139,7 +140,7 @@ class TiffLayout:
     def is_read_by_pillow(self) -> bool:
         """True for kinds that Pillow reads correctly.
 
-        Tests compare a picture of each kind with an 8-bit picture.
+        The tests compare a picture of each kind with an 8-bit picture.
         """
         if (
             len(set(self.bits)) > 1
@@ -229,7 +230,7 @@ def tiff_layout(data: bytes) -> TiffLayout | None:
 
 
 def _pages(data: bytes) -> Iterator[dict[int, tuple[int, ...]]]:
-    """Yield the tags of each page until the first page that is not a preview, with a page limit."""
+    """Yield the tags of each page, until a page is not a preview or a limit is reached."""
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in {b"+\0", b"\0+"}
     count, size, offset = ("Q", 20, "Q") if big else ("H", 12, "I")

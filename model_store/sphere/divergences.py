@@ -27,7 +27,8 @@ def kl_divergence(
 
     Parameters
     ----------
-    concentration, other_concentration : (...) κ_p and κ_q, ≥ 0.
+    concentration : (...) κ_p ≥ 0.
+    other_concentration : (...) κ_q ≥ 0.
     cosine : (...) cosine between the two mean directions; values beyond ±1 are clipped.
     dim : D ≥ 2.
 
