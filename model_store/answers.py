@@ -41,7 +41,7 @@ class Answer:
     order : order of the list.
     matches : the first items of the list.
     n_listed : number of items in the whole list; ``matches`` holds the first items.
-    result_set : items of `Decision.result_set`, nearest first; some may not be among ``matches``.
+    result_set : items of `Decision.result_set`, nearest first; possibly not all are in ``matches``.
     seconds : duration of each stage.
     explain : search plan; None without a filter.
 

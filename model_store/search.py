@@ -48,7 +48,7 @@ EVERYTHING = Diversity()
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The candidates of one query, nearest first, and the candidates in the result list.
+    """The candidates of one query, nearest first. Some of these candidates form the result list.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The number of threads for arithmetic: one for a single query, several for many queries."""
+"""The number of threads for arithmetic: one query uses one thread, many queries use several."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ to match probabilities. `found_labels` holds the labels of one query's items, wi
 probabilities. `absent_share` adjusts the probabilities to the share of absent queries, and
 `recalibration` corrects the probabilities by user feedback. `hierarchy` holds the parents of
 labels; the probability of a parent is the sum of the probabilities of its labels. `outliers`
-measures how unlike the gallery a query is. `picture` measures how degraded the query's image is.
-`evidence` holds the outcome of each calibration query. Three modules use this evidence: `operating`
-computes the error and coverage of a threshold, `result_sets` chooses items that contain a match
-with a stated probability, and `promises` computes all guarantees for a stream of queries.
+measures how much a query differs from the gallery. `picture` measures how degraded the query's
+image is. `evidence` holds the outcome of each calibration query. Three modules use this evidence:
+`operating` computes the error and coverage of a threshold, `result_sets` chooses items that contain
+a match with a stated probability, and `promises` computes all guarantees for a stream of queries.
 `calibration` holds all fitted parts, and `verdict` chooses the verdict. `drift` tests whether
 served queries still resemble the calibration queries. `staleness` detects that the gallery has
 changed since the calibration. `error_watch` estimates how often a match is wrong, from reviews of

@@ -83,9 +83,9 @@ class Calibration:
         for labels added after the calibration.
     n_labels : (3,) number of labels in each size class; an item without a label counts as a label.
     detector : computes the outlier score.
-    match : computes the log-odds that a label is the true match, against no match. The input is the
-        signals of the label's nearest item. `choice_probabilities` converts the log-odds of all
-        found labels to probabilities.
+    match : computes the log-odds of a label: the odds of "this label is the true match" against "no
+        match". The input is the signals of the label's nearest item. `choice_probabilities`
+        converts the log-odds of all found labels to probabilities.
     feedback : correction of match probabilities by user feedback.
     evidence : outcome of each calibration query; all guarantees are computed from it.
     quality_limits : limits for `model_store.images.quality.quality_hints`.

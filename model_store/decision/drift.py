@@ -74,8 +74,8 @@ _TAILS = (0.01, 0.03, 0.1, 0.25, 0.5)
 the scores. The test compares served scores with these tails."""
 
 _ETA = 0.01
-"""Each tail has an upper bound. With at most this probability, at least one of the bounds is too
-low. This maximum holds if the queries are exchangeable."""
+"""Each tail has an upper bound. The probability that at least one of these bounds is too low is at
+most this value. This holds if the queries are exchangeable."""
 
 _EM_START = 0.3
 

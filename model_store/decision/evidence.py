@@ -66,8 +66,8 @@ class Evidence:
     true_classes : (N,) size class of the query's own label; −1 for absent queries.
     critical : (N,) largest threshold whose result set contains a true match. The value is ∞ if the
         likeliest label is right, and −1 if no candidate is right or the query is absent.
-    clusters : (N,) cluster of each query. Queries of one cluster are not independent: copies,
-        photographs of one object, absent queries of one label.
+    clusters : (N,) cluster of each query. Queries of one cluster are not independent: they are
+        copies, photographs of one object, or absent queries of one label.
     sources : (N,) index of the query's source in ``source_names``.
     source_names : names of all sources; one empty name if no source was given.
     absence : kind of the absent queries.

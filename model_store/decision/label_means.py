@@ -34,7 +34,7 @@ class LabelMeans:
         label_codes: NDArray[np.int32],
         similarities: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Cosine (n,) between a query and the mean direction of each candidate's label.
+        """Return the cosine (n,) between a query and the mean direction of each candidate's label.
 
         Parameters
         ----------

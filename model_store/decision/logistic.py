@@ -75,6 +75,6 @@ def bounded(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def bounded_logit(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return log-odds of probabilities; finite also for 0 and 1."""
+    """Return the log-odds of probabilities. The result is finite even for 0 and 1."""
     log_odds: NDArray[np.float64] = logit(bounded(probabilities))
     return log_odds

@@ -175,7 +175,7 @@ class Stream:
 
     @property
     def absent(self) -> Bools:
-        """(n,) whether the gallery holds no true match."""
+        """(n,) True for a query without a true match in the gallery."""
         return self.labels >= 0
 
     @cached_property

@@ -62,7 +62,7 @@ class _ClassRule:
 
 @dataclass(frozen=True)
 class _Thresholds:
-    """The thresholds for one coverage; None if nothing is guaranteed for any size class."""
+    """The thresholds for one coverage; None if no size class has a guarantee."""
 
     thresholds: Floats | None
     promised_for: tuple[str, ...]

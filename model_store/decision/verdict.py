@@ -293,8 +293,8 @@ def _result_set(
 ) -> ResultSet:
     """Choose the result set; ``fitted`` are probabilities for the fit's share of absent queries.
 
-    The coverage is a share of matched queries. So these probabilities depend neither on the
-    expected share of absent queries, nor on a filter.
+    The coverage counts only matched queries. So these probabilities depend neither on the expected
+    share of absent queries, nor on a filter.
 
     Parameters
     ----------

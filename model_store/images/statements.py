@@ -121,7 +121,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _of_png(chunks: Mapping[bytes, bytes]) -> ColourStatement | None:
-    """Read cICP; if it is missing, sRGB; else gAMA and cHRM. None if all are missing."""
+    """Read the colour space from cICP, else sRGB, else gAMA and cHRM; None without these."""
     if len(chunks.get(b"cICP", b"")) >= 4:
         return _of_code_points(*chunks[b"cICP"][:4])
     if b"sRGB" in chunks:
