@@ -93,7 +93,7 @@ class DriftReference(Protocol):
     """Bin edges for the histogram of served scores."""
 
     def factors(self, counts: list[float]) -> list[list[float]]:
-        """Return the factor of each of k bets on its capital, by the bin of the score: (k, K).
+        """Return factors (k, K): a score in bin j multiplies the capital of bet i by factor (i, j).
 
         The expectation of each factor is at most 1 for any share of absent queries.
 

@@ -474,7 +474,7 @@ class Stream:
         return None if times is None else math.ceil(times * int((self.counted & self.chosen).sum()))
 
     def multiple(self, max_error: float, *, of_labels: bool) -> float | None:
-        """Return how many times as many queries as now are needed to guarantee ``max_error``.
+        """Return the factor by which the queries must be multiplied to guarantee ``max_error``.
 
         Parameters
         ----------
