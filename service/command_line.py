@@ -36,7 +36,7 @@ Exit status:
   130  interrupted by Ctrl+C during the start"""
 
 _OF_OTHER_PROGRAMS = frozenset({"VOUCH_TRUSTED_PROXY", "VOUCH_API_KEY", "VOUCH_ALLOWED_ORIGINS"})
-"""``VOUCH_*`` variables that other programs read, such as the load balancer and clients."""
+"""``VOUCH_*`` variables of other programs, for example of the load balancer and of clients."""
 
 _SERVICE_LINK = re.compile(
     r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$"

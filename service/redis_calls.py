@@ -1,4 +1,4 @@
-"""Redis calls that tolerate an unreachable, slow or full Redis, and replies of another server.
+"""Redis calls that never raise, even if Redis is unreachable, slow or full, or replies wrongly.
 
 A Redis error never makes a request fail. Replies are returned unchanged: callers must verify a
 reply before they use it.

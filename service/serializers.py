@@ -1,7 +1,7 @@
 """Converts the core's answers to the records of `service.schemas`; needs no web framework.
 
-The service sends these records as JSON. For a local gallery, `vouch_search` returns the same
-records, so that field names are the same.
+The service sends these records as JSON. `vouch_search` returns the same records for a local
+gallery. The field names are therefore equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PictureUrls = Callable[[str], tuple[str | None, str | None]]
 OUTLIER_METHOD = "conformal"
 
 _LEAST_PLANNED = 1e-9
-"""If alpha is not above this value, the message gives no exact number of needed queries."""
+"""If alpha is at most this value, the message states "more than a billion" needed queries."""
 
 
 def search_answer(

@@ -227,7 +227,10 @@ class Gallery:
         return None, "bundle"
 
     def items(self) -> Iterator[schemas.ItemDetail]:
-        """Yield all items by id; ``vouch.to_pandas(gallery.items())`` is a table of them."""
+        """Yield all items in the order of their ids.
+
+        For a table of the items, use ``vouch.to_pandas(gallery.items())``.
+        """
         gallery = self._bundle.retriever.gallery
         rows = gallery.page(None, _PAGE)
         while len(rows):

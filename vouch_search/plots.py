@@ -143,7 +143,8 @@ def risk_coverage(
 
     The query with the highest probability is answered first. The shaded band ends at the upper
     confidence bound, if the source has one. The marked point is the error of the verdict ``match``;
-    a bar leads from there to the guaranteed bound. The dashed line is the gallery's maximum error.
+    a bar connects this point to the guaranteed bound. The dashed line is the gallery's maximum
+    error.
 
     Parameters
     ----------
@@ -198,8 +199,8 @@ def roc(
 
     Parameters
     ----------
-    source : a gallery or a ``Calibration``, for a curve of P(some item matches); or scores (N,) of
-        queries with a match. A larger score means a likelier match.
+    source : a gallery or a ``Calibration``: the scores are the probabilities that the gallery has a
+        match. Or scores (N,) of queries with a match; a larger score means a likelier match.
     absent : (M,) scores of absent queries, if ``source`` is scores.
     label : the name of the curve in the legend.
     """
@@ -247,7 +248,8 @@ def results(
     ----------
     answer : an answer whose results have ``id``, ``label`` and ``match_probability``.
     picture_of : the picture of an item by its id: a path, bytes, a Pillow image or an array
-        (H, W, 3). None uses the thumbnails of an answer of `vouch_search`.
+        (H, W, 3). If None, the thumbnails in the answer are used; only answers of `vouch_search`
+        have thumbnails.
     query : the query's picture, drawn before the results; None to leave it out.
     limit : maximum number of results.
     """
@@ -319,7 +321,8 @@ def gallery_map(
     ----------
     embeddings : a gallery, of `vouch_search` or `model_store`; or the embeddings of items (n, D).
     uncertainties : (n,), for example the items' total variances; None for equal sizes.
-    labels : (n,) labels; the `N_NAMED` most frequent labels get a colour. None: one colour for all.
+    labels : (n,) labels; the `N_NAMED` most frequent labels get a colour. If None, all items
+        get the same colour.
     method : ``umap`` needs umap-learn; ``pca`` is linear; ``auto`` is UMAP if it is installed.
     """
     ax = _axes(ax)
@@ -459,7 +462,7 @@ def svg(
 
 
 def _style() -> AbstractContextManager[None]:
-    """Return the matplotlib style of `svg`: text stays text, in the placeholder colour."""
+    """Return the matplotlib style of `svg`: SVG text, not paths, in the placeholder colour."""
     try:
         from matplotlib import rc_context  # noqa: PLC0415 - an extra
     except ImportError as error:

@@ -69,7 +69,7 @@ class RemoteGallery:
 
     @property
     def labels(self) -> Sequence[str]:
-        """The distinct labels of its items, by name."""
+        """The distinct labels of the items, in alphabetical order."""
         return tuple(self._client.labels(self.name))
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ class RemoteGallery:
         )
 
     def items(self) -> Iterator[schemas.ItemDetail]:
-        """Yield all items by id; see `Gallery.items`."""
+        """Yield all items in the order of their ids; see `Gallery.items`."""
         return self._client.items(self.name)
 
     def thumbnail(self, item_id: str) -> Picture | None:

@@ -71,11 +71,11 @@ class Access:
     Parameters
     ----------
     keyring : the keys; None for a service without keys.
-    keyless : scope of callers without a key; None refuses them.
+    keyless : scope of callers without a key; if None, these callers are refused.
     rates : the rate limiter.
     rate : default rate limit of a caller; None for no limit.
     origins : web origins whose pages may send writes.
-    elsewhere : scope of callers without a key on other machines; used only with ``local_only``.
+    elsewhere : scope of callers on other machines that have no key; used only with ``local_only``.
     local_only : whether only programs on this machine get the scope ``keyless``.
     """
 

@@ -33,7 +33,7 @@ class AllowedHosts:
     Parameters
     ----------
     names : host names of the service; the names of this machine are always allowed.
-        ``*.shop.example`` allows all subdomains. None or ``*`` allows every name.
+        ``*.shop.example`` allows all subdomains. If None or ``*``, every name is allowed.
 
     Raises
     ------

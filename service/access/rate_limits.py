@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_CALLERS = 100_000
 """Maximum number of callers whose requests one process counts. The count of a caller needs a few
-hundred bytes. The least recent caller is dropped first."""
+hundred bytes. The caller with the oldest last request is dropped first."""
 
 
 MAX_COUNT = 2**53
@@ -106,8 +106,8 @@ class Rates:
     window would prevent this. But fixed periods need only one number and one round trip to Redis,
     and ``Retry-After`` is exact.
 
-    Each process also counts in memory. If Redis restarts without its data, the counts in memory
-    stay valid. While Redis is unreachable, each replica counts alone.
+    Each process also counts the requests in its own memory. If Redis restarts without its data,
+    the counts in memory stay valid. While Redis is unreachable, each replica counts alone.
     """
 
     def __init__(self, redis_url: str | None, timeout_s: float) -> None:

@@ -37,8 +37,8 @@ class VouchClient:
     """Client of one service; thread-safe. Close the client, or use it as a context manager.
 
     If the service is busy (503 with ``Retry-After``), the client sends a request up to
-    `MAX_ATTEMPTS` times. Retries are safe: a query changes nothing, and the last feedback counts.
-    With an Idempotency-Key, a repeated request changes a gallery only once.
+    `MAX_ATTEMPTS` times. Retries are safe: a query changes nothing, and new feedback replaces
+    earlier feedback. With an Idempotency-Key, a repeated request changes a gallery only once.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class VouchClient:
 
     Attributes
     ----------
-    manage : creates galleries, describes, renames and drops them.
+    manage : client that creates, describes, renames and drops galleries.
 
     Raises
     ------
@@ -118,7 +118,7 @@ class VouchClient:
         return self._get(path_of(gallery, "facets"), schemas.FacetList, {"limit": limit}).facets
 
     def labels(self, gallery: str, page_size: int = 1000) -> Iterator[str]:
-        """Iterate over the labels of a gallery by name; pages are fetched on demand.
+        """Iterate over the labels of a gallery in alphabetical order; pages are fetched on demand.
 
         Examples
         --------
@@ -264,7 +264,9 @@ class VouchClient:
         return self._upload(path, schemas.EmbeddingAnswer, options, [("image", image_file(image))])
 
     def items(self, gallery: str, page_size: int = 100) -> Iterator[schemas.ItemDetail]:
-        """Iterate over the items of a gallery by id; pages are fetched on demand.
+        """Iterate over the items of a gallery, in the order of their ids.
+
+        Pages are fetched on demand.
 
         Examples
         --------
@@ -313,7 +315,9 @@ class VouchClient:
     def label_errors(
         self, gallery: str, *, confidence: float = 0.8
     ) -> Iterator[schemas.PossibleLabelError]:
-        """Iterate over items whose nearest neighbours have another label, by id.
+        """Iterate over items whose label differs from the label of their nearest neighbours.
+
+        The items are in the order of their ids.
 
         Pages are fetched on demand; the service needs about half a second for each page.
 
@@ -328,7 +332,9 @@ class VouchClient:
     def near_duplicates(
         self, gallery: str, *, threshold: float = 0.99
     ) -> Iterator[schemas.ItemWithDuplicates]:
-        """Iterate by id over items that have near duplicates; both items of a pair are listed.
+        """Iterate over items that have near duplicates, in the order of their ids.
+
+        Both items of a pair are listed.
 
         Pages are fetched on demand; the service needs about half a second for each page.
 

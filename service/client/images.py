@@ -15,7 +15,8 @@ def image_named(text: str, folders: Sequence[Path] | None = None) -> Path | byte
 
     Parameters
     ----------
-    folders : allowed folders; None allows all. Symbolic links are resolved before the check.
+    folders : allowed folders; if None, all folders are allowed. Symbolic links are resolved before
+        the check.
 
     Raises
     ------

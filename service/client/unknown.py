@@ -12,7 +12,7 @@ from service.client.contract import path_of, read, sent_again
 
 
 class UnknownQueriesClient:
-    """Groups of a gallery's queries without a match; see `VouchClient.unknown`.
+    """Groups the queries that had no match in a gallery; see `VouchClient.unknown`.
 
     Examples
     --------
@@ -25,11 +25,14 @@ class UnknownQueriesClient:
         self._gallery, self._http, self._send = gallery, http, send
 
     def groups(self, *, precision: float = 0.9, limit: int = 50) -> schemas.UnknownGroups:
-        """Group the queries into probable new identities; also count the queries over time.
+        """Return groups of queries, and the number of queries over time.
+
+        Each group probably shows one new identity.
 
         Parameters
         ----------
-        precision : minimum expected share of same-identity pairs, among all pairs within groups.
+        precision : of all pairs within groups, the minimum expected share that shows the same
+            identity.
         limit : maximum number of groups; the largest are first.
 
         Examples

@@ -32,7 +32,7 @@ def search_in_words(answer: schemas.SearchAnswer) -> str:
 
 
 def decision_in_words(answer: schemas.DecisionAnswer) -> str:
-    """Return a decision on another store's neighbours as text."""
+    """Return as text a decision on neighbours from another store."""
     found = [
         (one.id, one.label, one.similarity, one.match_probability) for one in answer.neighbours
     ]

@@ -67,7 +67,7 @@ _ANSWER: TypeAdapter[_Decoded | _Refused] = TypeAdapter(_Decoded | _Refused)
 
 
 def read_started(message: bytes) -> tuple[str, ...]:
-    """Read the sandbox parts of a decoder that has just started.
+    """Read the first message of a decoder: the parts of the sandbox that are in force.
 
     Raises
     ------

@@ -50,12 +50,12 @@ class DecoderPool:
     Parameters
     ----------
     lost : called for each decoder that ends before the pool is closed.
-    sandbox : whether decoders start if the kernel cannot confine them.
+    sandbox : whether decoders may start although the kernel cannot confine them.
 
     Attributes
     ----------
     n_lost : number of decoders that ended before `close`.
-    sandbox : sandbox parts in force, of `service.decoding.sandbox.PARTS`.
+    sandbox : the parts of `service.decoding.sandbox.PARTS` that are in force.
     shares : scheduler of the decoders, fair between callers.
     """
 
@@ -224,7 +224,7 @@ class DecoderPool:
         self._free.put_nowait(decoder)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run ``work`` as a stored task: the event loop itself holds only a weak reference."""
+        """Run ``work`` as a stored task; the event loop has only a weak reference to the task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

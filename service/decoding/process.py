@@ -67,7 +67,7 @@ class DecoderProcess:
 
         Returns
         -------
-        The reply; if an attacker controls the decoder, the reply may not be JSON.
+        The reply. It is not always JSON, because an attacker may control the decoder.
 
         Raises
         ------

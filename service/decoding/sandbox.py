@@ -33,8 +33,8 @@ _COMPUTING = (
     *("getpid", "gettid", "getrusage", "sched_getaffinity", "poll", "ppoll"),
     *("exit", "exit_group", "restart_syscall"),
 )
-"""None of these calls opens a file, connects, or names another process. `newfstatat` reveals only
-the existence and size of a file."""
+"""These calls cannot open a file, connect to a network or name another process. The call
+`newfstatat` reveals only the existence and size of a file."""
 
 _NOT_THERE = ("clone3", "rseq", "membarrier")
 """System calls that older kernels lack. Libraries also work without these calls."""

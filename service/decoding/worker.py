@@ -41,7 +41,7 @@ from service.decoding import sandbox
 from service.processes.shared_pixels import SharedPixels
 
 PREFIX = struct.Struct("!II")
-"""Prefix of every message: the number of bytes of JSON, and of the data after it."""
+"""Prefix of every message: the bytes of the JSON, then the bytes of the data after the JSON."""
 
 
 NICE = 5

@@ -66,10 +66,10 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
 
 
 def useful_turn(encoder: Encoder, size: int, limit: int, n_processors: int) -> int:
-    """Measure the best number of batches of ``size`` images in a turn, at most ``limit``.
+    """Measure how many batches of ``size`` images are best in one turn, at most ``limit``.
 
-    If there are several processors, the batches of a turn run in parallel. The number then exceeds
-    1 only if parallel batches are faster and their embeddings have the same bits.
+    If there are several processors, the batches of a turn run in parallel. Then the result is 1
+    unless parallel batches are faster and their embeddings have the same bits.
     """
     n = min(n_processors, limit)
     images = _noise(encoder, n * size)

@@ -174,7 +174,7 @@ class RedisCache:
 
     @property
     def state(self) -> str:
-        """Return a sentence on whether Redis was reached at the last attempt."""
+        """Return the store as text, with a note if Redis was unreachable at the last attempt."""
         return "redis" if self.is_reachable else "redis (unreachable)"
 
     @property

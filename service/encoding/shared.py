@@ -43,7 +43,7 @@ class SharedEncoder(ForwardingEncoder):
 
 @dataclass(eq=False, slots=True)
 class _Held:
-    """An encoder, and its file in each bundle that uses the encoder."""
+    """An encoder, and the copies of its file: one in each bundle that uses the encoder."""
 
     files: list[Path] = field(default_factory=list)
     opening: threading.Lock = field(default_factory=threading.Lock)

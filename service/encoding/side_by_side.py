@@ -1,4 +1,4 @@
-"""Batches in parallel, each on one thread.
+"""Encodes several batches in parallel, each on one thread.
 
 A single batch is fastest if all threads share it. But these threads wait for each other in every
 layer. Therefore several batches finish sooner if each batch has its own thread.
@@ -65,7 +65,7 @@ class SideBySide:
 def side_by_side(
     path: Path, provider: ProviderChoice, threads: int, *, cuda_graphs: bool
 ) -> tuple[OnnxEncoder, Callable[[Inputs, int | None], Embeddings]]:
-    """Open the encoder at ``path``; return the encoder, and its function that encodes batches.
+    """Open the encoder at ``path``; return it, and a function that encodes batches with it.
 
     Parameters
     ----------

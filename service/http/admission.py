@@ -20,7 +20,7 @@ MOST_OF_ONE_CALLER = 3 / 4
 
 
 def is_counted(path: str) -> bool:
-    """Return whether requests to ``path`` count as concurrent; health checks do not."""
+    """Return whether the limits apply to ``path``; they do not apply to health checks."""
     return path.startswith("/v1/")
 
 

@@ -1,8 +1,8 @@
 """Bodies of requests: forms, base64 and accepted media types.
 
 `form_of` replaces FastAPI's form reader for searches with a form, the most frequent requests.
-FastAPI's reader inspects the model's annotations for each request. This takes a quarter of the time
-for which a search occupies the event loop.
+FastAPI's reader inspects the model's annotations for each request. This is a quarter of the work of
+a search on the event loop.
 """
 
 from __future__ import annotations

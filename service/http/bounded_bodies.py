@@ -63,8 +63,8 @@ class BoundedBodies:
 
     Parameters
     ----------
-    least_rate : minimum average upload rate in bytes per second, after `UPLOAD_GRACE_S`. Only the
-        time in which the service waits for the client is measured.
+    least_rate : minimum average upload rate in bytes per second, after `UPLOAD_GRACE_S`. The
+        average is over the time in which the service waits for the client.
     """
 
     def __init__(self, max_image_bytes: int, max_batch_bytes: int, least_rate: float = 1.0) -> None:

@@ -124,7 +124,7 @@ class DirectRoute(APIRoute):
     """A fast route: its endpoint takes the request and path parameters, and returns a model.
 
     FastAPI would resolve the endpoint's arguments by their annotations, and validate the answer
-    again. These two steps take a tenth of the time for which a search occupies the event loop.
+    again. These two steps are a tenth of the work of a search on the event loop.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

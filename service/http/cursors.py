@@ -38,7 +38,7 @@ class ItemsCursor(BaseModel):
     """A position in a list of items: the next page begins after the item in row ``after``.
 
     An item keeps its row number when other items are added, and after its own deletion.
-    ``passing`` is the fingerprint of the list's filter; empty for the list of all items.
+    ``passing`` is the fingerprint of the filter; it is empty if the list has no filter.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

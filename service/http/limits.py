@@ -26,7 +26,7 @@ READ_TIMEOUT_S = 30.0
 LINGER_S = 30.0
 LINGER_AT_SHUTDOWN_S = 1.0
 """If the service answers before the whole body has arrived, it reads and discards the rest for
-`LINGER_S` seconds. While the service stops, it does so for `LINGER_AT_SHUTDOWN_S` seconds."""
+`LINGER_S` seconds. While the service stops, this time is `LINGER_AT_SHUTDOWN_S` seconds."""
 
 UPLOAD_GRACE_S = 10.0
 """Seconds before the minimum upload rate applies to a body."""
@@ -47,8 +47,8 @@ MAX_FIELD_BYTES = 2**20
 """Maximum bytes of a text field in a form; enough for 32 items with metadata."""
 
 MAX_JSON_PARTS = 4_096
-"""Maximum number of opening brackets, commas and colons in a JSON document; those in strings count
-too."""
+"""Maximum number of opening brackets, commas and colons in a JSON document. Characters in strings
+count too."""
 
 TEXT_PATH = "/search/text"
 MAX_TEXT_BYTES = 64 * 2**10
@@ -58,12 +58,12 @@ every character escaped (12 bytes)."""
 VECTOR_PATHS = ("/search/vector", "/decide")
 MAX_JSON_NUMBERS = 2**18
 MAX_VECTOR_BYTES = 4 * 2**20
-"""Maximum commas and bytes of a JSON document with vectors: enough for 1,000 neighbours with 256
-numbers each as text, or for larger vectors in base64."""
+"""Maximum commas and bytes of a JSON document with vectors. The document can have 1,000 neighbours
+with 256 numbers each as text, or larger vectors in base64."""
 
 AT_ONCE_BYTES = 2**18
-"""Maximum bytes of a JSON document to parse on the event loop, which takes about a millisecond.
-Larger documents are parsed in a thread, so that other requests do not wait."""
+"""Maximum bytes of a JSON document that is parsed on the event loop. Parsing then takes about a
+millisecond. Larger documents are parsed in a thread, so that other requests do not wait."""
 
 
 def is_too_large(address: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:

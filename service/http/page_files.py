@@ -72,7 +72,7 @@ def _is_known(tag: str, headers: Headers) -> bool:
 
 @lru_cache(maxsize=16)
 def _within(document: Path, changed_ns: int, root_path: str) -> tuple[bytes, bytes, str]:  # noqa: ARG001 - of the cache
-    """Return the page with the root path before each link, the compressed page, and the ETag."""
+    """Return the page, the compressed page, and the ETag. Links get the root path as a prefix."""
     text = document.read_text(encoding="utf-8")
     page = _OWN_ADDRESS.sub(lambda found: f'{found[1]}="{root_path}/', text).encode()
     return page, gzip.compress(page), f'"{hashlib.blake2b(page, digest_size=16).hexdigest()}"'

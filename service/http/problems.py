@@ -275,7 +275,7 @@ def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str
 
 
 def _asked_path(request: Request) -> str:
-    """Return the path that the client sent. Some layers have no root path in the scope."""
+    """Return the path that the client sent. Add the root path if the scope's path lacks it."""
     root, path = root_path.get(), request.url.path
     return path if not root or path.startswith(f"{root}/") else root + path
 

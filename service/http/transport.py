@@ -25,7 +25,7 @@ MAX_JOINED_BYTES = 2**16
 
 
 class BoundedTransport:
-    """Wraps a transport. `close` calls a given function; `finish` closes the wrapped transport."""
+    """Wraps a transport. `close` only calls a given function; `finish` closes the transport."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
@@ -94,7 +94,10 @@ class BoundedTransport:
 
 
 def one_of_the_most_frequent(named: Sequence[tuple[str, T]], default: T) -> T:
-    """Return the first value with the most frequent name; ``default`` if ``named`` is empty."""
+    """Find the most frequent name, and return the first value with this name.
+
+    Returns ``default`` if ``named`` is empty.
+    """
     if not named:
         return default
     ((most, _),) = Counter(name for name, _ in named).most_common(1)

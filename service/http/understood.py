@@ -1,9 +1,9 @@
 """Refuses requests with parts that the route does not read, and names these parts.
 
 If a part were ignored, the answer would be wrong. A search with a misspelt or misplaced filter
-would return the items of all tenants. A write whose address decodes to another item would overwrite
-that item. Each route declares its parameters. Other parameters are refused here, after
-authentication and before any work.
+would return the items of all tenants. If the address of a write decoded to another item's address,
+the write would overwrite the other item. Each route declares its parameters. Other parameters are
+refused here, after authentication and before any work.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def _options(alias: str, field: FieldInfo) -> Iterator[tuple[str, bool]]:
 
 
 def is_cut_off(method: bytes, address: bytes) -> bool:
-    """Return whether the parser would cut an address at a `#` or `?` that may belong to an id.
+    """Return whether the parser would cut the address at a `#` or `?`; an id can contain both.
 
     The parser reads ``/items/a#b`` as ``/items/a``, and ``/items/who?`` as ``/items/who``. A write
     would then change another item.

@@ -111,10 +111,11 @@ class OtlpTracing:
 def stage_times(search: SearchRecord) -> Iterator[tuple[str, int, int]]:
     """Yield each stage of a search with its start and end, in nanoseconds since 1970.
 
-    The service measures only the durations of the stages. The stages up to encoding are placed at
-    the start of the search, one after another. The later stages are placed at the end of the
-    search. In between, the query waited for a thread. If a search used an encoding that another
-    request had started, `decode` and `encode` began before the search.
+    The service measures the durations of the stages, but not their start times. This function
+    therefore assumes start times. The stages until encoding follow one another from the start of
+    the search. The later stages end at the end of the search. Between these two groups, the query
+    waited for a thread. Another request may have started the encoding. In this case, `decode` and
+    `encode` begin before the search.
     """
     lengths = {stage: round(1e9 * seconds) for stage, seconds in search.seconds.items()}
     total = lengths.pop("total", sum(lengths.values()))

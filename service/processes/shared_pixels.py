@@ -19,14 +19,14 @@ class SharedPixels:
 
     Parameters
     ----------
-    number : file descriptor from another process; None creates a new file.
+    number : file descriptor from another process; if None, a new file is created.
     """
 
     def __init__(self, number: int | None = None) -> None:
         self._file = _in_memory() if number is None else FileIO(number, "r+")
 
     def fileno(self) -> int:
-        """Return the file descriptor, for another process."""
+        """Return the file descriptor; another process can inherit it."""
         return self._file.fileno()
 
     def write(self, pixels: NDArray[Any]) -> None:

@@ -67,7 +67,7 @@ class AbsentShareWatch:
 
     @property
     def assumed(self) -> float:
-        """The share of absent queries that the fit of the probabilities assumed."""
+        """The share of absent queries that was assumed when the probabilities were fitted."""
         return self._calibration.assumed_absent
 
     @property

@@ -37,7 +37,7 @@ class ReviewDraw:
     Attributes
     ----------
     probability : probability with which the answer was drawn.
-    evenly : True if the answer is in the draw in which all answers have the same probability.
+    evenly : whether the answer would also be drawn if all answers had the smallest probability.
     """
 
     probability: float
@@ -45,7 +45,7 @@ class ReviewDraw:
 
 
 class Audit:
-    """Draws answers for review with known probabilities, and tests the decisions on matches.
+    """Draws answers for review with known probabilities, and tests the reviews of matches.
 
     A hash of query and bundle decides whether an answer is drawn, so that every replica draws the
     same answers. The test of matches survives a restart, because the matches drawn for review are
@@ -99,7 +99,7 @@ class Audit:
         return ReviewDraws.of(self._calibration, self.share)
 
     def draw(self, query_id: str, answer: Answer) -> ReviewDraw | None:
-        """Return the draw of an answer for review; None if it is not drawn."""
+        """Return how an answer was drawn for review; None if the answer is not drawn."""
         if self._log is None:
             return None
         is_match = answer.decision.verdict == "match"

@@ -108,7 +108,7 @@ class CreatedGalleries:
         Raises
         ------
         GalleryExists, InvalidRequest, WriteRefused, QuotaExceeded
-        GalleryNotFound : there is no gallery ``like``.
+        GalleryNotFound : no gallery has the name in ``like``.
         """
         folder = self._require_folder()
         if self._must_sign and self._signing_key is None:

@@ -38,7 +38,7 @@ def examined_page(
     check: Callable[[Gallery, Rows], list[FoundT]],
     rows_of: Callable[[FoundT], Rows],
 ) -> ExaminedPage[FoundT]:
-    """Check the items that follow the row ``after`` by id; see `examine`.
+    """Check the items after the row ``after``, in the order of their ids; see `examine`.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ any two of 10,000 queries have the same digits is below 1e-11."""
 
 @dataclass(slots=True)
 class _Stream:
-    """The queries of one caller; ``seen`` are ids, oldest first."""
+    """The drift test of one caller, and the ids of the caller's queries, oldest first."""
 
     test: DriftTest
     seen: dict[int, None] = field(default_factory=dict)

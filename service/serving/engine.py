@@ -405,7 +405,8 @@ class SearchEngine:
 
         Parameters
         ----------
-        pace : run times of this kind of work; quick work runs in the event loop.
+        pace : recent run times of this kind of work. If the work is quick, it runs in the event
+            loop.
         """
         if pace is None:
             return await self._threads.compute(work)

@@ -42,7 +42,7 @@ Mark = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Overruled:
-    """The bundle that `CURRENT` names, and the bundle that this process serves ``instead``."""
+    """The bundle that `CURRENT` names, and the other bundle, which this process serves instead."""
 
     named: str
     instead: str
@@ -126,7 +126,7 @@ class Following:
         return named == bundle_id and not self._is_overruled(bundle.name, bundle_id)
 
     async def overrule(self, bundle: Bundle, instead: str) -> None:
-        """Ignore `CURRENT`, which cannot be written, and serve the bundle ``instead``."""
+        """Serve the bundle ``instead``, and ignore `CURRENT`, because it cannot be written."""
         named = await self.named(bundle)
         if named is not None:
             self._overruled[bundle.name] = _Overruled(named, instead)

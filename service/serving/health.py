@@ -55,7 +55,7 @@ def require_canaries(engines: Sequence[SearchEngine], period_s: float) -> None:
 
 
 async def send_canary(engine: SearchEngine, period_s: float) -> None:
-    """Send a canary. A failure is not recorded: the age of the last answered canary shows it."""
+    """Send a canary. After a failure, the time of the last answered canary stays unchanged."""
     with suppress(TimeoutError, VouchError):
         async with asyncio.timeout(STALE_AFTER_PERIODS * period_s):
             await engine.canary()

@@ -60,7 +60,7 @@ class Lease:
         return replace(self, bundle=replace(self.bundle, retriever=retriever))
 
     def for_kind(self, kind: QueryKind) -> Lease:
-        """Return this lease with the decision layer for one kind of query."""
+        """Return a copy of this lease that decides on queries of one kind: images or texts."""
         retriever = self._retriever.for_kind(kind)
         if retriever is self._retriever:
             return self
@@ -350,7 +350,7 @@ class Lease:
         return self._find(predictive, self._with_share(SearchParameters(N_CANDIDATES))[0])
 
     def _reviewed(self, answer: Answer, review: Review) -> tuple[str | None, tuple[Pair, ...]]:
-        """Return the label of a decision's item, and the decision's feedback pairs.
+        """Return the label of the decided item, and the feedback pairs of the decision.
 
         If the decision names a different item, or no item, the first item counts as rejected.
         """

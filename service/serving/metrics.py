@@ -122,9 +122,9 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
 
 
 class GalleryMetrics(Collector):
-    """Reads the open galleries at each request for metrics; closed galleries are not reported.
+    """Metrics of the open galleries, computed at each request for metrics.
 
-    Use it only on the event loop.
+    Closed galleries are not reported. Use the collector only on the event loop.
     """
 
     def __init__(

@@ -23,8 +23,9 @@ class Pace:
     """Estimates from recent run times whether work is quick; new work counts as not quick.
 
     Work becomes quick after `N_QUICK` consecutive runs below `QUICK_S` of CPU time. At least one of
-    these runs must also be below `QUICK_S` of wall time. Therefore work is never quick if all its
-    runs wait, for example for a disk. Work can still be quick if a busy CPU delays some runs.
+    these runs must also be below `QUICK_S` of wall time. Therefore work is not quick if every run
+    waits, for example for a disk. Work can be quick if only some runs are delayed, for example by a
+    busy CPU.
     """
 
     def __init__(self) -> None:

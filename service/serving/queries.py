@@ -26,7 +26,9 @@ from service.schemas import QueryImage, QueryText, ShareOrigin
 
 @dataclass(frozen=True, slots=True)
 class SearchParameters:
-    """The parameters of a search; None takes the value that the gallery was calibrated with.
+    """The parameters of a search.
+
+    If ``alpha``, ``coverage``, ``order`` or a share is None, the gallery's own value is used.
 
     Attributes
     ----------
@@ -108,7 +110,8 @@ class SearchResult:
     Attributes
     ----------
     query_id : hash of the request's content.
-    share_origin : origin of the share of absent queries with which the probabilities were computed.
+    share_origin : origin of the share of absent queries. The probabilities were computed with this
+        share.
     seconds : duration of each stage, in order, and ``total``.
     audit : whether the answer was drawn at random for review.
     gone : ids of found items that were deleted or replaced after the search; these items are not
@@ -197,7 +200,7 @@ _MOST_LOOKED_AT = 4_096
 
 
 def page_of(bundle: Bundle, after: int | None, limit: int, where: Filter | None = None) -> Page:
-    """Return at most ``limit`` items by id, starting after the row ``after``.
+    """Return at most ``limit`` items after the row ``after``, in the order of their ids.
 
     Parameters
     ----------
@@ -219,7 +222,7 @@ def page_of(bundle: Bundle, after: int | None, limit: int, where: Filter | None 
 def _rows_of(
     gallery: Gallery, after: int | None, limit: int, allowed: Allowed | None
 ) -> NDArray[np.int64]:
-    """Return at most ``limit`` of the ``allowed`` rows by id, starting after the row ``after``."""
+    """Return at most ``limit`` allowed rows after the row ``after``, in the order of their ids."""
     if allowed is None:
         return gallery.page(after, limit)
     found, n = np.array([], dtype=np.int64), limit

@@ -32,8 +32,7 @@ LABELS_S = 600.0
 """Minimum seconds between two refits for changed labels; each refit writes a new bundle."""
 
 _SAID_BYTES = 2000
-"""Maximum bytes of a failed process's output in a log line. The line has the last bytes of the
-output."""
+"""Maximum bytes of a failed process's output in a log line. A longer output is cut at the start."""
 
 
 def installed_command() -> tuple[str, ...]:

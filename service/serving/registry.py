@@ -118,7 +118,7 @@ class Galleries:
     async def lease(self, name: str) -> AsyncIterator[Lease]:
         """Yield a lease of a gallery; its engine stays open until the lease ends.
 
-        The lease includes all changes that any process acknowledged before the lease.
+        The lease includes all changes that were acknowledged before the lease, by any process.
 
         Raises
         ------

@@ -1,8 +1,8 @@
 """A shadow bundle, which answers a share of a gallery's queries for comparison only.
 
-A shadow bundle gets a query after the served bundle has answered, and only while the service
-computes and encodes nothing for callers. If the service stays busy, or too many queries wait, the
-query is dropped. No caller sees the shadow's answers.
+A shadow bundle gets a query after the served bundle has answered the query. The query waits until
+the service computes and encodes nothing for callers. If the service stays busy, or too many queries
+wait, the query is dropped. No caller sees the shadow's answers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ MOST_REMEMBERED = 10_000
 
 Outcome = Literal["compared", "dropped", "failed"]
 Observe = Callable[[Outcome, tuple[Said, Said, ChangeReason | None] | None], None]
-"""Called for every query drawn for the shadow; gets the two answers if the shadow answered."""
+"""Callback for every query drawn for the shadow. If the shadow has answered, the second argument
+contains the two answers, and a reason if the answers differ."""
 
 
 @dataclass(frozen=True, slots=True)

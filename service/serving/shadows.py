@@ -154,7 +154,7 @@ class Shadows:
         return engine.bundle.key not in self._unwritten
 
     async def close(self) -> None:
-        """Cancel running tasks; engines close their own shadows."""
+        """Cancel the running tasks. The shadows stay open; each engine closes its own shadow."""
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -178,7 +178,7 @@ class Shadows:
             return shadow
 
     async def _follow(self, engine: SearchEngine, terms: ShadowTerms | None) -> None:
-        """Apply `SHADOW`, unless another process is changing it."""
+        """Make the shadow equal to the terms in `SHADOW`, unless the shadow is being changed."""
         if self._changing.locked() or not _differs(engine, terms):
             return
         async with self._changing:
@@ -202,7 +202,10 @@ class Shadows:
             _log("shadow ended", shadow)
 
     def _wanted(self, engine: SearchEngine) -> ShadowTerms | None:
-        """Return the terms in `SHADOW`; if it cannot be read, the terms of the running shadow."""
+        """Return the terms in the file `SHADOW`.
+
+        If the file cannot be read, return the terms of the running shadow.
+        """
         bundle = engine.bundle
         if bundle.root is None or bundle.key in self._unwritten:
             return self._unwritten.get(bundle.key)

@@ -36,7 +36,7 @@ class NamedGroup:
     id : see `group_id`.
     rows : rows of the members in the queries, the medoid first, then by probability.
     probabilities : probability of each member, in the order of ``rows``.
-    probability : expected share of the pairs in the group that show the same identity.
+    probability : of all pairs in the group, the expected share that shows the same identity.
     """
 
     id: str
@@ -61,7 +61,7 @@ class UnknownQueries:
     ----------
     queries : queries of open cases that are not items of the gallery.
     groups : the largest first.
-    precision : expected share of same-identity pairs, among all pairs within groups.
+    precision : of all pairs within groups, the expected share that shows the same identity.
     n_labels : number of labels of the gallery from which P(same identity) was learned.
     """
 
@@ -97,7 +97,8 @@ class UnknownGroups:
 
         Parameters
         ----------
-        precision : minimum expected share of same-identity pairs, among all pairs within groups.
+        precision : of all pairs within groups, the minimum expected share that shows the same
+            identity.
 
         Raises
         ------

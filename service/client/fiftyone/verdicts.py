@@ -47,11 +47,10 @@ def write_verdicts(
     prefix: str = "",
     progress: Callable[[float], object] | None = None,
 ) -> Written:
-    """Search with each sample, and write the answer into its fields.
+    """Search with each sample, and write the answer into the sample's fields.
 
     The fields are `vouch_verdict`, `match_probability` (of the first result), `uncertainty` and
-    `ood`. In a gallery without calibration,
-    `match_probability` and `ood` are null.
+    `ood`. If the gallery has no calibration, `match_probability` and `ood` are null.
 
     Parameters
     ----------

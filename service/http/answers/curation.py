@@ -14,7 +14,7 @@ from service.serving.lease import Lease
 def label_error_list(
     lease: Lease, page: ExaminedPage[LabelError], passing: str
 ) -> schemas.LabelErrorList:
-    """Describe possible label errors; see `ItemsCursor` for ``passing``."""
+    """Describe possible label errors; `ItemsCursor` explains ``passing``."""
     return schemas.LabelErrorList(
         gallery=lease.bundle.name,
         bundle_id=lease.bundle.manifest.id,
@@ -36,7 +36,7 @@ def label_error_list(
 def near_duplicate_list(
     lease: Lease, page: ExaminedPage[NearDuplicates], passing: str
 ) -> schemas.NearDuplicateList:
-    """Describe near duplicates; see `ItemsCursor` for ``passing``."""
+    """Describe near duplicates; `ItemsCursor` explains ``passing``."""
     return schemas.NearDuplicateList(
         gallery=lease.bundle.name,
         bundle_id=lease.bundle.manifest.id,

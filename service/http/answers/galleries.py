@@ -29,7 +29,7 @@ N_LABELS = 12
 def gallery_list(
     galleries: Iterable[Listed], visible: Callable[[str], bool]
 ) -> schemas.GalleryList:
-    """Describe the galleries that the caller's key allows; ``visible`` checks the name."""
+    """Describe the galleries that the caller may see; ``visible`` returns True for their names."""
     return schemas.GalleryList(
         galleries=[
             schemas.GalleryName(
@@ -132,7 +132,7 @@ def label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList
 def calibration_report(
     lease: Lease, feedback: FeedbackSummary | None, order: Order | None, *, with_curve: bool = True
 ) -> schemas.CalibrationReport:
-    """Describe the calibration for result lists in ``order``, and compare it with feedback."""
+    """Describe the calibration for result lists in ``order``, and the feedback on its results."""
     calibration = lease.bundle.retriever.calibration
     state = bundle_state(lease).calibration
     share = lease.absent_share

@@ -29,7 +29,7 @@ def item_detail(bundle: Bundle, item: Item) -> schemas.ItemDetail:
 
 
 def item_list(lease: Lease, page: Page, passing: str) -> schemas.ItemList:
-    """Describe a page of items; see `ItemsCursor` for ``passing``."""
+    """Describe a page of items; `ItemsCursor` explains ``passing``."""
     bundle = lease.bundle
     cursor = None
     if page.last is not None:

@@ -75,7 +75,7 @@ def _group(
 def enrolled(
     gallery: str, group: str, asked: schemas.EnrolRequest, receipt: Receipt
 ) -> schemas.Enrolled:
-    """Describe the new items that the queries of a group became."""
+    """Describe the new items that were created from the queries of a group."""
     query_of = {item_id: query_id for query_id, item_id in asked.item_ids.items()}
     return schemas.Enrolled(
         request_id=receipt.note["request_id"],
