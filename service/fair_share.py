@@ -28,8 +28,8 @@ class FairShare:
     Parameters
     ----------
     n_places : total number of places.
-    most : maximum number of places for one caller; by default ``n_places - 1``. A single request
-        for more than ``most`` places waits until its caller holds no place.
+    most : maximum number of places for one caller; by default ``n_places - 1``. If one
+        request needs more than ``most`` places, it waits until its caller holds no place.
     """
 
     def __init__(self, n_places: int, most: int | None = None) -> None:

@@ -199,7 +199,7 @@ def absent_share(
     origin: schemas.ShareOrigin,
     adopted_at: str | None,
 ) -> schemas.AbsentShare | None:
-    """Describe the share of absent queries that a decision assumed; None without calibration."""
+    """Describe the share of absent queries behind a decision; None without calibration."""
     if calibration is None or decision.absent_share is None:
         return None
     return schemas.AbsentShare(

@@ -19,7 +19,7 @@ ErrorChoice = Literal["keep", "raise"]
 
 
 def images_of(images: object) -> list[ImageInput]:
-    """Return a list of images, or the sorted image files of a folder.
+    """Return a given list of images, or the sorted image files of a given folder.
 
     Raises
     ------

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_CALLERS = 100_000
 """Maximum number of callers whose requests one process counts. The count of a caller needs a few
-hundred bytes. The caller with the oldest last request is dropped first."""
+hundred bytes. The longest idle caller is dropped first."""
 
 
 MAX_COUNT = 2**53
@@ -82,7 +82,7 @@ class Tally:
 
 
 class Tallies:
-    """The counts of at most ``max_callers`` callers; the least recent caller is dropped first."""
+    """The counts of at most ``max_callers`` callers; the longest idle caller is dropped first."""
 
     def __init__(self, max_callers: int = MAX_CALLERS) -> None:
         self._max_callers = max_callers

@@ -394,7 +394,9 @@ class VouchClient:
         label: str | None = None,
         idempotency_key: str | None = None,
     ) -> list[schemas.BatchItemWritten]:
-        """Write several items, each with an id and an image; all valid items in one transaction.
+        """Write several items, each with an id and an image.
+
+        The service writes all valid items in one transaction.
 
         Examples
         --------

@@ -157,7 +157,7 @@ class DecoderPool:
         return outcome
 
     def _judged(self, exit_status: int) -> ImageError | None:
-        """Return the error of an image whose decoder has ended; None after SIGKILL."""
+        """Return the error of an image that ended its decoder; None if SIGKILL ended it."""
         if exit_status == -signal.SIGKILL:
             return None
         if exit_status == -signal.SIGPROF:

@@ -20,8 +20,8 @@ BATCHES_IN_A_TURN = 16
 """Maximum number of batches in a turn, on a single processor; see `Batches.alone`."""
 
 BATCHES_OF_A_PROCESSOR = 4
-"""With several processors: maximum number of batches in a turn for each processor. A longer turn
-leaves processors idle for a smaller share of the time, but images wait longer for the last
+"""With several processors: maximum number of batches in a turn for each processor. In a longer
+turn, processors are idle for a smaller share of the time, but images wait longer for the last
 batch."""
 
 TURN_S = 0.25
@@ -33,7 +33,7 @@ _REPETITIONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The best batches for an encoder.
+    """The batches with which an encoder is fastest.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Batches concurrent queries; a failed image affects only its own query."""
+"""Encodes concurrent queries in batches; a failed image affects only its own query."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Waiting:
 
 
 class MicroBatcher:
-    """Encodes waiting images when the encoder is idle, up to ``size`` in a batch.
+    """Encodes the waiting images when the encoder is idle, in batches of at most ``size``.
 
     No request waits for a batch to fill. Images of cancelled calls are not encoded. If the encoder
     fails, the batch is split into halves until the image that causes the failure is alone. If the

@@ -228,8 +228,8 @@ def open_cache(settings: Settings) -> Cache:
 
 
 KEY_VERSION = 9
-"""The version of the cache entries. It changes with the format of entries, and with the computation
-of the numbers in entries. Every key contains the version."""
+"""The version of the cache entries. It changes if the format of entries changes, or the
+computation of their numbers. Every key contains the version."""
 
 
 def key_prefix(retriever: Retriever, gallery: str = "") -> str:

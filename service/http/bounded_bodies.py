@@ -27,7 +27,7 @@ class _Bound:
     Attributes
     ----------
     n_bytes : maximum bytes of the encoded content, without boundaries and other fields.
-    held : word for the content in the error message.
+    held : noun that names the content in the error message.
     n_bytes_held : the limit that the error message states, in bytes.
     """
 

@@ -91,7 +91,7 @@ def description_route(app: FastAPI, path: str) -> Route:
 
 
 def _also(answers: dict[str, Any], *errors: type[VouchError]) -> None:
-    """Add ``errors`` to the answers of a path. A known status gets a longer description."""
+    """Add ``errors`` to the answers of a path. Errors with one status share one description."""
     for error in errors:
         for status, answer in responses(error).items():
             known = answers.setdefault(str(status), answer)

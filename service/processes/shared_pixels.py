@@ -40,7 +40,7 @@ class SharedPixels:
 
         Raises
         ------
-        EOFError : the file has fewer bytes.
+        EOFError : the file has fewer bytes than the pixels need.
         """
         pixels = np.empty(shape, dtype)
         n_read = os.preadv(self.fileno(), [pixels.data], 0)

@@ -21,7 +21,7 @@ class Switched:
     Attributes
     ----------
     bundle_id, previous_id : ids of the bundle that is served now, and of the previous bundle.
-    persisted : whether `CURRENT` could be written, so that a restart serves the same bundle.
+    persisted : whether `CURRENT` was written. If so, the same bundle is served after a restart.
     """
 
     bundle_id: str
