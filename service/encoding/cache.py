@@ -203,7 +203,7 @@ class RedisCache:
         await other.remove(key)
 
     async def remove(self, key: str) -> None:
-        """Delete the entry; only in memory if Redis is unreachable."""
+        """Delete the entry in memory, and also in Redis if Redis is reachable."""
         for held in (self._copies, self._not_taken):
             await held.remove(key)
         await self._calls.ask(lambda: self._redis.delete(key))

@@ -92,7 +92,7 @@ class SharedEncoders:
             raise
 
     def open_text(self, directory: Path, threads: int = 0) -> OnnxTextEncoder | None:
-        """Return the text encoder in a directory; None if it has none."""
+        """Return the text encoder in a directory; None if the directory has no text encoder."""
         if not (directory / TEXT_ENCODER_FILE).exists():
             return None
         key = str(describe_shared(directory / TEXT_ENCODER_FILE)["sha256"]), threads
