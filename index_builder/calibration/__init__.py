@@ -6,8 +6,8 @@ calibration queries. `setup` describes the gallery, and `retrieval` searches thi
 queries. `lists` sets the length of the result lists.
 
 Three modules make more queries. `hidden_labels` makes absent queries by hiding labels.
-`leave_one_out` uses gallery images that the encoder was not trained on. `item_queries` uses items,
-embedded by layers that were not fitted to these items.
+`leave_one_out` uses gallery images that the encoder was not trained on. `item_queries` uses items
+as queries. It embeds each item by a layer that was not fitted to this item.
 
 `fit` runs all fits and collects the evidence for the error bounds. `detector` fits the outlier
 detector, `probabilities` fits the match probabilities, `label_choices` fits the result sets, and

@@ -61,15 +61,16 @@ def calibration_queries(
     """Search the gallery with all queries that the decision layer is fitted to.
 
     If too few labels are withheld, each matched query is used a second time, as an absent query:
-    its label is hidden from the result list and the outlier detector. If the queries are views,
-    their original pictures become absent queries instead of the views.
+    its label is hidden from the result list and the outlier detector. If the queries are views, the
+    absent queries are not the views, but the original pictures of the views.
 
     Parameters
     ----------
     are_views : whether the queries are views of gallery images.
     unseen : whether the encoder was not trained on the gallery's labels.
-    plain : the original pictures of views, to make absent queries. An original picture is as
-        similar to other items as a new photograph is; a cropped or rotated view is less similar.
+    plain : the original pictures of the views, which become the absent queries. An original picture
+        is as similar to other items as a new photograph is; a cropped or rotated view is less
+        similar.
     seen : callback for each matched query that is decoded.
     """
     matched, folds = queries.matched, setup.label_folds
@@ -146,9 +147,9 @@ def calibrate_gallery(
     are_views : whether the queries are augmented views of gallery images, because there are no
         labels. Each image is then its own label.
     unseen : whether the encoder was not trained on the gallery's images.
-    enough : minimum number of matched queries. If an ``unseen`` gallery has fewer matched queries,
-        gallery images become queries, too. Each gallery image is hidden from its own results. If
-        labels have parents, ``enough`` is at least `ENOUGH_WITH_PARENTS`.
+    enough : sufficient number of matched queries. If there are fewer and the gallery is ``unseen``,
+        gallery images become queries, too; each is hidden from its own results. If labels have
+        parents, ``enough`` is at least `ENOUGH_WITH_PARENTS`.
     rule : the rule for a match, and the parents of labels.
     items : items that replace the matched queries of ``queries``.
 
@@ -200,8 +201,8 @@ def observe_gallery(
     ----------
     was_put : (N,) mask of the images that were added to the gallery after the queries were held
         out. Images added later become queries, too; each is hidden from its own results.
-    known_labels : labels that the gallery had when the absent queries were chosen; if empty, all
-        labels of the gallery are assumed.
+    known_labels : labels that the gallery had when the absent queries were chosen. If empty, no
+        label is assumed to be new.
     items : see `calibrate_gallery`.
     """
     embeddings = embed_with_features(encoder, images, "features of the gallery")
@@ -260,12 +261,13 @@ def _observe_items(
     queries: QuerySet,
     seed: int,
 ) -> CalibrationQueries:
-    """Search the gallery with its own items, each excluded from its own results.
+    """Search the gallery with its own items; each item is excluded from its own results.
 
     Parameters
     ----------
     own : (B, m) rows to exclude for each item, see `ItemQueries.own_rows`.
-    images, embeddings : gallery images in random order, and their embeddings.
+    images : gallery images in random order.
+    embeddings : embeddings of ``images``.
     queries : queries without a match.
     """
     groups = group_numbers(images, items.images)
@@ -308,7 +310,7 @@ def calibrate_with_queries(
     seed: int,
     rule: TruthRule = BY_LABEL,
 ) -> Calibration:
-    """Fit the decision layer to queries, with the gallery's existing outlier detector.
+    """Fit the decision layer to queries; reuse the gallery's outlier detector.
 
     Parameters
     ----------
@@ -338,12 +340,13 @@ def _with_gallery_images(
     seed: int,
     n_put: int,
 ) -> CalibrationQueries:
-    """Add images of the gallery as queries, each excluded from its own results.
+    """Add gallery images as queries; each image is excluded from its own results.
 
     Parameters
     ----------
     matched : the held-out queries.
-    images, embeddings : gallery images and their embeddings.
+    images : gallery images.
+    embeddings : embeddings of ``images``.
     rows : (B,) indices of the images that become queries.
     hidden : (B, m) see `look_up`.
     n_put : number of images that were added after the held-out queries were chosen. The added

@@ -70,7 +70,11 @@ class Captions:
 
     @property
     def named(self) -> Named:
-        """The labels of the texts; texts without a match get one artificial label per cluster."""
+        """The labels of the texts.
+
+        A text without a match gets an artificial label. All such texts of one cluster get the same
+        artificial label.
+        """
         return Named(
             tuple(
                 _NOTHING + cluster if label is None else label
@@ -132,9 +136,11 @@ class _Searched:
 
     Attributes
     ----------
-    embeddings, clusters, found : embeddings, clusters and search results of N captions.
-    detector, means : outlier detector fitted to the captions, and mean directions of the gallery's
-        labels.
+    embeddings : embeddings of N captions.
+    clusters : (N,) cluster of each caption.
+    found : search results of each caption.
+    detector : outlier detector fitted to the captions.
+    means : mean direction of each label of the gallery.
     n_listed : number of items in every result list.
     """
 

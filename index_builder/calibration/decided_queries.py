@@ -19,7 +19,8 @@ UNSAID = "\0 not said"
 results, so it never makes an error bound easier to meet."""
 
 SOURCE = "decisions"
-"""Source of reviewed queries, if the bundle's queries have sources."""
+"""Name of the source of reviewed queries. It is not used if the bundle's queries have no
+sources."""
 
 
 def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gallery) -> KeptQueries:
@@ -48,7 +49,10 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
 
 
 def _truth(said: Decided | None, gallery: Gallery) -> str | None:
-    """Return the true label; without labels, the id of the match. None if nothing matches."""
+    """Return the true label; None if nothing matches.
+
+    In a gallery without labels, return the id of the match.
+    """
     if said is None or said.decision == "not_this_item":
         return UNSAID
     if said.decision in {"none_of_these", "new"} or said.item_id is None:

@@ -18,25 +18,28 @@ from model_store.errors import CalibrationError
 from model_store.sphere import unit_direction
 
 RANK = 64
-"""Number of principal directions of the outlier detector. 128 directions detect corrupted images
-slightly better (AUROC +0.004) and other image types no better. 128 directions take more time per
-query than 64 directions."""
+"""Number of principal directions of the outlier detector. With 128 directions, corrupted images are
+detected slightly better (AUROC +0.004). Other image types are not detected better, and each query
+takes more time."""
 
 MOST_BASIS_ENTRIES = 82_000
-"""Maximum number of entries in the basis, because every query reads the whole basis. For the 1,280
-features of a MobileNet, this number allows 64 directions."""
+"""Maximum number of entries in the basis of principal directions. The number is limited because
+every query reads the whole basis. With the 1,280 features of a MobileNet, 64 directions are
+possible."""
 
 MIN_REFERENCES = 20
 """Minimum number of gallery images to estimate a subspace."""
 
 REFERENCES_PER_LABEL, LEAST_REFERENCES, MOST_REFERENCES = 50, 500, 2000
-"""Mean number of reference images per label; minimum and maximum number of all reference images.
-Every query is compared with all reference images. On the ten labels of Fashion-MNIST, a detector
-with four times as many reference images was not better (AUROC −0.007 to 0.000, one seed)."""
+"""Three numbers: mean number of reference images per label; minimum total number of reference
+images; maximum total number. Every query is compared with all reference images. On the ten labels
+of Fashion-MNIST, a detector with four times as many reference images was not better (AUROC −0.007
+to 0.000, one seed)."""
 
 LEAST_OF_LABEL = 5
-"""Minimum number of reference images of a label; fewer if the label has fewer images. Without
-reference images of its label, a query of a small or new label would look like an outlier."""
+"""Minimum number of reference images of a label. If the label has fewer images, all are used.
+Without reference images of its label, a query of a small or new label would look like an
+outlier."""
 
 Floats = NDArray[np.float64]
 

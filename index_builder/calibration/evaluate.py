@@ -125,7 +125,7 @@ def ask(
 def _truth(
     retriever: Retriever, queries: LabelledImages
 ) -> Callable[[int, Sequence[Item]], NDArray[np.bool_]]:
-    """Return a function (position of a query, items) → mask of the true matches."""
+    """Return a function that finds a query's true matches: (query position, items) → mask."""
     gallery, calibration = retriever.gallery, retriever.calibration
     near = nearby(gallery, queries, None if calibration is None else calibration.within)
 
@@ -147,13 +147,14 @@ class Evaluation:
 
     Attributes
     ----------
-    report : the report of `evaluate`, with a further key ``stream``: the outcomes of verdicts at
-        the expected share of absent queries, see `Outcomes`.
+    report : the report of `evaluate`. Its additional key ``stream`` holds the outcomes of verdicts
+        at the expected share of absent queries, see `Outcomes`.
     queries : the N queries with and without a match; corrupted and far queries are left out.
     answers : the answer to each query.
     correct : (N,) whether the first item is a true match.
     absent : (N,) whether the gallery has no true match of the query.
-    surest_errors : rows of the queries with a wrong first item, most confident first.
+    surest_errors : rows of the queries with a wrong first item; the most confident errors come
+        first.
     """
 
     report: dict[str, Any]
@@ -177,8 +178,8 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
     - the recall;
     - the calibration of probabilities: ECE and Brier score. If labels are withheld, absent queries
       are weighted to their expected share;
-    - the AUROC with which the match probability and single signals detect errors, absent labels and
-      out-of-distribution images;
+    - the AUROC of the match probability, and of single signals. The AUROC is measured for detecting
+        errors, absent labels and out-of-distribution images;
     - the rate of false alarms at several α;
     - coverage and size of result sets;
     - the share of each verdict, by kind of query.
@@ -193,7 +194,7 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
 
 
 def _of_items(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
-    """Return the report for a gallery whose own items are used as the queries with a match."""
+    """Return the report for a gallery whose items were the queries with a match."""
     calibration = retriever.calibration
     assert calibration is not None  # noqa: S101 - the caller has calibrated it
     measured, evidence = calibration.report["cross_fitted"], calibration.evidence
@@ -365,14 +366,16 @@ def _of_first(
     correct: NDArray[np.bool_],
     absent: NDArray[np.float64] | None,
 ) -> dict[str, Any]:
-    """Measure the calibration of the first item's match probability, at the expected absent share.
+    """Measure the calibration of the first item's match probability.
+
+    Absent queries are weighted to their expected share.
 
     Parameters
     ----------
-    matched : (B,) match probability of the first item of each query with a match.
+    matched : (B,) for each query with a match, the match probability of the first item.
     correct : (B,) whether this item is a true match.
-    absent : match probability of the first item of each query of a withheld label. None without
-        such queries.
+    absent : for each query of a withheld label, the match probability of the first item. None
+        without such queries.
     """
     probabilities, outcomes, weights = matched, correct, np.full(len(matched), 1 / len(matched))
     if absent is not None:

@@ -21,8 +21,9 @@ MIN_OF_EACH = 10
 N_FOLDS = 5
 
 MIN_DRAWN = 30
-"""Minimum number of requested pairs, which are drawn at random or come from the review queue. With
-fewer requested pairs than this number, volunteered pairs count as requested pairs."""
+"""Minimum number of requested pairs. A pair is requested if it was drawn at random or comes from
+the review queue; all other pairs are volunteered. With fewer requested pairs, volunteered pairs
+count as requested pairs."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -34,8 +35,8 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     The fit uses uncorrected log-odds, so feedback on corrected probabilities is not applied twice.
     Pairs drawn at random for review represent all answers. If a pair was drawn with probability p,
     its weight is 1 / p. The review queue chooses pairs by verdict, not by correctness, so pairs
-    from the queue are not weighted (covariate-dependent sampling). If the number of drawn and
-    queued pairs is at least `MIN_DRAWN`, all other pairs count as volunteered. The correction is
+    from the queue are not weighted (covariate-dependent sampling). If there are at least
+    `MIN_DRAWN` drawn and queued pairs, all other pairs count as volunteered. The correction is
     cross-fitted by query. The corrected log loss is compared with the uncorrected log loss; see
     `_judged` for the compared pairs. The correction is applied only if it predicts users' decisions
     better. The report contains the corrected and the uncorrected log loss.
@@ -99,7 +100,7 @@ def _fitted(pairs: SaidPairs) -> Recalibration:
 
 
 def _cross_fitted(pairs: SaidPairs) -> Floats:
-    """Return corrected probabilities (n,), each from a fit without the pair's query."""
+    """Return the corrected probability of each pair, (n,), from a fit without the pair's query."""
     from sklearn.model_selection import GroupKFold  # noqa: PLC0415 - slow
 
     probabilities = np.empty(len(pairs.correct))

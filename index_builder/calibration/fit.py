@@ -46,10 +46,11 @@ fewer queries than this number, a conformal p-value cannot reach 0.02, and a log
 unreliable."""
 
 ASSUMED_ABSENT = 0.3
-"""Share of absent queries in the fit, by total weight. For served queries, the probabilities are
-converted to the expected share. With a share of a few per cent, the fit would almost ignore absent
-queries. Its probabilities would be wrong for a service with many absent queries. If the
-available absent queries are not representative, the fit uses `DEFAULT_ABSENT` instead."""
+"""Total weight of absent queries in the fit, divided by the total weight of all queries. For served
+queries, the probabilities are converted to the expected share. With a share of a few per cent, the
+fit would almost ignore absent queries. The probabilities would be wrong for a service with many
+absent queries. If the available absent queries are not representative, the fit uses
+`DEFAULT_ABSENT` instead."""
 
 N_RESAMPLED = 30
 """Number of bootstrap samples to estimate how often a calibration gives a guarantee."""
@@ -62,7 +63,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Queries of one kind, as part of the evidence; only withheld queries have ``labels``."""
+    """Queries of one kind.
+
+    ``labels`` is None except for queries of withheld labels.
+    """
 
     observed: RetrievedQueries
     clusters: Integers
@@ -81,11 +85,11 @@ def fit_calibration(
     """Fit the calibration of a gallery to queries.
 
     The served models are fitted to all queries. All evidence and measurements come from five-fold
-    cross-fits. Gallery images can be additional queries, each excluded from its own results. A
-    gallery image is a slightly harder query than a new photograph, because the image is missing
-    from the items of its label. The fits of probabilities, operating points and result sets use
-    held-out queries and gallery images. Percentiles of uncertainties use only held-out queries.
-    Outlier p-values use held-out queries and items added later.
+    cross-fits. Gallery images can be additional queries; each is excluded from its own results. A
+    new photograph of a label can find all items of the label. A gallery image can find one item
+    fewer, so it is a slightly harder query. The fits of probabilities, operating points and result
+    sets use held-out queries and gallery images. Percentiles of uncertainties use only held-out
+    queries. Outlier p-values use held-out queries and items added later.
 
     Parameters
     ----------
@@ -137,9 +141,9 @@ def fit_calibration(
 def _guarantee_share(calibration: Calibration, seed: int) -> float:
     """Return the share of bootstrap samples that give a guarantee.
 
-    Objects and labels are resampled. Among all calibrations, with and without a guarantee, at most
-    a share δ gives a wrong guarantee. If only few calibrations give a guarantee, a large share of
-    these guarantees may be wrong.
+    Objects and labels are resampled. A calibration gives a wrong guarantee with probability δ at
+    most. Many calibrations may give no guarantee, and δ counts them, too. So if few calibrations
+    give a guarantee, a large share of the given guarantees may be wrong.
     """
     generator = np.random.default_rng(seed)
     evidence = replace(calibration.evidence.of_order(calibration.order), levels=None)
@@ -166,7 +170,7 @@ def _guarantee_share(calibration: Calibration, seed: int) -> float:
 
 
 def _ordinary_scores(parts: Sequence[_Part], n_put: int) -> Floats:
-    """Return the sorted outlier scores of held-out queries and of items added later."""
+    """Return the outlier scores of held-out queries and of items added later, sorted together."""
     ordered: Floats = np.sort(
         np.r_[parts[0].observed.outlier_scores, parts[1].observed.outlier_scores[:n_put]]
     )
@@ -174,7 +178,7 @@ def _ordinary_scores(parts: Sequence[_Part], n_put: int) -> Floats:
 
 
 def _absent_scores(queries: CalibrationQueries, parts: Sequence[_Part]) -> Floats:
-    """Return the sorted outlier scores of absent queries; leave out gallery images."""
+    """Return the sorted outlier scores of those absent queries that are not gallery images."""
     kinds = queries.absent, queries.withheld
     scores = [
         part.observed.outlier_scores for part in parts if any(part.observed is one for one in kinds)
@@ -189,8 +193,9 @@ class _CrossFitted:
 
     Attributes
     ----------
-    examples, probabilities : the labels that queries find, and their match probabilities (N,).
-    assumed : share of absent queries in the fit, by total weight.
+    examples : the labels that queries find.
+    probabilities : (N,) match probability of each label in ``examples``.
+    assumed : total weight of absent queries in the fit, divided by the total weight of all queries.
     n_signals : number of signals, see `fit_choice`.
     choices : the labels that each query finds.
     evidence : the outcome of each query.
@@ -348,7 +353,7 @@ def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
 
 
 def _outlier_p_values(parts: list[_Part], n_put: int) -> Floats:
-    """Return the outlier p-values (N,); no score is compared with itself."""
+    """Return the outlier p-value of each query, (N,); no query is compared with itself."""
     ordinary = _ordinary_scores(parts, n_put)
     n, p_values = len(ordinary), []
     for place, part in enumerate(parts):

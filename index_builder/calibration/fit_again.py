@@ -1,7 +1,7 @@
 """Recalibrates the current gallery with the queries stored in its bundle; reads no image.
 
 Queries whose label was removed from the gallery become absent queries. Items added later become
-queries, each excluded from its own results.
+queries; each is excluded from its own results.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Floats = NDArray[np.float64]
 
 NEGLIGIBLE = 0.02
 """Largest increase of the mean log loss, in nats, that counts as negligible. The loss of the new
-calibration is higher for two reasons. The new calibration is also fitted to items, each excluded
-from its own results. Its cross-fits use only four fifths of the data. After half of the items were
-replaced, the loss rose by 0.015 nats on Caltech-101 and by 0.007 nats on Omniglot. On new queries,
-the new calibration was as good as the previous calibration."""
+calibration is higher for two reasons. The new calibration is also fitted to items; each item is
+excluded from its own results. And the cross-fits of the new calibration use only four fifths of the
+data. After half of the items were replaced, the loss rose by 0.015 nats on Caltech-101 and by 0.007
+nats on Omniglot. On new queries, the new calibration was as good as the previous calibration."""
 
 _LEAST = 1e-6
 """Minimum probability in a log loss, so that a single query does not dominate."""
@@ -68,9 +68,10 @@ class Refit:
     Attributes
     ----------
     calibration : the new calibration.
-    loss_before, loss_after : mean log loss of P(the first result is right) on matched queries, for
-        the previous and the new calibration; see `_compared`.
-    standard_error : standard error of the difference.
+    loss_before : loss of the previous calibration: mean log loss of P(the first result is right) on
+        matched queries; see `_compared`.
+    loss_after : the same loss of the new calibration.
+    standard_error : standard error of ``loss_after`` − ``loss_before``.
     """
 
     calibration: Calibration
@@ -170,8 +171,8 @@ def _queries(
 
     Returns
     -------
-    The queries, and the embedding means (B, D) of the matched queries from layers that were not
-    fitted to the queries' labels. The means are None if the queries are not items.
+    The queries, and embedding means (B, D) of the matched queries, see `ItemQueries.unlabelled`.
+    The means are None if the queries are not items.
     """
     held = _held(kept, items, gallery)
     of_matched, of_withheld = (
@@ -204,7 +205,7 @@ def _item_queries(
     matched: LabelledImages,
     unlabelled: NDArray[np.float32] | None,
 ) -> ItemQueries | None:
-    """Return the stored items as queries; None if the stored queries are held-out images."""
+    """Return the stored items as queries; if the queries are held-out images, return None."""
     if unlabelled is None:
         return None
     alone = _embeddings(encoder, matched)
@@ -213,7 +214,10 @@ def _item_queries(
 
 
 def _held(kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery) -> set[str]:
-    """Return the labels of the gallery; without labels, the item ids that queries can match."""
+    """Return the labels of the gallery.
+
+    In a gallery without labels, return the ids of the items that queries can match.
+    """
     rows = np.arange(gallery.n_items)
     if gallery.labels:
         codes = gallery.label_codes(rows)
@@ -227,7 +231,10 @@ def _held(kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery) -> se
 def _items(
     items: ItemFeatures, gallery: FaissGallery, seed: int
 ) -> tuple[LabelledImages, NDArray[np.bool_]]:
-    """Return the items with stored features, shuffled, and a mask of the items added later."""
+    """Return the items with stored features, and a mask of the items added later.
+
+    The items are in random order.
+    """
     if items.was_put.any():  # items added later are at the end
         items = items.at(np.random.default_rng(seed).permutation(len(items)))
     rows = np.array([gallery.row(item_id) for item_id in items.ids], dtype=np.int64)
@@ -241,7 +248,7 @@ def _items(
 
 
 def _put_queries(queries: CalibrationQueries, was_put: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Among the gallery items that are queries, return the positions of the items added later."""
+    """Return the positions of the leave-one-out queries that are items added later."""
     left_out = queries.leave_one_out
     if left_out is None:
         return np.empty(0, dtype=np.int64)
@@ -260,9 +267,9 @@ def _compared(
 ) -> Refit:
     """Compare two calibrations on queries with a match.
 
-    Both calibrations were fitted to the held-out queries, so the losses of both calibrations on
-    these queries are equally optimistic. Items added later and reviewed queries were used only in
-    the fit of the new calibration. For these queries, the loss of the new calibration comes from
+    Both calibrations were fitted to the held-out queries, so on these queries the losses of both
+    are equally optimistic. Only the new calibration was fitted to items added later and to reviewed
+    queries. For items added later and reviewed queries, the loss of the new calibration comes from
     its cross-fitted probabilities.
     """
     held_out = queries.matched
@@ -317,7 +324,7 @@ def _losses(calibration: Calibration, observed: RetrievedQueries, embeddings: Em
 
 
 def _log_loss(probabilities: Floats, correct: NDArray[np.bool_]) -> Floats:
-    """Return −log of the predicted probability of the truth, (B,)."""
+    """Return −log of the probability predicted for the actual outcome, (B,)."""
     of_truth = np.where(correct, probabilities, 1 - probabilities)
     loss: Floats = -np.log(np.maximum(of_truth, _LEAST))
     return loss

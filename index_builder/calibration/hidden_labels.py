@@ -27,7 +27,7 @@ in 15 folds, the factor was 1.10."""
 
 @dataclass(frozen=True, slots=True)
 class LabelFolds:
-    """Outlier detectors of a gallery, each fitted without some of the gallery's labels.
+    """Outlier detectors of a gallery; each was fitted without some of the gallery's labels.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class LabelFolds:
     detectors: tuple[OutlierDetector | None, ...]
 
     def of(self, labels: Sequence[str], names: Sequence[str]) -> LabelFolds:
-        """Return the folds under other names: ``labels[i]`` gets the fold of ``names[i]``."""
+        """Return a copy with other labels: ``labels[i]`` gets the fold of ``names[i]``."""
         folds = [self.fold_of[name] for name in names]
         return replace(self, fold_of=dict(zip(labels, folds, strict=True)))
 
@@ -66,11 +66,12 @@ class LabelFolds:
 def fit_label_folds(
     embeddings: Embeddings, labels: Sequence[str], seed: int, n_folds: int = N_FOLDS
 ) -> LabelFolds:
-    """Fit detectors to gallery images, each without one fold of the labels.
+    """Fit detectors to gallery images; each detector leaves out one fold of the labels.
 
     Parameters
     ----------
-    embeddings, labels : N gallery images, in random order.
+    embeddings : embeddings of N gallery images in random order.
+    labels : N labels of these images.
     seed : seed of the folds and of the detectors.
     """
     names, codes = np.unique(np.array(labels), return_inverse=True)

@@ -2,8 +2,8 @@
 
 Each item is a query for the rest of the gallery. A last layer that was fitted to an item gives too
 high similarities for this item. So each item is embedded by a layer that was fitted without the
-item. If the item is an absent query, the layer was fitted without the item's label. See
-`index_builder.whitening`.
+item. If the item is used as an absent query, the layer was fitted without all items of its label.
+See `index_builder.whitening`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ MOST_QUERIES = 2_000
 """Maximum number of items that become queries. More queries hardly improve the calibration."""
 
 N_FOLDS = 20
-"""Number of cross-fitted layers. Each layer is fitted without a twentieth of the labels, and
-without a twentieth of the items of each label. On 38 labels with 15 photographs each, similarities
-of items were within 0.005 of the similarities of new photographs. With ten layers, similarities of
-items were 0.02 to 0.03 too high."""
+"""Number of cross-fitted layers. Each layer is fitted without a twentieth of the labels. Of each
+other label, a twentieth of the items is left out, too. On 38 labels with 15 photographs each,
+similarities of items were within 0.005 of the similarities of new photographs. With ten layers,
+similarities of items were 0.02 to 0.03 too high."""
 
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class CrossFittedLayers:
-    """Last layers of one encoder, each fitted without one fold of the items.
+    """Last layers of one encoder. Each layer is fitted without one fold of the items.
 
     Attributes
     ----------
@@ -69,7 +69,8 @@ class CrossFittedLayers:
 
         Parameters
         ----------
-        items, features : N items of the gallery, and their features (N, F).
+        items : N items of the gallery.
+        features : (N, F) features of ``items``.
         fitted_to : the items that the served layer is fitted to.
         weight : (D, F), the served layer.
         seed : seed of the folds.
@@ -117,8 +118,9 @@ def _item_folds(
     """Return for each item the number of the fold that leaves out this item, (N,).
 
     All items of a group have the same fold, and the groups of a label are spread evenly over the
-    folds. A different fold, ``of_label`` (C,), leaves out the item's label. The label of a group is
-    the label of its first item.
+    folds. Each label also has a fold, ``of_label`` (C,), that leaves out the whole label. The fold
+    of an item differs from the fold of its label. The label of a group is the label of its first
+    item.
     """
     n_groups = int(groups.max()) + 1
     label = np.zeros(n_groups, dtype=np.int64)
@@ -140,8 +142,8 @@ class ItemQueries:
     Attributes
     ----------
     images : ids, labels and groups of the items.
-    alone : embeddings from an encoder fitted without the item.
-    unlabelled : embeddings from an encoder fitted without the item's label.
+    alone : embedding of each item from an encoder fitted without this item.
+    unlabelled : embedding of each item from an encoder fitted without the item's label.
     """
 
     images: LabelledImages
@@ -153,8 +155,8 @@ class ItemQueries:
 
         Parameters
         ----------
-        others : gallery images that are not among these items; some of them are in the same groups
-            as the items.
+        others : gallery images that are not queries. An image of ``others`` can belong to the group
+            of a query.
         """
         rows: dict[str, set[int]] = {}
         keys = group_keys(self.images)
@@ -179,7 +181,7 @@ def cross_fitted_items(
     weight: NDArray[np.floating[Any]],
     seed: int,
 ) -> ItemQueries:
-    """Choose items as queries, and embed each item by layers that were fitted without the item.
+    """Choose items as queries; embed each by layers that were fitted without this item.
 
     Parameters
     ----------

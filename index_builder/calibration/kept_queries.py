@@ -91,7 +91,7 @@ class Kept:
         return Embeddings(self.mean.whole(), self.variance.whole(), self.features.whole())
 
     def images(self) -> LabelledImages:
-        """Return the queries as inputs of `KeptVectors`."""
+        """Return the queries as a collection whose images are inputs of `KeptVectors`."""
         return as_vectors(self.ids, self.labels, self.groups, self.sources, self.embeddings())
 
 
@@ -104,10 +104,10 @@ class KeptQueries:
     matched, withheld : queries with a match, and queries without a match.
     are_views, unseen : see `calibrate_gallery`.
     seed : seed of the calibration.
-    labels : labels of the gallery at the time when the queries were chosen; empty in bundles of
-        earlier releases.
-    unlabelled : embedding means (B, D) of matched queries that are items, from layers fitted
-        without the item's label. None if the matched queries are not items.
+    labels : labels that the gallery had when the queries were chosen; empty in bundles of earlier
+        releases.
+    unlabelled : (B, D), see `ItemQueries.unlabelled`: embedding means of the matched queries. None
+        if the matched queries are not items.
     """
 
     matched: Kept
@@ -123,7 +123,8 @@ class KeptQueries:
 
         A query that is an item gets the current label of the item. If the gallery has no labels,
         the label of a view is the id of the item. If the gallery has labels, views of unlabelled
-        items are left out: such a view is not absent, but no item can match it.
+        items are left out. The gallery contains the item of such a view, so the view is not an
+        absent query. But this item has no label, so it cannot be a match.
 
         Parameters
         ----------
@@ -159,7 +160,7 @@ class KeptQueries:
 
     @classmethod
     def load(cls, directory: Path) -> KeptQueries | None:
-        """Read the file that `save` wrote; None if it does not exist."""
+        """Read the file that `save` wrote; return None if the file does not exist."""
         path = directory / KEPT_QUERIES_FILE
         if not path.exists():
             return None
@@ -312,7 +313,7 @@ def as_vectors(
     sources: tuple[str, ...] | None,
     embeddings: Embeddings,
 ) -> LabelledImages:
-    """Return embeddings as inputs of `KeptVectors`; each is a row (2 D + F,)."""
+    """Return a collection in which each image is a row (2 D + F,), an input of `KeptVectors`."""
     rows = np.hstack([embeddings.mean, embeddings.variance, embeddings.features])
 
     def read(row: int, _smallest_side: int | None) -> Pixels:

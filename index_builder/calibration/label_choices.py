@@ -1,4 +1,7 @@
-"""Measures result sets. A candidate is the nearest item of a label that the query finds."""
+"""Measures result sets.
+
+A query has one candidate for each label that it finds: the nearest item of this label.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,8 @@ class LabelChoices:
 
         Parameters
         ----------
-        evidence : evidence of all queries. Result sets are measured for queries with a match only.
+        evidence : evidence of all queries. Only the result sets of queries with a match are
+            measured.
         calibration : calibration of the gallery.
         """
         n_labels, delta = calibration.n_labels, calibration.delta

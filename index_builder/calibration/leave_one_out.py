@@ -21,13 +21,14 @@ ENOUGH = 1000
 gallery images become queries, too."""
 
 ENOUGH_WITH_PARENTS = 2000
-"""Sufficient number of matched queries if labels have parents. The error bounds of parents use only
-queries without a confident label. At most half of all queries have no confident label."""
+"""If labels have parents, this number of matched queries is sufficient. The error bounds of parents
+use only queries without a confident label. At most half of all queries have no confident label."""
 
 N_FOLDS = 20
-"""Number of folds into which the gallery is divided for outlier scores. A detector must not be
-fitted to the image that it scores: the distance from this image to its own copy in the detector
-would be zero. With 20 folds, each detector is almost as good as a detector fitted to all images."""
+"""Number of folds into which the gallery is divided for outlier scores. No detector may be fitted
+to an image that it scores. Otherwise, the detector would contain a copy of the image, and the
+distance to this copy would be zero. With 20 folds, each detector is almost as good as a detector
+fitted to all images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class PutItems:
     Attributes
     ----------
     places : (m,) indices of these images.
-    n_queries : number of these images that become queries. The share of added images is then the
-        same among the queries as in the gallery.
+    n_queries : number of these images that become queries. With this number, the queries have the
+        same share of added images as the gallery.
     """
 
     places: NDArray[np.int64]
@@ -48,7 +49,7 @@ class PutItems:
     def of(
         cls, gallery: Gallery, images: LabelledImages, was_put: NDArray[np.bool_], n_held_out: int
     ) -> PutItems:
-        """Choose the added images that share their label with another gallery item.
+        """Choose the added images whose label another gallery item also has.
 
         Parameters
         ----------
@@ -84,8 +85,8 @@ def leave_one_out_queries(
 
     Returns
     -------
-    (m,) indices of the chosen images. First come images of ``put``, then images that share their
-    labels with images of other groups.
+    (m,) indices of the chosen images. Images of ``put`` come first. The remaining images have a
+    label that an image of another group also has.
     """
     if len(images) * (N_FOLDS - 1) // N_FOLDS < MIN_REFERENCES:
         return np.empty(0, dtype=np.int64)
@@ -98,7 +99,7 @@ def leave_one_out_queries(
 
 
 def has_partner(images: LabelledImages) -> NDArray[np.bool_]:
-    """Return a mask (N,) of the images that share their label with an image of another group."""
+    """Return a mask (N,): True for an image if an image of another group has the same label."""
     if not len(images):
         return np.zeros(0, dtype=bool)
     codes, groups = images.label_codes(), group_numbers(images)
@@ -129,7 +130,7 @@ def rows_of_groups(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64
 def whole_groups(
     groups: Sequence[str] | NDArray[np.int64] | None, order: NDArray[np.int64], n_most: int
 ) -> NDArray[np.int64]:
-    """Return at most ``n_most`` of the images ``order``, without splitting a group.
+    """Choose at most ``n_most`` images from ``order``; no group is split.
 
     Each image is excluded from its own results together with its group. If a group were split, the
     image would find the group's other images.
@@ -137,7 +138,7 @@ def whole_groups(
     Parameters
     ----------
     groups : (N,) groups of all images; None if each image is its own group.
-    order : (N,) the images, in random order.
+    order : (N,) indices of the images, in random order.
     """
     if groups is None or len(order) <= n_most:
         return order[:n_most]
@@ -152,7 +153,7 @@ def whole_groups(
 
 
 def group_numbers(*collections: LabelledImages) -> NDArray[np.int64]:
-    """Return the group number of each image in the ``collections``.
+    """Return the group number of each image of all ``collections``.
 
     Images of the same group have the same number. Without groups, exact copies have the same
     number.
@@ -176,7 +177,7 @@ def group_keys(images: LabelledImages) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class DetectorFolds:
-    """Outlier detectors of a gallery, each fitted without one fold of the gallery's groups."""
+    """Outlier detectors of a gallery; each is fitted without one fold of the gallery's groups."""
 
     detectors: tuple[OutlierDetector | None, ...]
 
@@ -206,11 +207,11 @@ class DetectorFolds:
         return cls(tuple(detectors))
 
     def scores(self, embeddings: Embeddings, groups: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return outlier scores (B,), each from a detector fitted without the image's group.
+        """Score each image with a detector fitted without the image's group; return (B,).
 
         Parameters
         ----------
-        groups : (B,) group numbers, the same as in the fit.
+        groups : (B,) group numbers. The fit must have used the same numbers.
         """
         scores = np.empty(len(embeddings))
         known = next(one for one in self.detectors if one is not None)

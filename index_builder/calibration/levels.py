@@ -25,10 +25,9 @@ def level_evidence(
     Parameters
     ----------
     labels : labels of the gallery, by code.
-    withheld : (Q,) label of each query whose label is not in the gallery; None for a query whose
-        label is in the gallery.
-    examples, probabilities : the labels that queries find, and their cross-fitted match
-        probabilities (N,).
+    withheld : (Q,) the query's label if the gallery does not contain it; otherwise None.
+    examples : the labels that queries find.
+    probabilities : (N,) cross-fitted match probability of each label in ``examples``.
     """
     of_codes = hierarchy.of_labels([*labels, None])  # code −1 selects the last row: no label
     of_found = of_codes[np.maximum(examples.codes, -1)]
@@ -47,7 +46,7 @@ def level_evidence(
 def levels_measured(
     calibration: Calibration, weights: NDArray[np.float64]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measure each level: accuracy of the most probable parent, and calibration of its probability.
+    """Measure each level: how often the most probable parent is right, and its calibration.
 
     A parent counts as right only if the query has a match in the gallery. The result is empty if
     labels have no parents.

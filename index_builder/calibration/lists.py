@@ -1,4 +1,4 @@
-"""The length of result lists in calibration, and the items that show the same object."""
+"""Sets the length of result lists in calibration; finds items that show the same object."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from model_store.gallery import Gallery
 from model_store.search import N_CANDIDATES
 
 PARTS = 4
-"""If labels are hidden, a result list has at most 1 / `PARTS` of the gallery's items. A query with
-a hidden label can find fewer items. Without this limit, the list would contain items that are too
-dissimilar for a result list of the service."""
+"""If labels are hidden, a result list has at most 1 / `PARTS` of the gallery's items. If a label is
+hidden, its items cannot be found, and other items take their places. Without this limit, some of
+the other items would be too dissimilar for a result list of the service."""
 
 LEAST_LISTED = 10
 """Minimum length of a result list in a small gallery."""
 
 
 PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
-"""The rows (n,) of the views among the matched queries, the items that these views show, and the
-embeddings of these items."""
+"""Three parts for n views: the row of each view among the matched queries, (n,); the item that each
+view shows; and the embedding of each item."""
 
 
 def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
@@ -45,7 +45,7 @@ def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] |
 
 
 def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
-    """Return a result list length that is possible for every query, even with a hidden label.
+    """Return a result list length that every query can fill, even if the query's label is hidden.
 
     Parameters
     ----------
@@ -59,11 +59,11 @@ def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
 
 
 def largest_hidden(gallery: Gallery) -> int:
-    """Return the number of items of the largest label that can be hidden.
+    """Return the largest number of items that a hidden label can have.
 
     If a query's label is hidden, the result list can contain only the remaining items. If a label
-    with more than half of the gallery's items were hidden, too few items would remain. So the
-    queries of such a label do not become absent queries.
+    with more than half of the gallery's items were hidden, too few items would remain. So queries
+    of such a label do not become absent queries.
     """
     if not gallery.labels:
         return 1

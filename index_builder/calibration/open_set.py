@@ -36,9 +36,10 @@ class Outcomes:
     answers : answers to B queries.
     correct : (B,) whether the first item is a true match.
     absent : (B,) whether the gallery has no true match.
-    parents : (B,) true parent of each query at the level that its answer rolled up to; None if
-        unknown, or if the answer did not roll up.
-    groups, sources : (B,) groups and sources of the queries.
+    parents : (B,) true parent of each query, at the level to which the answer rolled up. None if
+        the parent is unknown, or if the answer did not roll up.
+    groups : (B,) group of each query.
+    sources : (B,) source of each query.
     """
 
     def __init__(
@@ -69,7 +70,11 @@ class Outcomes:
             self._weights = np.where(absent, share / absent.sum(), (1 - share) / (~absent).sum())
 
     def described(self) -> dict[str, Any]:
-        """Return JSON: results for all queries, for each level and source, and the worst groups."""
+        """Return the report as a JSON object.
+
+        The report has the results for all queries, for each level and for each source, and the
+        groups with the most wrong matches.
+        """
         everything = np.ones(len(self._absent), dtype=bool)
         report = {
             **self._rates(everything),
@@ -90,7 +95,7 @@ class Outcomes:
 
     @property
     def surest_errors(self) -> NDArray[np.int64]:
-        """Rows of the queries with a wrong first item, most confident first."""
+        """Rows of the queries with a wrong first item; the most confident errors come first."""
         wrong = np.flatnonzero(~self._correct)
         order: NDArray[np.int64] = wrong[np.argsort(-self._probabilities[wrong], kind="stable")]
         return order
@@ -118,7 +123,7 @@ class Outcomes:
         }
 
     def _share(self, rows: Bools, counted: Bools) -> dict[str, Any]:
-        """Return the share of ``counted`` queries among ``rows``, with its exact interval.
+        """Return the share of the ``rows`` that are ``counted``, with its exact interval.
 
         Queries of one group count as one observation.
         """
@@ -134,7 +139,7 @@ class Outcomes:
         )
 
     def _risk_coverage(self) -> list[list[float]]:
-        """Return pairs (coverage, error) of the first items, from the highest threshold down."""
+        """Return coverage and error of the first items at falling thresholds, as pairs."""
         order = np.lexsort((self._weights, -self._probabilities))
         coverage = np.cumsum(self._weights[order])
         wrong = evened(self._probabilities, ~self._correct, self._weights)
@@ -155,7 +160,7 @@ class Outcomes:
         }
 
     def _rolled_up(self, level: str) -> dict[str, Any]:
-        """Return the share of answers that rolled up to a level, and the error of these answers."""
+        """Return the share of answers that rolled up to ``level``, and their error."""
         rows = self._levels == level
         weight = float(self._weights[rows].sum())
         wrong = float(self._weights[rows & ~self._rolled_right].sum())

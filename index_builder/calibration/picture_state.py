@@ -1,4 +1,7 @@
-"""Fits the head that measures degradation, on degraded copies of gallery images."""
+"""Fits the head that measures image degradation.
+
+The training data are gallery images and degraded copies of these images.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from model_store.decision.picture import PictureState, log_features
 from model_store.encoder.contract import Encoder
 
 N_DEGRADED, LEAST_DEGRADED = 160, 40
-"""Maximum and minimum number of images for a fit; each image gets one degraded copy. A fit to 160
-images separates degraded from clean photographs no worse than a fit to 300 images (AUROC 0.95 on
-new photographs of 38 labels)."""
+"""Maximum and minimum number of gallery images in a fit. The fit also uses one degraded copy of
+each image. A fit to 160 images separates degraded from clean photographs no worse than a fit to 300
+images (AUROC 0.95 on new photographs of 38 labels)."""
 
 RIDGE = 0.5
 """Ridge penalty divided by the number of features."""
 
 N_FOLDS = 8
-"""Number of cross-fitted heads. Each head is fitted without an eighth of the images, and measures
-this eighth."""
+"""Number of cross-fitted heads. Each head is fitted to seven eighths of the images, and measures
+the other eighth."""
 
 LEAST_SCALE = 1e-3
 """Constant that is added to the standard deviation of each log feature, to avoid a division by

@@ -12,17 +12,17 @@ from model_store.images.quality import ordinary_limits, quality_measures
 
 N_MEASURED = 250
 """Minimum number of queries to measure. If there are fewer queries than this number, all queries
-are measured. Queries without a measurement are decoded again."""
+are measured. Queries that are not yet measured are decoded again."""
 
 
 class MeasuredPictures:
-    """Quality measures of queries, taken when the queries are decoded for the encoder.
+    """Measures the quality of queries when the queries are decoded for the encoder.
 
     Parameters
     ----------
-    smallest_side : minimum side, in pixels, of an image decoded at reduced size. If a decoded image
-        has a shorter side than ``smallest_side``, the image has its full size and is measured at
-        once. Any other image must be decoded again for the measurement.
+    smallest_side : minimum side, in pixels, of an image decoded at reduced size. If a side of a
+        decoded image is shorter, the image was decoded at full size, so it is measured immediately.
+        All other images must be decoded again for the measurement.
     """
 
     def __init__(self, smallest_side: int | None) -> None:

@@ -1,6 +1,6 @@
 """The plan of a build: the number of queries, and the error bound that this number can guarantee.
 
-A plan needs only counts, so an impossible build stops in its first seconds.
+A plan needs only counts. So a build that cannot succeed stops in its first seconds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ class Plan:
 
     Attributes
     ----------
-    n_images, n_labels : images and labels of the source, including withheld labels.
-    n_gallery, n_gallery_labels : items and labels of the gallery.
+    n_images : number of images in the source, including images of withheld labels.
+    n_labels : number of labels in the source, including withheld labels.
+    n_gallery : number of items in the gallery.
+    n_gallery_labels : number of labels in the gallery.
     is_labelled : whether there are labels; otherwise each image is its own class.
-    items_are_queries : whether the items are the queries, each compared with the rest of the
-        gallery.
-    n_matched : (calibration, evaluation) queries with a match.
-    n_withheld : (calibration, evaluation) queries of withheld labels.
+    items_are_queries : whether the items are the queries; each item is compared with the rest of
+        the gallery.
+    n_matched : numbers of queries with a match: for calibration, for evaluation.
+    n_withheld : numbers of queries of withheld labels: for calibration, for evaluation.
     n_withheld_labels : number of withheld labels.
     promises : the error bounds of the answers.
     """
@@ -71,7 +73,7 @@ class Plan:
 
     @property
     def least_queries(self) -> int:
-        """Minimum number of `match` verdicts, all of them right, that guarantees `max_error`."""
+        """Minimum number of `match` verdicts to guarantee `max_error`, if all are right."""
         return math.ceil(least_queries(self.promises.max_error, self.promises.delta))
 
     @property

@@ -21,26 +21,27 @@ RIDGE = 2e-3
 penalty, a hundred queries cannot determine ten weights."""
 
 N_SIGNALS = (4, 6)
-"""Numbers of signals to try; a fit uses the first signals of `SIGNALS`. More than six signals would
-overfit: of the twelve signals before release 0.3, six had no measurable effect."""
+"""Numbers of signals to try. With n signals, a fit uses the first n of `SIGNALS`. More than six
+signals would overfit. Before release 0.3 there were twelve signals; six of the twelve had no
+measurable effect."""
 
 FEW_LABELS, N_SIGNALS_OF_FEW = 15, (3, 4)
 """With fewer than `FEW_LABELS` absent labels, fewer signals are tried. On six labels of CUB, twelve
 signals overfitted: with four signals, the AUROC of absent queries was higher by 0.02."""
 
 _STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
-"""Kinds of absent queries that differ from truly absent queries. For these kinds, a fit uses only
-the first signals. An encoder separates the images of a training label from all other images. If a
-training label is hidden, queries of this label find items of many other labels. A truly absent
+"""Kinds of absent queries that differ from truly absent queries. With these kinds, a fit uses only
+the first four signals. An encoder separates the images of a training label from all other images.
+If a training label is hidden, queries of this label find items of many other labels. A truly absent
 query finds items of few labels."""
 
 _MOST_LOG_ODDS = 20.0
 """Maximum magnitude of the intercept, which is unbounded if every query has a match."""
 
 _LEAST_SPREAD = 1e-9
-"""A signal with a smaller standard deviation than this value is not scaled. Rounding gives a
-constant signal a standard deviation of about 1e-14. After a division by 1e-14, a value that differs
-from the constant would decide the probability."""
+"""A signal is scaled only if its standard deviation exceeds this minimum. Rounding gives a constant
+signal a standard deviation of about 1e-14. A later query may have another value of this signal.
+After a division by 1e-14, the difference would outweigh all other signals."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -122,12 +123,12 @@ class Examples:
 
     @property
     def queries(self) -> Integers:
-        """The query that each row belongs to, (N,)."""
+        """For each row, the index of its query, (N,)."""
         return np.repeat(np.arange(len(self.starts)), self.counts)
 
     @property
     def chosen(self) -> Bools:
-        """A mask (N,) of the labels to predict: the first true match of each query.
+        """A mask (N,) of the target labels: the first true match of each query.
 
         If a query finds several true matches, the signals of these matches are nearly equal. The
         model divides the probability among these matches, so the probability of each match is too
@@ -140,7 +141,10 @@ class Examples:
         return chosen
 
     def likeliest(self, probabilities: Floats) -> Integers:
-        """Return the row (Q,) of each query's most probable label, by ``probabilities`` (N,)."""
+        """Return the row of each query's most probable label, (Q,).
+
+        ``probabilities`` (N,) are the probabilities of the labels.
+        """
         # Sorted by query, then by decreasing probability; equal labels stay nearest first.
         order = np.lexsort((-probabilities, self.queries))
         rows: Integers = order[self.starts]
@@ -173,7 +177,7 @@ class Examples:
 def numbers_of_signals(absence: Absence, examples: Examples) -> Sequence[int]:
     """Return the numbers of signals to try.
 
-    The numbers are smaller if the absent queries do not represent truly absent queries.
+    If the absent queries do not represent truly absent queries, fewer signals are tried.
     """
     if (examples.counts[examples.absent] == 1).all():
         return (2,)  # signals that compare labels are undefined if a query finds one label
@@ -185,7 +189,7 @@ def numbers_of_signals(absence: Absence, examples: Examples) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """Match probabilities of queries, each from a fit without queries of the same label.
+    """Match probabilities of queries. Each comes from a fit without queries of the query's label.
 
     Attributes
     ----------
@@ -202,7 +206,7 @@ class CrossFit:
 
 
 def cross_fitted(examples: Examples, seed: int, n_signals: Sequence[int] = N_SIGNALS) -> CrossFit:
-    """Cross-fit over labels, and choose the number of signals with the smallest loss.
+    """Cross-fit over labels with each number of signals; return the fit with the smallest loss.
 
     Parameters
     ----------
@@ -250,8 +254,7 @@ def fit_choice(examples: Examples, n_signals: int = len(SIGNALS)) -> LogisticMod
 
     Parameters
     ----------
-    n_signals : number of signals that are used, from the start of `SIGNALS`. Signals that are not
-        used get weight 0.
+    n_signals : n; the first n of `SIGNALS` are used. The other signals get weight 0.
     """
     of_row = examples.weights[examples.queries]
     centre = np.average(examples.values, axis=0, weights=of_row)

@@ -1,4 +1,4 @@
-"""The calibration queries, and the gallery that they were searched in."""
+"""Holds the calibration queries, and describes the gallery that was searched with them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Integers = NDArray[np.int64]
 Names = tuple[str, ...]
 
 LEAST_LABELS = 10
-"""Minimum number of withheld labels. With fewer withheld labels than this number, queries with a
-hidden label become absent queries, too. In a gallery with few labels, hidden labels are easier to
+"""Minimum number of withheld labels. With fewer withheld labels, each matched query is also used as
+an absent query, with its label hidden. In a gallery with few labels, hidden labels are easier to
 detect than truly new labels."""
 
 
@@ -45,7 +45,7 @@ class TruthRule:
 
 
 BY_LABEL = TruthRule()
-"""A match has the same label as the query, and labels have no parents."""
+"""The rule for labels without parents: an item is a match if it has the query's label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,13 @@ class CalibratedGallery:
 
     Attributes
     ----------
-    encoder_fingerprint, search : fingerprint of the encoder, and search settings of the gallery.
+    encoder_fingerprint : fingerprint of the encoder.
+    search : search settings of the gallery.
     n_candidates : length of every result list.
     label_counts : (C,) number of items of each label, by code.
     n_unlabelled : number of items without a label; each such item counts as its own label.
-    detector, means : the outlier detector and the label means of the gallery's images.
+    detector : the outlier detector, fitted to the gallery's images.
+    means : the mean direction of each label.
     labels : the C labels, by code.
     rule : the rule for a match, and the parents of labels.
     """
@@ -115,15 +117,15 @@ class LeaveOneOut:
 
     Attributes
     ----------
-    matched : the queries that share their label with another item.
+    matched : queries whose label another item also has.
     absent, absent_of : see `CalibrationQueries`; None if no labels are hidden.
-    clusters : cluster numbers of ``matched``. A matched query and a held-out query of one cluster
-        have equal numbers.
+    clusters : cluster numbers of ``matched``. Held-out queries have cluster numbers, too; equal
+        numbers mean the same cluster.
     sources : see `CalibrationQueries`.
     places : index of each ``matched`` query among the gallery images.
-    n_put : number of queries that are items added later, after the held-out queries were chosen.
-        Items added later come first in ``matched``. Held-out queries do not represent items added
-        later.
+    n_put : number of added items among ``matched``: items that were added to the gallery after the
+        held-out queries were chosen. Added items come first in ``matched``. Held-out queries do not
+        represent added items.
     """
 
     matched: RetrievedQueries
@@ -143,23 +145,23 @@ class CalibrationQueries:
     ----------
     matched : held-out queries whose label is in the gallery.
     absent : absent queries: matched queries with a hidden label, or images of withheld labels.
-    absent_of : index in ``matched`` of each query whose label is hidden. None if ``absent`` has
-        images of withheld labels.
+    absent_of : for each absent query with a hidden label, the index in ``matched`` of the query
+        that it was made from. None if ``absent`` has images of withheld labels.
     are_views : whether all queries are augmented views of gallery images, because there are no
         labels.
     clusters : cluster numbers of ``matched``; copies and photographs of one object share a number.
     sources : source of each matched query; None if unknown.
     withheld : further absent queries: images of withheld labels. None if ``absent`` has these
         images, or if no labels are withheld.
-    absent_sources, absent_labels : sources and labels of the images of withheld labels.
-    absent_rivals : number of labels of the gallery, divided by the number of labels that images of
-        withheld labels were compared with; see `rivals` of
-        `index_builder.calibration.setup.Earlier`.
+    absent_sources : source of each image of a withheld label.
+    absent_labels : label of each such image.
+    absent_rivals : n / m. The gallery has n labels; images of withheld labels were compared with m
+        of these labels. See `rivals` of `index_builder.calibration.setup.Earlier`.
     leave_one_out : gallery images as additional queries. Outlier scores of gallery images are not
         exchangeable with outlier scores of new queries. None if there are enough held-out queries,
         or if the encoder was trained on the gallery's images.
     unseen : whether the encoder was not trained on the gallery's labels.
-    are_items : whether the matched queries are items, each excluded from its own results.
+    are_items : whether the matched queries are items; each item is excluded from its own results.
     """
 
     matched: RetrievedQueries
@@ -185,12 +187,12 @@ class CalibrationQueries:
 
     @property
     def n_put(self) -> int:
-        """The number of leave-one-out queries that are items added later; see `LeaveOneOut`."""
+        """The number of added items among the leave-one-out queries; see `LeaveOneOut.n_put`."""
         return 0 if self.leave_one_out is None else self.leave_one_out.n_put
 
     @property
     def n_absent(self) -> int:
-        """The number of all absent queries, with a hidden or a withheld label."""
+        """The number of absent queries: hidden labels and withheld labels together."""
         return len(self.absent) + (0 if self.withheld is None else len(self.withheld))
 
     @property

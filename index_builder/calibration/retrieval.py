@@ -29,7 +29,7 @@ Integers = NDArray[np.int64]
 
 
 LATITUDE, LONGITUDE = "latitude", "longitude"
-"""Metadata fields of the place of an item: WGS84 coordinates in degrees."""
+"""Metadata fields with the place of an item: WGS84 coordinates in degrees."""
 
 N_PLACES = 10_000
 """Number of items whose metadata are read together."""
@@ -43,7 +43,7 @@ class Labelled(Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The label of each query; the gallery may not have this label."""
+        """The label of each query; the gallery need not contain this label."""
 
     def __len__(self) -> int:
         """Return the number of queries."""
@@ -70,11 +70,11 @@ class RetrievedQueries:
     outlier_scores : (B,), see `OutlierDetector.scores`.
     similarities : (B, n) similarities of the candidates.
     label_codes : (B, n) label codes of the candidates.
-    mean_similarities : (B, n) similarities of the candidates' label means, see
-        `LabelMeans.similarities`.
+    mean_similarities : (B, n) similarity of the query to the mean direction of each candidate's
+        label, see `LabelMeans.similarities`.
     matches : (B, n) whether each candidate is a true match.
-    codes : (B,) codes of the queries' own labels; at most −2 for a label that the gallery does not
-        have.
+    codes : (B,) code of each query's own label. If the gallery does not contain the label, the code
+        is −2 or smaller.
     own_sizes : (B,) number of items of the query's own label that the query can find.
     found_sizes : (B, n) number of items of each candidate's label that the query can find.
     """
@@ -219,13 +219,13 @@ def look_up(
 
     Parameters
     ----------
-    outlier_scores : (B,) scores, from detectors that were fitted without the hidden items and
-        labels.
+    outlier_scores : (B,) outlier score of each query. Its detector must have been fitted without
+        the hidden items and labels.
     hide_label : whether to hide all items of each query's own label, to make the query absent.
     hidden : (B, m) rows of items to exclude from each query's results, for example the query
         itself; padded with −1.
-    alike : (N,) object number of each item, in a gallery without labels. All items of an object are
-        hidden together.
+    alike : (N,) object number of each item; only in a gallery without labels. All items of an
+        object are hidden together.
     within : rule for matches by distance; None if labels define matches.
     among : (N,) mask of the items that can be found; None for all items.
     correlation : see `correlation_of`.
@@ -279,7 +279,8 @@ def _stds_of_nearest(
 
     Parameters
     ----------
-    rows, similarities : (B, 1) of the first candidates; (B, 0) if there are none.
+    rows : (B, 1) row of each query's first candidate; (B, 0) without candidates.
+    similarities : (B, 1) or (B, 0) similarity of this candidate.
     """
     if not rows.shape[1]:
         return np.full(len(rows), np.nan)
@@ -308,7 +309,7 @@ def look_up_hidden(
 
     Parameters
     ----------
-    folds : detectors that were each fitted without some labels.
+    folds : detectors; each was fitted without some labels.
     n, alike : see `look_up`.
     """
     sizes = look_up(gallery, means, queries, embeddings, np.empty(len(queries)), 1).own_sizes
@@ -394,7 +395,10 @@ class _Sizes:
         self.own = np.where(codes >= 0, self._counts[np.maximum(codes, 0)] - self._n_hidden, 0)
 
     def of(self, codes: NDArray[np.int32]) -> Integers:
-        """Return how many items of each label ``codes`` can be found, (B, n); 1 without a label."""
+        """For each label of ``codes``, return the number of items that the query can find, (B, n).
+
+        The number is 1 for code −1, an item without a label.
+        """
         counts = np.where(codes >= 0, self._counts[np.maximum(codes, 0)], 1)
         counts -= np.where(codes == self._codes[:, None], self._n_hidden[:, None], 0)
         return counts
@@ -408,7 +412,7 @@ def _means_without(
 ) -> NDArray[np.float32]:
     """Return the mean direction (B, D) of each query's label without the ``hidden`` items (B, m).
 
-    If no other item has the label, the label has no direction, and the row is zero.
+    The row is zero if only hidden items have the label.
     """
     rest = label_sums(gallery, item_codes)[codes]
     for column in hidden.T:

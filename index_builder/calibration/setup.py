@@ -27,9 +27,10 @@ from model_store.search import N_CANDIDATES
 class Earlier:
     """The part of a gallery that existed when the absent queries were chosen.
 
-    The gallery may later get the true label of an absent query. For example, photographs of a lynx
-    are absent queries, because no item shows a lynx. If items of a lynx are added later, the
-    photographs are still absent queries, because only the earlier part of the gallery is searched.
+    After an addition, the gallery can contain the true label of an absent query. For example,
+    photographs of a lynx are absent queries, because no item shows a lynx. If items of a lynx are
+    added later, the photographs are still absent queries, because only the earlier part of the
+    gallery is searched.
 
     Attributes
     ----------
@@ -53,8 +54,8 @@ class Earlier:
     ) -> Earlier | None:
         """Leave out the labels that were added later.
 
-        None if no label was added later, if the earlier labels are unknown, or if too few images
-        remain.
+        Return None if no label was added later, if the earlier labels are unknown, or if too few
+        images remain.
 
         Parameters
         ----------
@@ -80,8 +81,9 @@ class RetrievalSetup:
 
     Attributes
     ----------
-    detector, means : outlier detector and label means of the gallery.
-    label_folds : detectors that were each fitted without some labels; None if no labels are hidden.
+    detector : outlier detector of the gallery.
+    means : mean direction of each label of the gallery.
+    label_folds : detectors; each was fitted without some labels. None if no labels are hidden.
     alike : see `look_up`; None in a gallery with labels, or if no two items share an object.
     n_candidates : length of every result list, see `list_length`.
     rule : the rule for a match, and the parents of labels.
@@ -152,7 +154,7 @@ class RetrievalSetup:
 
     @property
     def correlation(self) -> Correlation:
-        """The correlation of the errors of a pair, see `correlation_of`."""
+        """Correlation between the errors of two embeddings; see `correlation_of`."""
         return correlation_of(self.encoder.metadata)
 
     def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:

@@ -22,8 +22,8 @@ from model_store.errors import CertificateError
 from model_store.feedback import FeedbackLog
 
 N_STEPS = 12
-"""Number of reported values of the evidence, at equal steps through the reviews. The last value
-includes all reviews."""
+"""Number of reported values of the evidence. The reviews are divided into this number of equal
+steps. Each value includes all reviews up to the end of its step."""
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -127,7 +127,7 @@ def observed(feedback: Path, bundle_id: str, calibration: Calibration) -> Observ
 
 
 def since(seen: Observed, max_error: float) -> dict[str, Any]:
-    """Return the records, and a sequential test of the error of matches."""
+    """Return the records, and the results of a sequential test of the matches' error."""
     test = ErrorTest(max_error)
     reviews = [one.read() for one in seen.reviews]
     n, estimate = len(reviews), estimate_error(reviews)

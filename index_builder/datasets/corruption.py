@@ -23,10 +23,10 @@ NOISE_AT_ONCE = 2**18
 gigabyte of memory and six times as much time."""
 
 EXCHANGED = (0.25, 0.5, 1.0)
-"""Shares of a vector's numbers to replace by numbers of other vectors."""
+"""Shares of a vector's numbers that are replaced by numbers of other vectors."""
 
 N_OTHERS = 16
-"""Number of other vectors from which the replacements in one vector are taken."""
+"""Number of other vectors that supply the replacements for one vector."""
 
 
 def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
@@ -45,8 +45,8 @@ def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
 def corrupted_vectors(images: LabelledImages, seed: int) -> LabelledImages:
     """Replace a quarter, half or all of each vector's numbers; the shares alternate.
 
-    A number is replaced by the number at the same position of another vector. The numbers at one
-    position keep their distribution. The numbers at different positions become independent, as in
+    The replacement of a number comes from the same position of another vector. So the distribution
+    at each position does not change. But numbers at different positions become independent, as in
     the synthetic samples of Breiman 2001.
     """
 
@@ -120,7 +120,7 @@ DEGRADATIONS = tuple(DEGRADE)
 def degraded(
     images: LabelledImages, seed: int, kinds: Sequence[str] = DEGRADATIONS
 ) -> LabelledImages:
-    """Return degraded images; the kinds of degradation alternate, and the strength is random.
+    """Return degraded images; the kinds of degradation alternate, the strength is random.
 
     The kinds are crop, blur, noise, darkening and strong JPEG compression.
 

@@ -25,8 +25,8 @@ from model_store.images import FORMATS, decode_image
 logger = logging.getLogger(__name__)
 
 SEEN_SIDE = 512
-"""Minimum side, in pixels, of images that are decoded for a comparison. JPEGs that are much larger
-are decoded at a fraction of their size."""
+"""Images are decoded to compare them. Large JPEGs are decoded at a fraction of their size, but
+their shorter side keeps at least this number of pixels."""
 
 
 MOST_KEPT_BYTES = 2**28
@@ -59,8 +59,8 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     """Return the images below ``root``; ids are relative paths, and labels are first sub-folders.
 
     If ``labelled`` is False, every image has its own label. Copies and near-duplicates share a
-    group. Unreadable images and other files are left out. The log has the number of left-out files
-    and the reasons.
+    group. Unreadable images and other files are left out. The log states how many files were left
+    out, and why.
 
     Raises
     ------
@@ -119,7 +119,7 @@ class _Room:
 
 
 def _groups(pictures: Sequence[_Picture]) -> tuple[str, ...] | None:
-    """Return each image's group of copies and near-duplicates; None if no images are alike."""
+    """Return the group of each image; None if no two images are copies or near-duplicates."""
     digests = np.array([one.digest.hex() for one in pictures])
     copies = pairs_of_equal(np.unique(digests, return_inverse=True)[1].astype(np.int64))
     alike = pairs_among([one.fingerprint for one in pictures])

@@ -42,19 +42,19 @@ def held_out_groups(
     """Choose whole groups to hold out, with about the wanted number of images of each label.
 
     Two passes visit the groups in ``order``. The first pass holds out a group if this brings the
-    group's labels closer to their wanted numbers. A group is a tie if its labels would stay equally
-    close to their wanted numbers. A tie can be held out only if it is the first tie of its labels,
-    and if its labels already have other held-out images. The first pass holds out about half of
-    such ties. A label with two images, or with a few large groups, may have no held-out image after
-    the first pass. The second pass takes the images of all labels without a held-out image
-    together. The second pass holds out ``share`` of these images, but at most one group of each
+    group's labels closer to their wanted numbers. A group is a tie if holding it out would not
+    change the distance to the wanted numbers. The first pass considers a tie only if each of its
+    labels already has held-out images. It considers at most one tie of each label, and holds out
+    about half of these ties. After the first pass, a label with two images, or with a few large
+    groups, possibly has no held-out image. The second pass pools the images of all labels without a
+    held-out image. It holds out ``share`` of the pooled images, but at most one group of each
     label. For example, if each label has two images and ``share`` is 0.2, two of five labels get
     one held-out image each.
 
     Parameters
     ----------
-    labels, groups : (N,) label code and group code of each image; codes start at 0 and have no
-        gaps.
+    labels : (N,) label code of each image. Codes start at 0 and have no gaps.
+    groups : (N,) group code of each image. Codes start at 0 and have no gaps.
     order : (G,) groups in the order in which the passes visit them.
     share : share of the images to hold out.
     wanted : (L,) wanted number of held-out images of each label.
@@ -112,7 +112,7 @@ class _Division:
                     tied[label] = True
 
     def take_by_share(self, visits: list[int], share: float) -> None:
-        """Second pass: hold out ``share`` of the images of all labels without a held-out image."""
+        """Second pass: hold out ``share`` of the images whose label has no held-out image."""
         gave_nothing = [n == 0 for n in self._held]
         n_due, n_taken = 0.0, 0
         for group in visits:
@@ -128,7 +128,7 @@ class _Division:
                 n_taken += size
 
     def _parts(self, group: int) -> list[tuple[int, int]]:
-        """Return pairs: a label, and the number of the group's images with this label."""
+        """For each label of a group, return the label and the number of images with it."""
         span = slice(self._bounds[group], self._bounds[group + 1])
         return list(zip(self._label_of[span], self._sizes[span], strict=True))
 

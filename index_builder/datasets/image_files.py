@@ -207,7 +207,7 @@ class LeftOut:
 
     @property
     def sentences(self) -> list[str]:
-        """One message for each reason that may be a mistake of the user."""
+        """Messages; one for each reason that is possibly a mistake of the user."""
         return [self._said(reason) for reason in _SAID if self.of(reason)]
 
     @property

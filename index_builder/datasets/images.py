@@ -23,10 +23,10 @@ Pixels = NDArray[Any]
 """An image (H, W, 3) uint8, or a vector (n,) float32 for encoders of vectors."""
 
 Read = Callable[[int, int | None], Pixels]
-"""Function from a position and ``smallest_side`` (see `decode_image`) to pixels."""
+"""Function (position, ``smallest_side``) → pixels; for ``smallest_side``, see `decode_image`."""
 
 Content = Callable[[int], bytes]
-"""Function from a position to bytes that identify the image, for example a hash of the file."""
+"""Function (position) → bytes that identify the image, for example a hash of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class LabelledImages:
     groups : N names of groups, for example one object in several photographs; gallery and queries
         never share a group. None if unknown.
     sources : N names of image sources, for example cameras; None if unknown.
-    content : returns the identity of an image of the source, see `Content`. If ``content`` is None,
-        values computed from the images are not cached.
-    metadata : N mappings of metadata; None without metadata.
+    content : returns bytes that identify an image of the source, see `Content`. If ``content`` is
+        None, values computed from the images are not cached.
+    metadata : metadata of each image; None without metadata.
     places : (N, 3) coordinates where the images were taken, see `model_store.truth.wgs84`; NaN if
         unknown. None if matches do not depend on places.
     """
@@ -79,7 +79,7 @@ class LabelledImages:
         return self.read(int(self.rows[position]), smallest_side)
 
     def contents(self) -> list[bytes] | None:
-        """Return the identities of the images, see `Content`; None if unknown."""
+        """Return the bytes that identify each image, see `Content`; None if unknown."""
         if self.content is None:
             return None
         return [self.content(int(row)) for row in self.rows]
@@ -149,7 +149,10 @@ def joined(*parts: LabelledImages) -> LabelledImages:
 
 
 def _joined_places(parts: Sequence[LabelledImages]) -> NDArray[np.float64] | None:
-    """Return all places; NaN for a part without places, None if no part has places."""
+    """Return the places of all parts; NaN for a part without places.
+
+    None if no part has places.
+    """
     if all(part.places is None for part in parts):
         return None
     return np.concatenate(
@@ -164,8 +167,8 @@ def changed(
 
     Parameters
     ----------
-    how : text that identifies ``change`` and its parameters; part of the identity of a changed
-        image.
+    how : text that identifies ``change`` and its parameters. The text is hashed into the bytes that
+        identify a changed image.
     """
 
     def read(position: int, smallest_side: int | None) -> Pixels:

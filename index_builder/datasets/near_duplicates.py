@@ -1,7 +1,7 @@
 """Near-duplicates: copies of a photograph in another size or format, or with small edits.
 
-Near-duplicates are found by a fingerprint of the pixels, not by the encoder. With embeddings
-instead, errors of the encoder would affect the choice of its test queries.
+Near-duplicates are found by a fingerprint of the pixels, not by the encoder. If embeddings were
+compared instead, errors of the encoder would affect the choice of its test queries.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LEAST_SIDE = 64
 different things may have equal fingerprints."""
 
 LEAST_SPREAD = 4.0
-"""Minimum standard deviation in grey levels (0 to 255). Images with a smaller deviation than this
-are too uniform to compare."""
+"""Minimum standard deviation in grey levels (0 to 255). Images below this minimum are too uniform
+to compare."""
 
 SAME = 0.98
 """Minimum correlation of near-duplicates. After JPEG compression with quality 30, or at half size,
@@ -41,15 +41,15 @@ cropped by 3 % in 10 % of cases. Of 19,280 drawings of Omniglot, 26 have a near-
 of at most 3."""
 
 N_NEIGHBOURS = 16
-"""Number of nearest images that each image is compared with. A group of more images than this
-number is found as a chain of pairs."""
+"""Number of nearest images that each image is compared with. In a larger group, an image is not
+paired with every other image. Chains of pairs still connect the group."""
 
 N_EXACT = 20_000
 """Maximum number of images for an exact comparison of all pairs."""
 
 N_PROBES = 6
-"""Number of nearest clusters that are searched. More than `N_EXACT` images are divided into
-clusters."""
+"""With more than `N_EXACT` images, the images are divided into clusters. For each image, this
+number of nearest clusters is searched."""
 
 N_MOST = 500_000
 """Maximum number of images. The fingerprints of this number of images need half a gigabyte."""
@@ -78,7 +78,9 @@ def fingerprint(pixels: NDArray[np.uint8]) -> Fingerprint | None:
 
 
 def near_duplicates(fingerprints: Fingerprint) -> NDArray[np.int64]:
-    """Return pairs (P, 2) of near-duplicates; with over `N_MOST` images, warn and return no pairs.
+    """Return pairs (P, 2) of near-duplicates.
+
+    With more than `N_MOST` images, log a warning and return no pairs.
 
     Parameters
     ----------

@@ -19,11 +19,12 @@ from index_builder.datasets.views import views
 from model_store.errors import DatasetError
 
 N_VALIDATION_VIEWS = 1000
-"""Maximum number of views of unlabelled images from which the prior precision is chosen."""
+"""Maximum number of validation views in a build without labels. The prior precision is chosen on
+the validation views."""
 
 MIN_SPLIT = 3
-"""Minimum number of images of a label to hold out one image: two images must remain for a positive
-pair."""
+"""Minimum number of images of a label from which one image is held out. The other two images form a
+positive pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class QuerySet:
     ----------
     matched : held-out images whose label is in the gallery.
     withheld : images of labels that are in neither training nor gallery; may be empty.
-    outliers : far-OOD images, or None.
+    outliers : far-OOD images; None if no such images are used.
     """
 
     matched: LabelledImages
@@ -54,14 +55,15 @@ class Splits:
     training : images for training the encoder and fitting its posterior. Without labels, one half
         of the gallery is for training; the calibration queries are views of the other half.
     validation : images for the choice of the prior precision; the encoder is not trained on them.
-    calibration, evaluation : query images that are in no other part. Without labels, the queries
-        are views of items.
+    calibration : queries for the calibration. Without labels, these queries are views of items.
+        Otherwise, these queries are in no other part.
+    evaluation : queries for the evaluation, chosen like ``calibration``.
     labelled : whether labels are known. Without known labels, each image is its own label.
-    items_are_queries : whether the items are also the queries with a match, each excluded from its
-        own results. If the items are queries, ``calibration`` and ``evaluation`` have no queries
-        with a match.
-    gallery_unseen : whether the encoder was trained on neither the gallery's images nor their
-        labels. An encoder treats items of an unseen gallery like new queries.
+    items_are_queries : whether the items are also the queries with a match. Each item is then
+        excluded from its own results, and ``calibration`` and ``evaluation`` have no queries with a
+        match.
+    gallery_unseen : True if the encoder was trained on other images with other labels. The items
+        are then as new to the encoder as the queries.
     """
 
     gallery: LabelledImages
@@ -167,10 +169,10 @@ def _require_known(withheld: set[str], images: LabelledImages) -> None:
 def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator) -> Splits:
     """Divide images without labels; the positives and the queries are views of images.
 
-    One half of the images is for training and evaluation, the other half is for calibration. If the
-    original image of a calibration query is hidden, the query finds only near misses. These near
-    misses are like the near misses of a new photograph only if the encoder was not trained on the
-    original image.
+    One half of the images is for training and evaluation, the other half is for calibration. To
+    make a calibration query absent, its original image is hidden, so the query finds only near
+    misses. These near misses must be as similar as the near misses of a new photograph. This
+    requires that the encoder was not trained on the original image.
     """
     assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
     gallery = folder(config.dataset.path, labelled=False)
@@ -257,14 +259,15 @@ def stratified(
     """Divide images at random into two sides; the first side has ``share`` of each label's images.
 
     Both sides keep the order of the source. No group is divided. So if a label has large groups,
-    the first side may have more or less than ``share`` of this label, even all images. Over all
+    the first side can get more or less than ``share`` of this label, even all its images. Over all
     labels, the first side has about ``share`` of the images.
 
     Parameters
     ----------
-    at_least_one_left : whether each label with three or more images has an image on the second
-        side. A label with too large groups may have none.
-    keep : whether each label keeps an image on the first side; has no effect without groups.
+    at_least_one_left : whether each label with three or more images gets an image on the second
+        side. A label gets none if its groups are too large.
+    keep : whether each label keeps an image on the first side. Without groups, this option has no
+        effect.
     """
     labels = np.array(images.labels)
     first = np.zeros(len(images), dtype=bool)
@@ -316,7 +319,7 @@ def with_label(
 ) -> NDArray[np.int64]:
     """Return the positions of the images whose label is in ``labels``.
 
-    If ``wanted`` is False, return the positions of the images whose label is not in ``labels``.
+    If ``wanted`` is False, return the positions of all other images.
     """
     member = np.array([label in labels for label in images.labels], dtype=bool)
     return np.flatnonzero(member == wanted)

@@ -62,8 +62,9 @@ RANGES: Mapping[str, float] = {
     "features.16": 30.3,
     "features.17.conv.2": 9.77,
 }
-"""The maximum value that int8 represents, for each projection and each block's sum. On 100
-photographs of Caltech-101, one value in 10,000 is larger (`tests.benchmarks.bench_encoders`)."""
+"""Quantisation ranges: the largest magnitude that can be represented, for each projection and for
+the sum in each block. On 100 photographs of Caltech-101, one value in 10,000 is larger
+(`tests.benchmarks.bench_encoders`)."""
 
 RELU6 = 6.0
 """The maximum activation. Quantisation clips values above this maximum, as ReLU6 does."""
@@ -73,10 +74,10 @@ _STRIDED = {2, 4, 7, 14}
 """Indices, from 1, of the inverted residual blocks that halve height and width."""
 
 _HALF_RANGE = 127.5
-"""Half of the range of pixels: a pixel x enters the network as x / 127.5 − 1."""
+"""Half of the range of pixel values. The network's input for a pixel value x is x / 127.5 − 1."""
 
 _ZERO = 128
-"""The uint8 value that represents 0, if values can be negative or positive."""
+"""The uint8 value that represents 0, for activations with negative and positive values."""
 
 Weights = Mapping[str, NDArray[Any]]
 """The arrays of the .npz file, by name; see `ORIGIN.md`."""

@@ -102,7 +102,7 @@ def file_name(name: str) -> str:
 
 
 def _written(target: Path, origin: Mapping[str, str], write: Callable[[Path], None]) -> Path:
-    """Return ``target``; write it first unless it has an encoder of this ``origin``."""
+    """Return ``target``; write the encoder first if ``target`` has none of this ``origin``."""
     if is_encoder(target, origin):
         return target
     with writing(f"the encoder in {target}"):
@@ -135,7 +135,7 @@ def _write_encoder_in_the_box(target: Path) -> None:
 
 
 def _origin_in_the_box() -> dict[str, str]:
-    """Return the origin of the built-in encoder: weights, and the release that writes the graph."""
+    """Return the origin of the built-in encoder: its weights, and the release that writes it."""
     return {
         "name": ENCODER_IN_THE_BOX,
         "weights": WEIGHTS_SHA256,

@@ -35,10 +35,10 @@ EXTRAS = {
     "transformers": "transformers",
     "tokenizers": "text",
 }
-"""For each module, the optional extra of Vouch that installs it."""
+"""For each module, the name of Vouch's optional extra that installs this module."""
 
 _REPOSITORY = re.compile(r"[\w.-]*\w[\w.-]*(/[\w.-]+)?")
-"""Pattern of the name of a repository on the Hugging Face Hub. Absolute paths do not match."""
+"""Pattern for names of repositories on the Hugging Face Hub. Absolute paths do not match."""
 
 PREPROCESS_FILES = ("preprocess_cfg.json", "preprocessor_config.json", "config.json")
 """Names of preprocessing files. Preprocessing files are searched for in the folder of the model and
@@ -52,9 +52,10 @@ class EncoderChoices:
     Attributes
     ----------
     weights : a file, or a name of torchvision's weights.
-    preprocess : the preprocessing file; None to search for it.
+    preprocess : the preprocessing file. If None, the file is searched for.
     pooling, n_prefix, output : see `index_builder.foreign_encoders.onnx_graphs`.
-    untrained, seed : whether to use random weights, and the seed of these weights.
+    untrained : whether to use random weights.
+    seed : seed of the random weights.
     reduced_decoding : whether to decode large JPEGs at reduced size.
     text : whether to export the text tower, too.
     """
@@ -75,7 +76,9 @@ class EncoderChoices:
         return self.untrained or self.weights is not None
 
     def input_format(self, beside: Path) -> InputFormat:
-        """Read the preprocessing from the given file, or from a file near the model ``beside``.
+        """Read the preprocessing from the given file, or search for a file.
+
+        The search covers the folder of the model ``beside`` and the parent folder.
 
         Raises
         ------

@@ -23,11 +23,11 @@ class ForeignNetwork:
 
     Attributes
     ----------
-    module : standardised images (B, 3, H, W) → features (B, F). A network that predicts its
-        uncertainty returns embedding mean, variance and features instead.
+    module : standardised images (B, 3, H, W) → features (B, F). If the network predicts its
+        uncertainty, it returns three tensors: embedding mean, embedding variance and features.
     input_format : the preprocessing of images.
-    reference : the pipeline of the library, for the comparison; None if the network does not come
-        from a library.
+    reference : the library's pipeline, which the exported encoder is compared with. None if the
+        network does not come from a library.
     origin : names and versions of model and library, for the card.
     text : function that opens the text tower; None without a text tower.
     """
@@ -40,7 +40,7 @@ class ForeignNetwork:
 
 
 class ContractModule(nn.Module):
-    """A foreign network with Vouch's input and its three outputs.
+    """A foreign network with the input and the three outputs of Vouch's encoder contract.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ class HubModel:
 
     @contextmanager
     def fetched(self) -> Iterator[None]:
-        """Let the library fetch a model in this context, without log messages and useless retries.
+        """Let the library fetch a model in this context; turn off log messages and useless retries.
 
         If the hub does not answer, the model comes from the local cache.
 

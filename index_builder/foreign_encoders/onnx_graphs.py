@@ -27,7 +27,7 @@ _MOST_BYTES = 2**31 - 1
 """Maximum size of a protocol buffer file in bytes."""
 
 _ROUNDING = 1e-5
-"""Maximum difference of unit vectors that counts as a rounding error."""
+"""Maximum rounding error: larger differences between unit vectors are not rounding errors."""
 
 _OTHER_MODELS = (
     (0, b"PK\x03\x04", "a ZIP archive, such as a checkpoint of PyTorch"),
@@ -43,7 +43,7 @@ _OTHER_MODELS = (
 """Offset, magic bytes and name of other model formats."""
 
 _LEAST_OPSET = 9
-"""Minimum version of ONNX's operators that the added nodes need."""
+"""Minimum version of ONNX's operators; the added nodes need this version."""
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _AXES_ARE_INPUT = 18
@@ -57,7 +57,8 @@ class ForeignGraph:
     Attributes
     ----------
     model : the unchanged model.
-    images, found : the image input, and the output that the vector is taken from.
+    images : the graph's input for images.
+    found : the graph's output from which the vector is computed.
     pooling : pooling of tokens or of a feature map.
     n_prefix : number of tokens before the first patch.
     """
@@ -80,11 +81,11 @@ class ForeignGraph:
 
 
 def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) -> ForeignGraph:
-    """Read a foreign graph, and find its image input and its output with the vector.
+    """Read a foreign graph; find its input for images, and the output that gives the vector.
 
     Parameters
     ----------
-    output : name of the output with the vector; None if only one output fits.
+    output : name of the output that gives the vector; None if only one output fits.
     n_prefix : number of tokens before the first patch: class token and registers.
 
     Raises
@@ -168,7 +169,7 @@ def _require_opset(path: Path, model: onnx.ModelProto) -> None:
 def _vector(
     outputs: Sequence[onnx.ValueInfoProto], name: str | None, pooling: Pooling, there: str
 ) -> onnx.ValueInfoProto:
-    """Return the output with the vector of an image; with pooling, the output to pool."""
+    """Return the output that gives the vector of an image; with pooling, the output to pool."""
     plain = pooling is Pooling.default
     ranks = {2} if plain else {3, 4}
     fitting = [
@@ -314,7 +315,7 @@ def wrapped(graph: ForeignGraph, input_format: InputFormat, dim: int) -> onnx.Mo
 
 
 def require_size(graph: ForeignGraph, input_format: InputFormat) -> None:
-    """Refuse preprocessing to a size that the graph does not take.
+    """Refuse preprocessing whose image size differs from the graph's input size.
 
     Raises
     ------

@@ -24,13 +24,13 @@ MIN_COSINE = 0.9999
 """Minimum cosine between Vouch's vector and the library's vector of an image."""
 
 MIN_CENTRED_COSINE = 0.999
-"""Minimum cosine between the same two vectors, after the mean over all images is subtracted from
-each vector. Without the subtraction, even wrong vectors would agree if all vectors had nearly the
-same direction."""
+"""Minimum cosine between Vouch's vector and the library's vector of an image after centring.
+Centring subtracts the mean over all images from each vector. Without centring, even wrong vectors
+would agree if all vectors had nearly the same direction."""
 
 _ROUNDING = 1e-4
-"""Maximum difference from the mean that counts as a rounding error, divided by the largest
-number."""
+"""Maximum rounding error, relative to the largest absolute value of all vectors. If a vector
+differs less from the mean, its centred cosine is not measured."""
 
 MIN_IMAGES = 5
 """Minimum number of images, because the export is checked with batches of up to five."""
@@ -67,9 +67,9 @@ class Parity:
     Attributes
     ----------
     n_images : number of compared images or texts.
-    smallest_cosine, smallest_centred_cosine : minima over all images or texts; see `MIN_COSINE` and
-        `MIN_CENTRED_COSINE`. The centred cosine is None if all embeddings are equal, as for some
-        untrained encoders.
+    smallest_cosine : minimum over all images or texts, see `MIN_COSINE`.
+    smallest_centred_cosine : minimum over all images or texts, see `MIN_CENTRED_COSINE`. None if
+        all embeddings are equal, which is possible for untrained encoders.
     worst : name of the image with the smallest cosine.
     """
 
@@ -210,7 +210,7 @@ def agreement(
 
 
 def _cosines(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the cosine of each row of ``a`` with the same row of ``b``; −1 instead of NaN."""
+    """Return the cosine between row i of ``a`` and row i of ``b``, for all i; −1 replaces NaN."""
     norms = np.sqrt((a * a).sum(1) * (b * b).sum(1))
     with np.errstate(invalid="ignore", divide="ignore"):
         cosines: NDArray[np.float64] = np.nan_to_num((a * b).sum(1) / norms, nan=-1.0)

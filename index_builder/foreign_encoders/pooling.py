@@ -17,7 +17,7 @@ def pooled(found: Tensor, pooling: Pooling, n_prefix: int = 0) -> Tensor:
 
     Raises
     ------
-    ValueError : there is no class token, or ``found`` is neither tokens nor a map.
+    ValueError : there is no class token, or ``found`` is neither tokens nor a feature map.
     """
     if found.ndim not in {3, 4}:
         raise ValueError(f"the features have the shape {tuple(found.shape)}: nothing to pool")

@@ -34,16 +34,19 @@ _BATCH = 4
 
 @dataclass(frozen=True, slots=True)
 class PrecisionCost:
-    """How a lower precision changes the embeddings of the same images.
+    """How a lower precision changes the embeddings of images.
 
     Attributes
     ----------
     n_images : number of images.
-    smallest_cosine, mean_cosine : minimum and mean cosine between the two embeddings of an image.
-    recall_at_1, recall_at_1_float32 : share of images whose nearest other image has the same label.
-        Without labels: share of images with the same nearest image as in float32; for float32, the
-        share is 1.
-    bytes, bytes_float32 : sizes of the files in bytes.
+    smallest_cosine : minimum cosine between an image's embeddings in both precisions.
+    mean_cosine : mean of this cosine over all images.
+    recall_at_1 : recall in the lower precision: share of images whose nearest other image has the
+        same label. Without labels: share of images whose nearest other image is the same as in
+        float32.
+    recall_at_1_float32 : recall in float32; 1 without labels.
+    bytes : size of the file in bytes, in the lower precision.
+    bytes_float32 : size of the file in bytes, in float32.
     """
 
     n_images: int
@@ -114,7 +117,7 @@ def _quantise(path: Path, reduced: Path, precision: Precision, images: NDArray[n
 def precision_cost(
     path: Path, reduced: Path, images: NDArray[np.uint8], labels: list[str] | None
 ) -> PrecisionCost:
-    """Compare an encoder with its version of lower precision.
+    """Compare an encoder with its copy in lower precision.
 
     Parameters
     ----------
@@ -178,7 +181,7 @@ def _encoded(path: Path, images: NDArray[np.uint8]) -> Embeddings:
 
 
 def _nearest(directions: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return for each row the index of the nearest among the other rows."""
+    """For each row, return the index of the nearest other row."""
     similarities = directions @ directions.T
     np.fill_diagonal(similarities, -np.inf)
     nearest: NDArray[np.int64] = similarities.argmax(1)

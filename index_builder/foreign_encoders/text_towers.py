@@ -29,7 +29,7 @@ from model_store.encoder.contract import (
 from model_store.encoder.text import TEXT_ENCODER_FILE, TOKENIZER_FILE
 
 _WORDS_OF_CLIP = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-"""Pattern of a word for CLIP's tokenizer, which merges bytes only within a word."""
+"""Pattern of a word. CLIP's tokenizer merges bytes only within a word."""
 
 
 def text_source(
@@ -45,9 +45,9 @@ def text_source(
 
     Parameters
     ----------
-    tower : token ids (B, L) int64 → embedding mean (B, D). A tower that predicts its uncertainty
-        returns mean and variance instead. If ``reads_mask``, the tower also takes the attention
-        mask.
+    tower : token ids (B, L) int64 → embedding mean (B, D). If the tower predicts its uncertainty,
+        it returns embedding mean and embedding variance. If ``reads_mask``, the tower also takes
+        the attention mask.
     tokenizer : tokenizer that pads and truncates to L.
     cleaning, ids, reference : see `TextSource`.
     """

@@ -27,7 +27,7 @@ _CLASS_TOKENS = ("cls_token", "class_embedding", "distillation_token")
 
 
 class VisionModel(nn.Module):
-    """Computes a model's vector of an image, with the model's or the requested pooling."""
+    """Computes the vector of an image with the model's own pooling or the requested pooling."""
 
     def __init__(self, model: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
 
 
 class TextTower(nn.Module):
-    """Computes a model's vector of a text, equal to the model's ``get_text_features``."""
+    """Computes the vector of a text; the vector equals the model's ``get_text_features``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -174,6 +174,6 @@ def _n_prefix(model: nn.Module) -> int:
 
 
 def _pooler_output(found: Any) -> Tensor:  # noqa: ANN401 - of transformers
-    """Return the vector in a model's result; in older releases, the result is the vector."""
+    """Return the vector in a model's result; older transformers releases return only the vector."""
     vector: Tensor = getattr(found, "pooler_output", found)
     return vector

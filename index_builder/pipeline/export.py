@@ -44,13 +44,13 @@ OPSET = 18
 
 PARITY_BATCHES = (1, 2, 5)
 """Batch sizes for which the exported file must agree with torch. The exporter traces a batch of two
-images. A batch of one is tested because an exporter may specialise the graph to a batch size; a
-batch of five tests a larger size."""
+images. An exporter can specialise the graph to this size. So a smaller and a larger batch are also
+tested."""
 
 PARITY_TOLERANCES = dict(zip(OUTPUT_NAMES, (1e-5, 1e-4, 1e-5), strict=True))
-"""Maximum difference from torch, divided by the largest value of the output. Summing float32 values
-in another order changes a sum by 1e-6. A variance can be a small difference between two such sums,
-so the variance changes by up to 1e-5."""
+"""Maximum difference from torch, divided by the largest value of the output. If float32 values are
+summed in another order, the sum changes by 1e-6. A variance can be a small difference between two
+such sums, so it changes by up to 1e-5."""
 
 
 def export_encoder(
@@ -244,7 +244,7 @@ def optimised(file: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def parity(encoder: nn.Module, exported: OnnxEncoder, images: Inputs) -> dict[str, float]:
-    """Return, for each output, the largest difference from torch divided by the largest value."""
+    """For each output, return the largest difference from torch, divided by the largest value."""
     worst = dict.fromkeys(OUTPUT_NAMES, 0.0)
     for size in PARITY_BATCHES:
         with torch.inference_mode():

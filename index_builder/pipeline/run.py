@@ -78,7 +78,7 @@ class Run:
         return self.directory / "vectors.sqlite"
 
     def member(self, number: int) -> Run:
-        """Return the run of a member of an ensemble; a member has the files of a single encoder."""
+        """Return the run of one member of an ensemble; it has the files of one encoder."""
         return Run(self.members / str(number))
 
     @property
@@ -154,6 +154,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def forget(*paths: Path) -> None:
-    """Remove results before a step rewrites the files from which these results were computed."""
+    """Remove old results, because a step will rewrite the inputs of these results."""
     for path in paths:
         path.unlink(missing_ok=True)

@@ -19,13 +19,15 @@ from model_store.images import decode_image
 N_MATCHED = 4
 
 _Sample = tuple[NDArray[np.uint8], str, bool]
-"""Pixels and caption of a sample query, and whether the gallery has a true match of the query."""
+"""A sample query: its pixels, its caption, and whether the gallery has a true match."""
 
 
 def write_samples(
     directory: Path, splits: Splits, configured: Sequence[SampleConfig]
 ) -> tuple[SampleQuery, ...]:
-    """Write the configured samples into ``directory``; if there are none, evaluation queries.
+    """Write sample queries into ``directory``.
+
+    If no samples are configured, a few evaluation queries become the samples.
 
     Raises
     ------
@@ -72,7 +74,7 @@ def read_samples(configured: Sequence[SampleConfig], splits: Splits) -> list[_Sa
 
 
 def _evaluation_queries(splits: Splits) -> list[_Sample]:
-    """Return a few evaluation queries: some with a match, two without."""
+    """Return a few evaluation queries: some have a match, two have no match."""
     queries = splits.evaluation
     chosen = [
         (queries.matched, position, _caption(label, labelled=splits.labelled), True)
