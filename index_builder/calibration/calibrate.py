@@ -62,7 +62,7 @@ def calibration_queries(
 
     If too few labels are withheld, each matched query is used a second time, as an absent query:
     its label is hidden from the result list and the outlier detector. If the queries are views, the
-    absent queries are not the views, but the original pictures of the views.
+    original pictures are used as absent queries, not the views.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ contain this null character."""
 
 @dataclass(frozen=True, slots=True)
 class Captions:
-    """N search texts, each with the label that it describes.
+    """N search texts, and the label that each text describes.
 
     Attributes
     ----------

@@ -179,7 +179,7 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
     - the calibration of probabilities: ECE and Brier score. If labels are withheld, absent queries
       are weighted to their expected share;
     - the AUROC of the match probability, and of single signals. The AUROC is measured for detecting
-        errors, absent labels and out-of-distribution images;
+      errors, absent labels and out-of-distribution images;
     - the rate of false alarms at several α;
     - coverage and size of result sets;
     - the share of each verdict, by kind of query.

@@ -93,11 +93,11 @@ class CrossFittedLayers:
         )
 
     def without_item(self, ids: Sequence[str], embeddings: Embeddings) -> Embeddings:
-        """Embed B items, each by a layer that was fitted without the item."""
+        """Embed B items; the layer of each item was fitted without this item."""
         return self._embedded([self.fold_of_item[name] for name in ids], embeddings)
 
     def without_label(self, labels: Sequence[str], embeddings: Embeddings) -> Embeddings:
-        """Embed B items, each by a layer that was fitted without the item's label."""
+        """Embed B items; the layer of each item was fitted without the item's label."""
         return self._embedded([self.fold_of_label[name] for name in labels], embeddings)
 
     def _embedded(self, folds: Sequence[int], embeddings: Embeddings) -> Embeddings:
@@ -181,7 +181,7 @@ def cross_fitted_items(
     weight: NDArray[np.floating[Any]],
     seed: int,
 ) -> ItemQueries:
-    """Choose items as queries; embed each by layers that were fitted without this item.
+    """Choose items as queries; embed each item by layers that were fitted without this item.
 
     Parameters
     ----------

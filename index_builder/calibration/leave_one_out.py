@@ -1,4 +1,4 @@
-"""Uses gallery images as calibration queries, each hidden from its own results."""
+"""Uses gallery images as calibration queries; each image is hidden from its own results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PutItems:
     def of(
         cls, gallery: Gallery, images: LabelledImages, was_put: NDArray[np.bool_], n_held_out: int
     ) -> PutItems:
-        """Choose the added images whose label another gallery item also has.
+        """Choose the added images whose label also belongs to another gallery item.
 
         Parameters
         ----------
@@ -85,8 +85,8 @@ def leave_one_out_queries(
 
     Returns
     -------
-    (m,) indices of the chosen images. Images of ``put`` come first. The remaining images have a
-    label that an image of another group also has.
+    (m,) indices of the chosen images. Images of ``put`` come first. The label of each remaining
+    image also belongs to an image of another group.
     """
     if len(images) * (N_FOLDS - 1) // N_FOLDS < MIN_REFERENCES:
         return np.empty(0, dtype=np.int64)
@@ -153,7 +153,7 @@ def whole_groups(
 
 
 def group_numbers(*collections: LabelledImages) -> NDArray[np.int64]:
-    """Return the group number of each image of all ``collections``.
+    """Return the group numbers of the images of all ``collections``, concatenated.
 
     Images of the same group have the same number. Without groups, exact copies have the same
     number.

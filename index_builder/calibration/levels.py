@@ -46,7 +46,7 @@ def level_evidence(
 def levels_measured(
     calibration: Calibration, weights: NDArray[np.float64]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measure each level: how often the most probable parent is right, and its calibration.
+    """For each level, measure the accuracy and the calibration of the most probable parent.
 
     A parent counts as right only if the query has a match in the gallery. The result is empty if
     labels have no parents.

@@ -75,7 +75,7 @@ def largest_hidden(gallery: Gallery) -> int:
 def plain_items(
     matched: LabelledImages, images: LabelledImages, embeddings: Embeddings
 ) -> PlainItems:
-    """Find the gallery images from which the views ``matched`` were made."""
+    """Find the original gallery image of each view in ``matched``."""
     row_of = {name: row for row, name in enumerate(images.ids)}
     places = np.array([n for n, name in enumerate(matched.ids) if name in row_of], dtype=np.int64)
     rows = np.array([row_of[matched.ids[place]] for place in places], dtype=np.int64)

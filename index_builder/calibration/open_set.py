@@ -139,7 +139,7 @@ class Outcomes:
         )
 
     def _risk_coverage(self) -> list[list[float]]:
-        """Return coverage and error of the first items at falling thresholds, as pairs."""
+        """For falling thresholds, return pairs: coverage and error of the first items."""
         order = np.lexsort((self._weights, -self._probabilities))
         coverage = np.cumsum(self._weights[order])
         wrong = evened(self._probabilities, ~self._correct, self._weights)

@@ -68,7 +68,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The labels that queries find, each represented by its nearest item.
+    """The labels that queries find; each label is represented by its nearest item.
 
     Attributes
     ----------
@@ -189,7 +189,9 @@ def numbers_of_signals(absence: Absence, examples: Examples) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """Match probabilities of queries. Each comes from a fit without queries of the query's label.
+    """Match probabilities of queries.
+
+    The probabilities of a query come from a fit without queries of the same label.
 
     Attributes
     ----------

@@ -117,7 +117,7 @@ class LeaveOneOut:
 
     Attributes
     ----------
-    matched : queries whose label another item also has.
+    matched : queries whose label also belongs to another item.
     absent, absent_of : see `CalibrationQueries`; None if no labels are hidden.
     clusters : cluster numbers of ``matched``. Held-out queries have cluster numbers, too; equal
         numbers mean the same cluster.
@@ -192,7 +192,7 @@ class CalibrationQueries:
 
     @property
     def n_absent(self) -> int:
-        """The number of absent queries: hidden labels and withheld labels together."""
+        """The number of absent queries with a hidden label, plus queries of withheld labels."""
         return len(self.absent) + (0 if self.withheld is None else len(self.withheld))
 
     @property

@@ -305,7 +305,7 @@ def look_up_hidden(
     """Find candidates for embedded queries; hide the label of each query.
 
     Leaves out a query if too few items remain, or if no detector was fitted without the query's
-    label. Also returns the rows (n,) of the queries for which candidates were found.
+    label. Also returns the rows (n,) of the queries that were not left out.
 
     Parameters
     ----------

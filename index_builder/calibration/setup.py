@@ -77,7 +77,7 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalSetup:
-    """A gallery, its models and its search settings for calibration queries.
+    """A gallery, with models and settings to search it with calibration queries.
 
     Attributes
     ----------

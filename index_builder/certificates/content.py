@@ -23,7 +23,7 @@ from model_store.errors import CertificateError
 SCHEMA_VERSION = 2
 
 CERTIFIED_FILES = (CALIBRATION_FILE, ARRAYS_FILE, EVALUATION_FILE)
-"""Files of a bundle from which the numbers of the certificate are computed."""
+"""Files of a bundle; the numbers of the certificate are computed from these files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ DEGRADATIONS = tuple(DEGRADE)
 def degraded(
     images: LabelledImages, seed: int, kinds: Sequence[str] = DEGRADATIONS
 ) -> LabelledImages:
-    """Return degraded images; the kinds of degradation alternate, the strength is random.
+    """Return degraded images; the kinds of degradation alternate, and the strength is random.
 
     The kinds are crop, blur, noise, darkening and strong JPEG compression.
 

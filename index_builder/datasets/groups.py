@@ -128,7 +128,7 @@ class _Division:
                 n_taken += size
 
     def _parts(self, group: int) -> list[tuple[int, int]]:
-        """For each label of a group, return the label and the number of images with it."""
+        """For each label of a group, return the label and the number of images with this label."""
         span = slice(self._bounds[group], self._bounds[group + 1])
         return list(zip(self._label_of[span], self._sizes[span], strict=True))
 

@@ -56,7 +56,7 @@ N_MOST = 500_000
 
 
 def fingerprint(pixels: NDArray[np.uint8]) -> Fingerprint | None:
-    """Return the standardised, high-passed grey picture at 16 × 16, (256,) of unit norm.
+    """Return the fingerprint (256,): a grey, high-passed picture at 16 × 16; mean 0, norm 1.
 
     None if the image is too small or too uniform.
 

@@ -25,7 +25,7 @@ def with_encoder(config: BuildConfig) -> BuildConfig:
 
 
 def as_named(build: BuildConfig, config: BuildConfig) -> BuildConfig:
-    """Return ``build`` with the encoder's name from ``config`` instead of the encoder's path."""
+    """Return ``build``, but replace the encoder's path with the encoder's name from ``config``."""
     named = {"encoder": config.network.encoder}
     return build.model_copy(update={"network": build.network.model_copy(update=named)})
 

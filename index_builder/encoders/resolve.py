@@ -102,7 +102,7 @@ def file_name(name: str) -> str:
 
 
 def _written(target: Path, origin: Mapping[str, str], write: Callable[[Path], None]) -> Path:
-    """Return ``target``; write the encoder first if ``target`` has none of this ``origin``."""
+    """Return ``target``; if it has no encoder of this ``origin``, first write the encoder."""
     if is_encoder(target, origin):
         return target
     with writing(f"the encoder in {target}"):

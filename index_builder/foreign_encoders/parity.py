@@ -30,7 +30,7 @@ would agree if all vectors had nearly the same direction."""
 
 _ROUNDING = 1e-4
 """Maximum rounding error, relative to the largest absolute value of all vectors. If a vector
-differs less from the mean, its centred cosine is not measured."""
+differs from the mean by less than this, its centred cosine is not measured."""
 
 MIN_IMAGES = 5
 """Minimum number of images, because the export is checked with batches of up to five."""
@@ -130,7 +130,7 @@ def labels_of(images: Sequence[ParityImage]) -> list[str] | None:
 
 @cache
 def _sample_images() -> tuple[ParityImage, ...]:
-    """Return two photographs of scikit-learn, each whole and cropped to three other shapes."""
+    """Return eight images: two photographs of scikit-learn, and three crops of each photograph."""
     from sklearn.datasets import load_sample_images  # noqa: PLC0415 - slow
 
     found = []

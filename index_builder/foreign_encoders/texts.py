@@ -61,7 +61,7 @@ class TextSource:
 
 @dataclass(frozen=True, slots=True)
 class WrittenText:
-    """A written text tower, and how well it agrees with its source."""
+    """A written text tower, and its agreement with the library's text tower."""
 
     fingerprint: str
     context_length: int

@@ -114,7 +114,7 @@ class Run:
             yield
 
     def write_config(self, config: BuildConfig) -> None:
-        """Write the complete configuration, with which the build can be repeated."""
+        """Write the complete configuration; the build can be repeated with this file."""
         if _is_first():
             self.directory.mkdir(parents=True, exist_ok=True)
             with replacing(self.directory / CONFIG_FILE) as partial:
