@@ -24,7 +24,7 @@ def writing(what: str, kept: str = "") -> Iterator[None]:
     Parameters
     ----------
     what : name of the file or directory.
-    kept : a sentence about the work that is kept, for the error message.
+    kept : sentence for the error message: which work is kept.
 
     Raises
     ------

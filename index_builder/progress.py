@@ -151,7 +151,7 @@ def track_parts(n_items: int, size: int, description: str) -> Iterator[int]:
 
 
 def waiting_for(items: Iterable[T], what: str) -> Iterator[T]:
-    """Yield ``items``; `working` shows ``what`` during the wait for the next item."""
+    """Yield ``items``; until the next item is ready, `working` shows ``what``."""
     remaining = iter(items)
     while True:
         with working(what):

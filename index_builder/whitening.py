@@ -1,8 +1,8 @@
 """Computes a last layer in closed form: it whitens the differences between images of one label.
 
-If the layer was fitted to two images of a label, they are more similar to each other than two new
-images. For calibration, an image must be embedded by a layer that was not fitted to it.
-`cross_fitted_whitenings` returns such layers, rotated to the coordinates of the layer that was
+If the layer was fitted to two images of a label, these two images are more similar to each other
+than two new images. For calibration, an image must be embedded by a layer that was not fitted to
+it. `cross_fitted_whitenings` returns such layers, rotated to the coordinates of the layer that was
 fitted to all images. Embeddings by these layers can therefore be searched in the served gallery.
 """
 
@@ -27,7 +27,7 @@ eigenvalue."""
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Sums over images, from which the layer is computed.
+    """Sums over images; the layer is computed from these sums.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
 def cross_fitted_whitenings(
     features: Features, codes: Codes, left_out: Sequence[NDArray[np.int64]], weight: Features
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield a layer (D, F) for each fold, fitted to all images that the fold does not leave out.
+    """Yield a layer (D, F) for each fold; the layer is fitted to all images outside the fold.
 
     Two fits that are equally good may differ by a rotation. Each layer W_k is therefore aligned
     with ``weight`` W by a rotation R, which changes no cosines. R minimises Σ ‖R W_k φ − W φ‖² over

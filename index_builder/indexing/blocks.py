@@ -68,9 +68,9 @@ class Place:
     def identity(self) -> list[object]:
         """Return values that change if the image changes, but not if the collection is moved.
 
-        In a bucket, the version identifies the content: an image that is uploaded again counts as
-        unchanged. The size and date of an image on the web are unknown before the download, so the
-        URL without its signature is used.
+        In a bucket, the version identifies the content. If the same content is uploaded again, the
+        image counts as unchanged. The size and date of an image on the web are unknown before the
+        download, so the URL without its signature is used.
         """
         when: object = self.version or self.changed_ns
         named = [unsigned(self.path)] if self.is_remote and not self.version else []
@@ -150,7 +150,7 @@ class Failure:
     ----------
     error : name of the error class.
     reason : the message for the user.
-    passing : whether a later run may succeed, for example when a missing disk is mounted again.
+    passing : whether a later run can succeed, for example after a missing disk is mounted again.
     """
 
     error: str

@@ -311,14 +311,14 @@ def _config(before: Calibration | None, promises: Mapping[str, float]) -> Calibr
 
 
 def _queries(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
-    """Read the queries; print their number, and which queries are unreadable."""
+    """Read the queries; print the number of queries, and the unreadable queries."""
     found = queries_of(room, gallery, rule)
     console.print(f"{len(found.matched):,} queries with a match, {len(found.withheld):,} without")
     return found
 
 
 def queries_of(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
-    """Read the queries; print which queries are unreadable."""
+    """Read the queries; print the unreadable queries."""
     source = room.source(room.evidence.queries, room.evidence.items)
     own = read_queries(
         source, room.encoder, gallery, room.scratch, _LIMITS, room.storage, rule.within

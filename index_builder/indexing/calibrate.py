@@ -1,9 +1,10 @@
 """Calibrates a gallery with held-out images of its collection, or with augmented views.
 
-If the images have labels, about a fifth of each label's images becomes queries, at most `N_QUERIES`
-in all (`index_builder.indexing.holding_out`). The held-out images are in the catalogue, but not in
-the gallery. Without labels, every image is its own class, and the queries are augmented views of
-gallery images. `vouch-build calibrate` fits such a calibration with the user's own queries.
+If the images have labels, about a fifth of each label's images becomes queries
+(`index_builder.indexing.holding_out`). There are at most `N_QUERIES` queries. The held-out images
+are in the catalogue, but not in the gallery. Without labels, every image is its own class, and the
+queries are augmented views of gallery images. `vouch-build calibrate` fits a calibration with the
+user's own queries instead.
 """
 
 from __future__ import annotations
@@ -141,7 +142,8 @@ def calibrate_collection(
     Parameters
     ----------
     config : the error bounds of the answers.
-    labelled : True if images with labels were held out; False calibrates with augmented views.
+    labelled : True if images with labels were held out as queries; False if augmented views are the
+        queries.
     read : function that decodes an image of the collection again.
     hierarchy : parents of labels; None if labels have no parents.
 

@@ -55,8 +55,9 @@ class Contents:
     Attributes
     ----------
     n_images : number of all images in the source.
-    n_labelled, n_labels : number of images with a label, and of distinct labels.
-    n_missing : number of images that the source names, but that do not exist.
+    n_labelled : number of images with a label.
+    n_labels : number of distinct labels.
+    n_missing : number of missing images: the source names them, but they do not exist.
     n_bytes : total size in bytes of all images of known size.
     """
 
@@ -109,10 +110,10 @@ class Catalogue:
         return [names for names in found.values() if len(names) > 1]
 
     def n_to_hold_out(self) -> int:
-        """Return how many images could be held out if all images are readable.
+        """Return the number of images that can be held out if all images are readable.
 
-        Only equal files count as copies here. Near-duplicates are found only after decoding, and so
-        are equal pictures in different files.
+        Only equal files count as copies here. Near-duplicates, and equal pictures in different
+        files, are found later, after decoding.
         """
         return len(self._held_out_labels)
 
@@ -126,7 +127,7 @@ class Catalogue:
 
     @cached_property
     def _held_out_labels(self) -> NDArray[np.int64]:
-        """The label codes of the images that could be held out."""
+        """The label codes of the images that can be held out."""
         found = self._connection.execute(
             f"SELECT {code_of('label')}, {code_of('group_name')} FROM entries WHERE size >= 0"  # noqa: S608 - no value in it
             " ORDER BY position"

@@ -190,8 +190,8 @@ class Indexing:
 
         Raises
         ------
-        ConfigError : the index exceeds its memory budget, or the source cannot be used with the
-            engine, or with previews.
+        ConfigError : the index exceeds its memory budget, or the engine or the previews do not
+            support the source.
         CalibrationError : the collection has too few images or labels for a calibration.
         DatasetError : the table of parents is invalid.
         """
@@ -222,8 +222,8 @@ class Outcome:
     bundle : the published bundle.
     n_items : number of items in the gallery.
     n_kept : number of images that an earlier run embedded.
-    n_quarantined, n_copies : number of unreadable images, and number of items that are exact copies
-        of other items.
+    n_quarantined : number of unreadable images.
+    n_copies : number of items that are exact copies of other items.
     left_out : files of the source that were left out.
     n_held_out : number of images that became calibration queries instead of items.
     calibration : the fitted calibration; None if `Indexing.calibrate` is False.

@@ -54,7 +54,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A query whose answers differ: the kind of change, and the query's row on both sides."""
+    """A query with different answers: the kind of change, and the query's row on each side."""
 
     kind: str
     old: int
@@ -128,7 +128,7 @@ def _drawn(side: Side, row: int) -> dict[str, Any]:
 
 
 def _rows_of_both(old: Side, new: Side) -> Iterator[tuple[int, int]]:
-    """Yield the old and new row of each query on both sides, in the order of the new side."""
+    """Yield the old row and the new row of each query that both sides have, in the new order."""
     rows = old.row_of()
     for name, row in new.row_of().items():
         if name in rows:

@@ -1,4 +1,8 @@
-"""Decoders: processes for image files, which may crash, and threads for images in memory."""
+"""Decoders prepare images for the encoder.
+
+Image files are decoded in processes, because an image can crash its decoder. Images in memory are
+prepared in threads.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,9 @@ class Progress:
     Attributes
     ----------
     n_kept : number of images in shards of an earlier run.
-    n_embedded, failures, losses : number of embedded images, and failures and losses by id. These
-        three values include the shards of an earlier run.
+    n_embedded : number of embedded images, including images in shards of an earlier run.
+    failures : errors by id, including errors of an earlier run.
+    losses : warnings by id, for images that lost data in decoding, including an earlier run.
     """
 
     n_images: int

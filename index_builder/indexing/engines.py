@@ -64,8 +64,8 @@ class LocalEngine:
 
         Raises
         ------
-        SourceUnavailable : the source is unavailable; raised after the downloaded images are
-            encoded.
+        SourceUnavailable : the source is unavailable; all downloaded images are encoded before the
+            error is raised.
         """
         waiting = iter(tasks)
         fetched: dict[Future[Block], str] = {}

@@ -4,9 +4,9 @@ Images of a group are held out together, or they all stay in the gallery. The co
 manifest defines groups; exact copies are always in the same group. Without this column, images with
 similar thumbnails (near-duplicates) form groups; vectors have no thumbnails and thus no such
 groups. About a fifth of each label's images is held out. For example, if five labels have two
-images each, two labels lose one image each. The queries of these labels then have only one match in
-the gallery. If a label has only one image or one group, no image is held out, because the gallery
-would lose the label.
+images each, two of these labels lose one image each: a fifth of the ten images. The queries of
+these labels then have only one match in the gallery. If a label has only one image or one group, no
+image is held out, because the gallery would lose the label.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from index_builder.progress import track
 from model_store.gallery import Thumbnail
 
 SHARE = 0.2
-"""Share of the images of each label that is held out."""
+"""For each label, the share of its images that is held out."""
 
 _GROUPS = """
 DROP TABLE IF EXISTS groups;

@@ -163,7 +163,7 @@ def _finished(
 
 
 def _is_there(entry: Entry, path: Path) -> bool:
-    """Return whether the image was copied before: date and size (if known) are the same."""
+    """Return whether the image was copied before: same date, and same size if it is known."""
     if not path.is_file():
         return False
     status, place = path.stat(), entry.place

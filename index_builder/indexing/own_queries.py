@@ -188,7 +188,7 @@ def _truth(entry: Entry, gallery: Gallery) -> str:
 def _by_place(
     entries: Sequence[Entry], gallery: Gallery, within: float
 ) -> tuple[NDArray[np.float64], dict[str, str]]:
-    """Return the places of the queries (n, 3), and query id → label of the nearest match.
+    """Return the places (n, 3) of the queries, and query id → label of the query's nearest match.
 
     Raises
     ------
@@ -227,7 +227,7 @@ def _images(
     hashes: Mapping[str, str],
     read_again: ReadAgain,
 ) -> LabelledImages:
-    """Convert entries to images; exact copies without a group form a group."""
+    """Convert entries to images; exact copies become a group if they have no group yet."""
 
     def read(row: int, smallest_side: int | None) -> Pixels:
         return read_again(entries[row].place, smallest_side)

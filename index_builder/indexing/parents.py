@@ -21,7 +21,7 @@ _AT_ONCE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Parents:
-    """The source from which labels get parents: a table, metadata fields, or none.
+    """The source of the labels' parents: a table or metadata fields; empty if there are no parents.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ NO_PARENTS = Parents()
 def read_parents(path: Path) -> Hierarchy:
     """Read a table of labels and their parents: CSV, JSONL or Parquet.
 
-    Each line has a ``label`` and its ``parent``. A parent may have a parent too. The level of a
+    Each line has a ``label`` and its ``parent``. A parent can have a parent too. The level of a
     parent is the length of the longest path from the parent down to a label. So the level of a
     parent is always above the levels of its children. The number of a level is also its name. An
     item can have a parent as its label, if no finer label is known.

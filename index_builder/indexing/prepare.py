@@ -77,7 +77,7 @@ def prepare_files(
     limits: ImageLimits | None = None,
     preview_side: int | None = None,
 ) -> PreparedBlock:
-    """Prepare image files; runs in a process that an image may crash."""
+    """Prepare image files; runs in a process, because an image can crash it."""
     limits = limits or ImageLimits()
     read = partial(
         _read_file,
@@ -249,7 +249,7 @@ def _pixels(
 def _decoded(
     data: bytes, limits: ImageLimits, box: Box | None, smallest_side: int | None
 ) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
-    """Decode an image; with ``box``, only this part, at full resolution.
+    """Decode an image; if ``box`` is given, decode only this part, at full resolution.
 
     Returns the pixels and the losses; see `DecodedImage.losses`.
 

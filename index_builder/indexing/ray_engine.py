@@ -46,8 +46,8 @@ class RayEngine:
     path : file of the encoder; its content is sent to the workers.
     n : number of workers.
     limits : maximum size of an image.
-    storage : workers use its timeouts and trusted hosts. Each worker takes credentials from its own
-        environment.
+    storage : the timeouts and the trusted hosts for the workers. Each worker takes credentials from
+        its own environment.
     preview_side : see `IndexSettings`.
     """
 

@@ -44,7 +44,7 @@ def recalibrate_bundle(
     Parameters
     ----------
     promises : error bounds by their names in `CalibrationConfig`; a bound that is not given keeps
-        its value.
+        its current value.
     decisions : the service's feedback file. The service draws random queries for review; reviewed
         queries also become calibration queries.
     check : see `Check`.

@@ -156,8 +156,8 @@ class ShardStore:
     def find(self, block: Block, digest: str) -> Shard | None:
         """Return the shard of ``block``; None if the shard must be built or rebuilt.
 
-        A shard is rebuilt if it is damaged, or if images or encoder have changed. It is also
-        rebuilt if an image failed for a temporary reason.
+        A shard is rebuilt if it is damaged, or if its images or the encoder have changed. A shard
+        is also rebuilt if an image failed for a temporary reason.
         """
         try:
             shard = self.read(block.number)

@@ -40,7 +40,8 @@ def calibrate_bundle_texts(
     ----------
     captions : see `read_captions`.
     promises : error bounds by their names in `CalibrationConfig`. A bound that is not given keeps
-        its value for texts. If texts are not calibrated, the bound gets its value for images.
+        its current value for texts. If texts are not calibrated, the current value for images is
+        used.
     feedback : the service's feedback file, for a correction of match probabilities; None for no
         correction.
     check : see `Check`.
@@ -49,7 +50,8 @@ def calibrate_bundle_texts(
     ------
     ConfigError : an error bound is out of range.
     TextUnavailable : the gallery has no text encoder.
-    DatasetError, CalibrationError : captions are invalid, or there are too few captions.
+    DatasetError : the captions are invalid.
+    CalibrationError : there are too few captions.
     WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
     with opened(root) as bundle:
@@ -74,10 +76,10 @@ def calibrate_bundle_texts(
 
 
 def _config(retriever: Retriever, promises: Mapping[str, float]) -> CalibrationConfig:
-    """Return all error bounds; a bound that is not in ``promises`` comes from a calibration.
+    """Return all error bounds; a bound that is not in ``promises`` keeps its current value.
 
-    This is the calibration of texts; if texts are not calibrated, the calibration of images. The
-    share of absent queries never comes from the calibration of images.
+    Current values come from the calibration of texts. If texts are not calibrated, they come from
+    the calibration of images, except the expected share of absent queries.
     """
     before, of_images = retriever.for_kind("text").calibration, retriever.calibration
     fields = dict.fromkeys(CalibrationConfig.model_fields)

@@ -39,7 +39,8 @@ class UnknownQueries:
     unknown : (n,) indices of the queries that match nothing.
     groups : groups of queries that probably show the same identity. The rows of a group are
         positions in ``unknown``.
-    precision : expected share of pairs with the same identity, among all pairs within groups.
+    precision : among all pairs of queries in the same group, the expected share of pairs that show
+        the same identity.
     """
 
     name: str
@@ -125,8 +126,9 @@ def group_unknown(
 
     Parameters
     ----------
-    evidence : the queries; their true matches are ignored.
-    precision : expected share of pairs with the same identity, among all pairs within groups.
+    evidence : the queries; the true matches of the queries are ignored.
+    precision : among all pairs of queries in the same group, the expected share of pairs that show
+        the same identity.
     expected_absent : expected share of queries without a match; None uses the bundle's value.
 
     Raises

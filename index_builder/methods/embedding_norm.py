@@ -24,7 +24,7 @@ class EmbeddingNorm(Method):
 
     The method is from Kirchhof et al. 2022. Objectives that compare distributions (el_nivmf, el_vmf
     and similar, mc_info_nce) train the norm to be a concentration. With other objectives, the norm
-    may say nothing about the uncertainty.
+    is possibly unrelated to the uncertainty.
     """
 
     settings: EmbeddingNormConfig
@@ -32,7 +32,10 @@ class EmbeddingNorm(Method):
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[EmbeddingNormPosterior, Report]:
-        """Return the trained last layer; the temperature is configured or chosen by validation."""
+        """Return the trained last layer.
+
+        The temperature comes from the configuration or from a validation.
+        """
         (trained,) = members
         posterior = EmbeddingNormPosterior.of(trained.encoder.last_layer)
         if self.settings.temperature != "validation":

@@ -57,8 +57,8 @@ NOTHING_BUT_NORM = 0.95
 uncertainty contains no more information than the norm."""
 
 MIN_PAIRED = 20
-"""Minimum number of validation images for estimating how the errors of a query and an item
-correlate."""
+"""Minimum number of validation images for estimating the correlation between the errors of a query
+and of an item."""
 
 MIN_CORRELATED = 30
 """Minimum number of validation images for estimating the correlation between the uncertainty and
@@ -66,7 +66,7 @@ the norm of the features."""
 
 
 class Laplace(Method):
-    """A Laplace posterior; the configuration determines the choice of prior and temperature."""
+    """A Laplace posterior; the configuration determines how prior and temperature are chosen."""
 
     settings: LaplaceConfig | OnlineLaplaceConfig
     is_post_hoc: ClassVar[bool]

@@ -35,7 +35,7 @@ class Trained:
 
 
 class Method(ABC):
-    """A method to learn uncertainty, `posterior.method` of a configuration.
+    """A method to learn uncertainty; the setting `posterior.method` selects the method.
 
     The defaults suit most methods: one encoder is trained with the configured objective, and the
     posterior needs one pass of an image through the trunk.
@@ -57,7 +57,7 @@ class Method(ABC):
         Parameters
         ----------
         labels : (N,) int64 codes of the training images, from 0 without gaps.
-        generator : draws initial parameters, and samples during training.
+        generator : draws the initial parameters and, during training, the random samples.
         """
         dim = encoder.last_layer.out_features
         return objective_of(config.training, dim, int(labels.max()) + 1, generator)

@@ -22,7 +22,7 @@ N_VALIDATION = 1_000
 """Maximum number of validation images. More images hardly change the chosen temperature."""
 
 N_VOTERS = 10_000
-"""Maximum number of training images among which neighbours are searched."""
+"""Maximum number of training images that are searched for neighbours."""
 
 
 class Tempered(Posterior, Protocol):
@@ -35,7 +35,7 @@ class Tempered(Posterior, Protocol):
 def chosen_temperature(
     posterior: Tempered, candidates: NDArray[np.float64], criterion: Criterion
 ) -> tuple[float, dict[str, Any]]:
-    """Return the temperature for which the criterion is largest, and the search as JSON values.
+    """Return the temperature with the largest criterion, and a report of the search as JSON values.
 
     If several temperatures are equally good, the largest of them is chosen. If the best temperature
     is the smallest or largest candidate, the result is 1; see `PriorSearch.is_identified`.

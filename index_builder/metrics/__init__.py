@@ -12,7 +12,8 @@
 
 An undefined metric, for example a rate over an empty set, is None. NaN raises a ``ValueError``.
 Metrics do not depend on the order of the images. A threshold never separates images with equal
-values. Where the order of such images matters, all of them get their mean result.
+values. If a result depends on the order of images with equal values, each of these images gets
+their mean result.
 """
 
 from index_builder.metrics.calibration import (

@@ -38,15 +38,16 @@ def reliability(
     """Return a reliability diagram with equal numbers of predictions in the bins.
 
     The bins have equal numbers of predictions, not equal widths (Nixon et al. 2019). Predictions
-    with a probability of exactly 1 are included. The outcome of a prediction is the mean outcome of
-    all predictions with equal probability, see `evened`. The result therefore does not depend on
-    the order of the predictions.
+    with a probability of exactly 1 are included. Predictions with equal probability all get their
+    mean outcome, see `evened`. The result therefore does not depend on the order of the
+    predictions.
 
     Parameters
     ----------
     probabilities : (N,) in [0, 1].
     outcomes : (N,) whether the predicted event occurred.
-    weights : (N,) weights of the predictions; bins then have equal weight. None for equal weights.
+    weights : (N,) weights of the predictions; None for equal weights. With weights, the bins have
+        equal total weight instead of equal numbers of predictions.
     """
     _require_finite(probabilities)
     shares = evened(probabilities, outcomes, weights)
@@ -142,12 +143,13 @@ def calibration_error(bins: Sequence[ReliabilityBin]) -> float:
 def retrieval_calibration_error(confidences: Floats, correct: Bools, n_bins: int = 10) -> float:
     """Return the calibration error of a consensus: Σ_b |B_b|/N · |accuracy − confidence|.
 
-    Eq. 111 of the Laplace metric-learning paper (Warburg et al. 2023), which misprints the weight
-    |B_b|/N as 1/|B_b|. Bins have equal width.
+    This is Eq. 111 of the Laplace metric-learning paper (Warburg et al. 2023). The paper misprints
+    the weight |B_b|/N as 1/|B_b|. Bins have equal width.
 
     Parameters
     ----------
-    confidences, correct : (N,), confidences from `consensus`, and whether each mode is correct.
+    confidences : (N,) from `consensus`.
+    correct : (N,) whether each mode is correct.
     """
     return calibration_error(reliability_by_width(confidences, correct, n_bins))
 

@@ -12,17 +12,17 @@ Bools = NDArray[np.bool_]
 def detection_and_identification_rate(
     confidences: Floats, correct: Bools, absent_confidences: Floats, false_alarm_rate: float
 ) -> float | None:
-    """Return the share of queries with a match that are accepted and have a correct first result.
+    """Return, among queries with a match, the share that is accepted with a correct first result.
 
-    Detection and identification rate at a false alarm rate (Phillips et al. 2011). A query is
-    accepted if its confidence is above a threshold. The share of accepted absent queries must be at
-    most ``false_alarm_rate``; the threshold is the lowest value for which this is true. A
-    confidence equal to the threshold is rejected. So the limit also holds if several confidences
+    This is the detection and identification rate at a false alarm rate (Phillips et al. 2011). A
+    query is accepted if its confidence is above a threshold. The share of accepted absent queries
+    must be at most ``false_alarm_rate``; the threshold is the lowest value for which this is true.
+    A confidence equal to the threshold is rejected. So the limit also holds if several confidences
     are equal.
 
     Parameters
     ----------
-    confidences : (B,) confidence in the first result of queries with a match.
+    confidences : (B,) for each query with a match, the confidence in its first result.
     correct : (B,) whether the first result is correct.
     absent_confidences : (M,) confidences of queries without a match.
     false_alarm_rate : in [0, 1].

@@ -1,7 +1,7 @@
 """Metrics of selective answering: errors when the most uncertain queries are not answered.
 
-Queries that are equally uncertain all count with their mean correctness. This is the expected value
-over all orders of these queries.
+If several queries are equally uncertain, each of them counts with their mean correctness. This is
+the expected value over all orders of these queries.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def normalised_mutual_information(vectors: Vectors, label_codes: Codes, seed: in
 
     Returns
     -------
-    None with fewer than two labels.
+    The value; None if there are fewer than two labels.
     """
     from sklearn.cluster import KMeans  # noqa: PLC0415 - slow
     from sklearn.metrics import normalized_mutual_info_score  # noqa: PLC0415 - slow

@@ -35,6 +35,6 @@ class ColourCNN(Trunk):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, 1024) of ``images`` (B, 3, 32, 32), standardised."""
+        """Features (B, 1024) of standardised ``images`` (B, 3, 32, 32)."""
         features: Tensor = self.layers(images)
         return features

@@ -28,7 +28,7 @@ def kept(values: Tensor, mask: Tensor, share: float) -> Tensor:
     Parameters
     ----------
     values : (B, ...).
-    mask : bool, broadcast against it.
+    mask : bool, broadcast against ``values``.
     """
     return values * mask / (1 - share)
 

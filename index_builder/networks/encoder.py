@@ -18,7 +18,7 @@ class MetricEncoder(nn.Module):
 
     Parameters
     ----------
-    trunk : computes φ: features (B, F) of images (B, 3, H, W), standardised.
+    trunk : computes φ, the features (B, F) of standardised images (B, 3, H, W).
     pretrained : whether batch normalisation keeps the statistics of the pretraining.
     frozen : whether only the last layer is trained, and not the trunk.
     feature_norm : whether to normalise the features by a batch normalisation without trained

@@ -35,8 +35,8 @@ photographs."""
 class _Remembered:
     """Cached features of one trunk, by the source and row of an image.
 
-    A build without training uses the features of its training images three times: for the
-    whitening, the posterior, and its prior.
+    A build without training uses the features of the training images three times: to fit the
+    whitening, to fit the posterior, and to choose the posterior's prior.
     """
 
     trunk: str = ""
@@ -76,7 +76,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
 
 
 def trunk_fingerprint(encoder: MetricEncoder) -> str:
-    """Return a hash of the trunk and its settings, on which the features of an image depend."""
+    """Return a hash of everything that determines the features: the trunk and its settings."""
     state = encoder.state_dict()
     digest = hashlib.sha256(
         repr((encoder.preprocessing, encoder.pixel_mean.device, encoder.trunk)).encode()

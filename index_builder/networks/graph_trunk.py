@@ -34,7 +34,8 @@ class GraphTrunk(Trunk):
 
     Raises
     ------
-    BundleNotFound, EncoderContractError : there is no encoder, or it violates the contract.
+    BundleNotFound : there is no encoder at ``place``.
+    EncoderContractError : the encoder violates the contract.
     """
 
     def __init__(self, place: Path) -> None:

@@ -18,11 +18,11 @@ class AveragePooling(nn.Module):
 
 
 class GeneralisedMeanPooling(nn.Module):
-    """Generalised mean over height and width, (mean xᵖ)^(1/p): (B, C, H, W), x ≥ 0, to (B, C).
+    """Generalised mean of a feature map over height and width: (mean xᵖ)^(1/p).
 
-    This is GeM of Radenović et al. 2019, Eq. 3, with one learned exponent p. As in Warburg et al.
-    2023, G.2, the exponent starts at 3. For p = 1 the result is the average; for p → ∞ it
-    approaches the maximum.
+    Maps x ≥ 0 of shape (B, C, H, W) to (B, C). This is GeM of Radenović et al. 2019, Eq. 3, with
+    one learned exponent p. As in Warburg et al. 2023, G.2, the exponent starts at 3. For p = 1 the
+    result is the average; for p → ∞ the result approaches the maximum.
     """
 
     def __init__(self, exponent: float = 3.0) -> None:

@@ -45,7 +45,7 @@ class SmallCNN(Trunk):
         self.generator = generator
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, 9216) of ``images`` (B, 3, 28, 28), standardised."""
+        """Features (B, 9216) of standardised ``images`` (B, 3, 28, 28)."""
         hidden = self._hidden(images)
         if self.training and self.generator is not None:
             hidden = dropped_out(hidden, self.dropout, self.generator)

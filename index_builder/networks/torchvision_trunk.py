@@ -76,7 +76,7 @@ class TorchvisionTrunk(Trunk):
             pad_as_tensorflow(self.backbone)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, F) of ``images`` (B, 3, H, W), standardised."""
+        """Features (B, F) of standardised ``images`` (B, 3, H, W)."""
         features: Tensor = self.pooling(self.backbone(images))
         return features
 
@@ -95,7 +95,7 @@ class TorchvisionTrunk(Trunk):
 
 
 def shortened(error: RuntimeError, most: int = 400) -> str:
-    """Shorten torch's error about a state dict; the error names every tensor of the network."""
+    """Shorten torch's error about a state dict, because the error names every tensor."""
     text = " ".join(str(error).split())
     return text if len(text) <= most else f"{text[:most]} …"
 

@@ -23,4 +23,4 @@ class Trunk(nn.Module):
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, F) of ``images`` (B, 3, H, W), standardised."""
+        """Features (B, F) of standardised ``images`` (B, 3, H, W)."""

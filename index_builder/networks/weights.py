@@ -1,4 +1,4 @@
-"""Pretrained weights of a trunk: by torchvision's names, or from a local file."""
+"""Loads pretrained weights of a trunk, by a torchvision name or from a local file."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class PretrainedWeights:
 
 
 def load_weights(trunk: str, source: str) -> PretrainedWeights:
-    """Load what ``source`` names.
+    """Load the weights that ``source`` names.
 
     Parameters
     ----------
     trunk : torchvision's name of the model.
     source : a file, or torchvision's name of the weights, such as ``IMAGENET1K_V1``. Torchvision
         downloads named weights and checks them. Reading ``.safetensors``, ``.pth`` and ``.pt`` runs
-        no code from the file. ``.npz`` has arrays by tensor name, or int8 convolutions with folded
-        batch normalisation.
+        no code from the file. A ``.npz`` file has one array for each tensor, or int8 convolutions
+        with folded batch normalisation.
 
     Raises
     ------

@@ -38,8 +38,8 @@ class BayesianTripletLoss(Objective):
     kl_weight : weight of the mean divergence of a minibatch.
     margin : m ≥ 0, in squared distance.
     mining, n_triplets : see `mine_triplets`.
-    normalised : whether means are normalised to unit length. If not, the divergence from the
-        Gaussian prior limits the lengths of the means (supplement, after Eq. 46).
+    normalised : whether means are normalised to unit length. If the means are not normalised, the
+        divergence from the Gaussian prior limits their lengths (supplement, after Eq. 46).
     generator : draws triplets.
     """
 

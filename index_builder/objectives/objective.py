@@ -8,9 +8,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 Sampling = Literal["balanced", "pairs", "shuffled", "views"]
-"""The batches that an objective needs. `balanced`: several images of some labels. `pairs`: two
-images of many labels. `shuffled`: random images. `views`: two views of each image; each image has
-its own label."""
+"""The batches that an objective needs. `balanced`: some labels, with several images of each label.
+`pairs`: many labels, with two images of each label. `shuffled`: random images. `views`: two views
+of each image; each image has its own label."""
 
 
 class Objective(nn.Module):

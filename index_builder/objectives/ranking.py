@@ -35,8 +35,9 @@ def smooth_ap(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
 
     AP_i is the mean of R⁺/R over the positives p. R = 1 + Σ_j σ((s_ij − s_ip) / τ) sums over all
     other images j; R⁺ sums over the positives j only. Labels may have any number of images. The
-    form in pytorch-metric-learning requires sorted labels with equal numbers of images. That form
-    also uses the number of labels instead of the number of images of a label.
+    implementation in pytorch-metric-learning requires sorted labels with equal numbers of images.
+    That implementation also uses the number of labels where this function uses the number of images
+    of a label.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ class Task:
     embedding_dim : D.
     n_labels : K, number of labels of the training images.
     margin : `training.margin`.
-    generator : draws initial parameters, and samples during training.
+    generator : draws the initial parameters and, during training, the random samples.
     """
 
     embedding_dim: int
@@ -51,7 +51,7 @@ class Task:
 
 
 Maker = Callable[[Any, Task], Objective]
-"""Function that constructs an objective from its configuration table and the task."""
+"""Function that constructs an objective from the objective's configuration table and the task."""
 
 
 def _of_embeddings(loss: Callable[..., torch.Tensor], *keys: str) -> Maker:
@@ -78,7 +78,7 @@ def _triplet(c: Any, _: Task) -> Objective:  # noqa: ANN401
 
 
 def _learning(objective: Callable[..., Objective]) -> Maker:
-    """Return a constructor that calls ``objective`` with D, K, its settings and a generator."""
+    """Return a constructor that calls ``objective`` with D, K, the settings and a generator."""
     return lambda c, task: objective(
         task.embedding_dim,
         task.n_labels,
@@ -127,7 +127,7 @@ def objective_of(
     config : the table `[training]`.
     embedding_dim : D.
     n_labels : number of labels of the training images.
-    generator : draws initial parameters, and samples during training.
+    generator : draws the initial parameters and, during training, the random samples.
     """
     task = Task(embedding_dim, n_labels, config.margin, generator)
     return OBJECTIVES[config.objective.kind](config.objective, task)

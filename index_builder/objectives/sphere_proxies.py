@@ -1,8 +1,8 @@
 """Proxies as distributions on the sphere; images are points or distributions.
 
-An image's embedding z is the von Mises-Fisher distribution of direction z / ‖z‖ and concentration
-‖z‖ (Kirchhof et al. 2022, sec. 3.2): the natural parameter is the embedding itself. All values are
-computed in float64, with exact normalisers.
+The embedding z of an image represents a von Mises-Fisher distribution with direction z / ‖z‖ and
+concentration ‖z‖ (Kirchhof et al. 2022, sec. 3.2). The natural parameter of this distribution is z.
+All values are computed in float64, with exact normalisers.
 """
 
 from __future__ import annotations

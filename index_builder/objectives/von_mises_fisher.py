@@ -21,12 +21,12 @@ from model_store import sphere
 
 _N_STEPS = 513
 _REACH = 10.0
-"""Size of the table of the angle's distribution function: `_N_STEPS` points, and `_REACH` standard
+"""The table of the angle's distribution function has `_N_STEPS` points. It covers `_REACH` standard
 deviations on each side of the mode."""
 
 _SQUARED_FLOOR = 1e-12
-"""Minimum of a squared length; the square root has no derivative at zero, where two opposite
-vectors cancel."""
+"""Minimum of a squared length. The sum of two opposite vectors has length zero, where the square
+root has no derivative."""
 
 
 def log_normaliser(concentration: Tensor, dim: int) -> Tensor:
@@ -120,10 +120,10 @@ def sample_von_mises_fisher(
     """Draw S unit vectors from each distribution, with gradients in direction and concentration.
 
     The angle θ to the mean direction has the density sin^{D−2} θ exp(κ cos θ). The distribution
-    function of θ is tabulated around its mode, and θ is drawn by inverting it. The derivative of θ
-    with respect to κ is then the derivative of a quantile. Rejection sampling, as in Wood 1994 or
-    Davidson et al. 2018, has no unbiased derivative. The component orthogonal to the direction is
-    uniform.
+    function of θ is tabulated around the mode of θ, and θ is drawn by inverting it. The derivative
+    of θ with respect to κ is then the derivative of a quantile. Rejection sampling, as in Wood 1994
+    or Davidson et al. 2018, has no unbiased derivative. The component orthogonal to the direction
+    is uniform.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ def batches_of(
 
 
 def _shuffled(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield batches of ``size`` of ``n`` rows in random order; drop an incomplete last batch."""
+    """Yield ``n`` rows in random order, in batches of ``size``; drop an incomplete last batch."""
     yield from torch.randperm(n, generator=generator)[: n // size * size].view(-1, size)
 
 

@@ -1,11 +1,11 @@
 """Training in several processes, started by ``torchrun``.
 
 Every process draws the same batches and computes the features of its part of a batch. Each process
-then gathers the features of the other processes, with the gradients. From all features, it computes
-the loss of the whole batch, because a loss over pairs cannot be computed from the parts.
-`DistributedDataParallel` averages the gradients over the processes. Each process has the same loss,
-and the backward pass of the gathering sums the gradients of all processes. The average is therefore
-the gradient of the whole batch.
+then gathers the features of the other processes, with the gradients. From all features, each
+process computes the loss of the whole batch, because a loss over pairs cannot be computed from the
+parts. `DistributedDataParallel` averages the gradients over the processes. Each process has the
+same loss. In the backward pass, the features of a process get the sum of the gradients from all
+processes. The average is therefore the gradient of the whole batch.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ WARM_UP_STEPS = 100
 be as large as later ones, although the first gradients are uninformative."""
 
 PREPARED_BYTES = 2**31
-"""Maximum total size in bytes for decoding all training images once, before the training. If the
-images need more memory, each batch is decoded when it is used."""
+"""If all decoded training images need at most this many bytes, they are decoded once, before the
+training. Otherwise, each batch is decoded when it is used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class StoredEncoder(ForwardingEncoder):
 
 
 def stored(encoder: Encoder) -> StoredEncoder:
-    """Return ``encoder`` as a `StoredEncoder`; a new one has no cache."""
+    """Return a `StoredEncoder`: ``encoder`` if it is one, otherwise a new one without a cache."""
     return encoder if isinstance(encoder, StoredEncoder) else StoredEncoder(encoder)
 
 
@@ -120,7 +120,7 @@ def embed_all(encoder: Encoder, images: LabelledImages, description: str) -> Emb
 def embed_with_features(
     encoder: Encoder, images: LabelledImages, description: str, seen: Seen | None = None
 ) -> Embeddings:
-    """Return embeddings and features of all ``images``; all of them are in memory."""
+    """Return embeddings and features of all ``images``; all results are kept in memory."""
     return Embeddings.concatenate(
         [found for _, found in embedded(encoder, images, description, seen)]
     )

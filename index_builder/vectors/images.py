@@ -48,7 +48,7 @@ class ImageVectors:
     Attributes
     ----------
     compute : the network.
-    maker : text that identifies the network, and all settings that can change a vector.
+    maker : text that identifies the network and every setting that can change a vector.
     preprocessing : the preprocessing of an upright RGB image, or the shape of the input vectors.
     batch : batch size; incomplete batches are padded with black images.
     known : the cache of vectors; None for no cache.

@@ -10,7 +10,7 @@ from model_store.errors import DatasetError
 
 
 class PassedVectors:
-    """An encoder that takes its own vectors as input, instead of images.
+    """An encoder that takes rows of ``table`` as input, instead of images.
 
     Parameters
     ----------

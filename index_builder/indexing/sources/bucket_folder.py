@@ -77,7 +77,7 @@ class BucketFiles:
         return partial(_fetched, file, begun)
 
     def parquet(self) -> list[str]:
-        """Return the URLs of the data set's Parquet files; same rule as `parquet_files`."""
+        """Return the URLs of the data set's Parquet files, by the same rule as `parquet_files`."""
         for patterns in (("%/%", "%"), ("data/%/%", "data/%")):
             names = [name for (name,) in self._table.execute(_PARQUET, patterns)]
             if found := [self._url + name for name in names if not is_system_file(name)]:

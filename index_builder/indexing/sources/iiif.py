@@ -154,7 +154,7 @@ def image_url(image: Json, canvas: Json) -> str:
 def _version_and_level(service: Json) -> tuple[int, int]:
     """Return version and level of an Image API service; for another service, the version is 0.
 
-    A missing version or level is 0 too.
+    If the version or the level is missing, its value is 0.
 
     A service of level 0 has only images of listed sizes.
     """
@@ -188,8 +188,8 @@ def _metadata(resource: Json) -> dict[str, Any]:
 def _text(value: object) -> str | None:
     """Return the text that has no language, else the English text, else the first text.
 
-    In version 3, the value is ``{language: [text, …]}``. In version 2, it is a text, ``{@language,
-    @value}``, or a list of these.
+    In version 3, the value is ``{language: [text, …]}``. In version 2, the value is a text,
+    ``{@language, @value}``, or a list of these.
     """
     if isinstance(value, dict) and "@value" in value:
         return _text(value["@value"])

@@ -122,7 +122,7 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """Return the sorted Parquet files of a folder, or of ``data`` in the folder if it has none."""
+    """Return the sorted Parquet files of a folder; if it has none, of its sub-folder ``data``."""
     for pattern in ("*.parquet", "data/*.parquet"):
         found = sorted(path for path in folder.glob(pattern) if not is_system_file(path.name))
         if found:
