@@ -117,7 +117,8 @@ class Block:
     Attributes
     ----------
     number : the block's number from 0, in the order of the source.
-    ids, places : ids and places of the n images; ``places`` is empty for images in memory.
+    ids : ids of the n images.
+    places : places of the n images; empty for images in memory.
     failures : errors by id, for images that could not be fetched or have no valid id.
     """
 

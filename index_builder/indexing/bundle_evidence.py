@@ -71,8 +71,8 @@ class Evidence:
     gallery : path or URL of the source that the gallery was indexed from; None if not given.
     gallery_items : manifest of ``gallery``, if ``gallery`` is a table of vectors.
     parents : parents of labels; by default, the parents in the current calibration.
-    within : maximum distance in metres between a query and its matches; None keeps the rule of the
-        current calibration.
+    within : maximum distance in metres between a query and its matches; if None, the rule of the
+        current calibration is kept.
     """
 
     queries: str
@@ -139,8 +139,8 @@ def evaluate_bundle(
 
     Returns
     -------
-    The report of `evaluated`, and an HTML page of the report. Without ``with_page``, the page is
-    None.
+    The report of `evaluated`, and an HTML page of the report. If ``with_page`` is False, the page
+    is None.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def compare_bundles(
 
     Returns
     -------
-    The report of `compared`, and an HTML page of the report. Without ``with_page``, the page is
+    The report of `compared`, and an HTML page of the report. If ``with_page`` is False, the page is
     None.
 
     Raises

@@ -1,12 +1,12 @@
 """Chooses images of a collection to hold out: they become queries instead of gallery items.
 
 Images of a group are held out together, or they all stay in the gallery. The column ``group`` of a
-manifest defines groups; exact copies are always in the same group. Without this column, images with
-similar thumbnails (near-duplicates) form groups; vectors have no thumbnails and thus no such
-groups. About a fifth of each label's images is held out. For example, if five labels have two
-images each, two of these labels lose one image each: a fifth of the ten images. The queries of
-these labels then have only one match in the gallery. If a label has only one image or one group, no
-image is held out, because the gallery would lose the label.
+manifest defines groups; exact copies are always in the same group. If this column is missing,
+images with similar thumbnails (near-duplicates) form groups. Vectors have no thumbnails and
+therefore no such groups. About a fifth of each label's images is held out. For example, if five
+labels have two images each, two of these labels lose one image each: a fifth of the ten images. The
+queries of these labels then have only one match in the gallery. If a label has only one image or
+one group, no image is held out, because the gallery would lose the label.
 """
 
 from __future__ import annotations

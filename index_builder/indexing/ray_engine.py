@@ -38,8 +38,9 @@ class RayEngine:
     """Runs a `LocalEngine` with one decoder and one encoder in each worker of Ray Data.
 
     Ray restarts crashed workers and repeats their unfinished blocks; finished shards are kept. The
-    variable ``RAY_ADDRESS`` has the address of the cluster. Without the variable, Ray starts on
-    this machine. Workers read the files, so all machines need the collection under the same path.
+    variable ``RAY_ADDRESS`` has the address of the cluster. If the variable is not set, Ray starts
+    on this machine. Workers read the files, so all machines need the collection under the same
+    path.
 
     Parameters
     ----------

@@ -173,7 +173,7 @@ def calibration_of(
     promises : see `recalibrate_bundle`.
     drawn : randomly drawn queries that were reviewed.
     must : whether to raise an error if the bundle stores too few queries, or if the new calibration
-        is worse than ``before``. False keeps ``before`` instead.
+        is worse than ``before``. If False, ``before`` is kept instead.
     check : see `Check`.
     """
     fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}

@@ -129,7 +129,8 @@ def group_unknown(
     evidence : the queries; the true matches of the queries are ignored.
     precision : among all pairs of queries in the same group, the expected share of pairs that show
         the same identity.
-    expected_absent : expected share of queries without a match; None uses the bundle's value.
+    expected_absent : expected share of queries without a match; if None, the bundle's value is
+        used.
 
     Raises
     ------

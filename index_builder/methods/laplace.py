@@ -373,7 +373,7 @@ def _norm_correlation(
     """Return the correlation of log Σv / ‖m‖² with log ‖φ‖² / ‖m‖²; see `norm_correlation`.
 
     The correlation is computed from validation images; if there are too few, from training images.
-    None if all values are equal.
+    The result is None if all values are equal.
     """
     images = splits.validation if len(splits.validation) >= MIN_CORRELATED else splits.training
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_VALIDATION]

@@ -65,9 +65,9 @@ def aurc(uncertainties: Floats, correct: Bools) -> float:
 def augrc(uncertainties: Floats, correct: Bools) -> float:
     """Return the share of wrong answers among all queries, averaged over all coverages.
 
-    This is the area under the generalised risk coverage curve (Traub et al. 2024): risk times
-    coverage. The best value is 0. In `aurc`, an error of a very certain query dominates the mean;
-    in `augrc`, such an error does not.
+    This is the area under the generalised risk coverage curve (Traub et al. 2024). The generalised
+    risk is risk times coverage. The best value is 0. In `aurc`, an error of a very certain query
+    dominates the mean; in `augrc`, such an error does not.
     """
     coverages, risks = risk_coverage(uncertainties, correct)
     return float((coverages * risks).mean())

@@ -12,8 +12,8 @@ Bools = NDArray[np.bool_]
 def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | None:
     """Return P(a positive is larger than a negative), or None; equal values count as ½.
 
-    This is the area under the receiver operating characteristic (Hanley & McNeil 1982). None if
-    there are no positives or no negatives.
+    This is the area under the receiver operating characteristic (Hanley & McNeil 1982). The value
+    is None if there are no positives or no negatives.
     """
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - slow
 
@@ -25,8 +25,8 @@ def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
 def error_auroc(uncertainties: Floats, correct: Bools) -> float | None:
     """Return R-AUROC: P(a wrong first result is more uncertain than a correct first result).
 
-    The metric is from Kirchhof et al. 2023 (URL benchmark). None if all first results are correct
-    or all are wrong.
+    The metric is from Kirchhof et al. 2023 (URL benchmark). The value is None if all first results
+    are correct, or if all are wrong.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def auprc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
     """Return the area under the precision–recall step function, or None.
 
     This is average precision; the trapezium rule would give too large an area (Davis & Goadrich
-    2006). None if there are no positives or no negatives.
+    2006). The value is None if there are no positives or no negatives.
     """
     from sklearn.metrics import average_precision_score  # noqa: PLC0415 - slow
 
@@ -54,7 +54,7 @@ def fpr_at_tpr(
     """Return the smallest false-positive rate at a true-positive rate of ``tpr`` or more, or None.
 
     The literature on outliers calls this FPR@95. Equal values are on the same side of a threshold.
-    None if there are no positives or no negatives.
+    The value is None if there are no positives or no negatives.
     """
     if not len(values_of_positives) or not len(values_of_negatives):
         return None

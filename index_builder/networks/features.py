@@ -27,7 +27,7 @@ _CACHED_BYTES = 2**32
 """Maximum size in bytes of the features of a data set that are kept in memory (4 GiB)."""
 
 _REMEMBERED_BYTES = 2**28
-"""Maximum size in bytes of features that the steps of a build share: 256 MiB, 52,000
+"""Maximum size in bytes of features that the steps of a build share: 256 MiB, enough for 52,000
 photographs."""
 
 
@@ -66,7 +66,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
         part = images.subset(range(start, min(start + size, len(images))))
         places = [(part.read, int(row)) for row in part.rows]
         if not all(place in known for place in places):
-            with torch.no_grad():  # not around the yield: the caller needs gradients
+            with torch.no_grad():  # excludes the yield: the caller needs gradients
                 features = _computed(encoder, torch.from_numpy(part.prepared(preprocessing)))
             if len(known) + len(places) <= n_kept:
                 known.update(zip(places, features, strict=True))

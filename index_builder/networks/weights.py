@@ -32,7 +32,7 @@ _PADDING, _TENSORFLOW = "padding", "tensorflow"
 
 @dataclass(frozen=True, slots=True)
 class PretrainedWeights:
-    """Weights, and the scaling of pixels with which the weights were trained.
+    """Weights, and the scaling of pixels that the weights require.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ def needs_tensorflow_padding(source: str | None) -> bool:
 def linear_layer(weights: PretrainedWeights, n_features: int) -> tuple[Tensor, Tensor] | None:
     """Return weight (D, F) and bias (D,) of the only linear layer on F features.
 
-    None if there is no such layer, or more than one.
+    Returns None if there is no such layer, or if there are several.
     """
     found = [
         name.removesuffix(".weight")
@@ -148,8 +148,8 @@ def save_checkpoint(state: Mapping[str, Tensor], path: Path, weights: str | None
 
     Parameters
     ----------
-    weights : the initial weights of the trunk. These weights determine the padding, which is
-        written as metadata because no tensor contains it.
+    weights : the initial weights of the trunk. These weights determine the padding. The padding is
+        written as metadata, because no tensor contains it.
     """
     padding = _TENSORFLOW if needs_tensorflow_padding(weights) else "torch"
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}

@@ -102,7 +102,8 @@ def simplified_pairwise_cross_entropy(embeddings: Tensor, labels: Tensor) -> Ten
     """Cross-entropy of a classifier with weights θ_k = 1/n Σ_{j: y_j = k} z_j.
 
     −1/n² Σ_{i, j: y_i = y_j} z_i·z_j + 1/n Σ_i log Σ_k exp(1/n Σ_{j: y_j = k} z_i·z_j) (Boudiaf et
-    al. 2020, Eq. 15). k runs over the labels of the batch. The sums include pairs of an image with itself.
+    al. 2020, Eq. 15). k runs over the labels of the batch. The sums include pairs of an image with
+    itself.
 
     Parameters
     ----------

@@ -28,12 +28,12 @@ class HedgedInstanceLoss(Objective):
 
     A pair of images has the loss −log P(match) if both have the same label, otherwise −log P(no
     match). The loss is the average of two means: the mean over pairs with the same label, and the
-    mean over all other pairs. ``kl_weight`` times the divergence of a pair's embeddings from N(0,
-    I) is added. P(match) is the mean of σ(−a d + b) over K² pairs of samples: each of the K samples
-    of one image is paired with each of the K samples of the other image. The slope a > 0 and the
-    offset b are learned. Samples are normalised as in a search, so d is a distance on the unit
-    sphere; in Oh et al., samples are not normalised. An uncertain image has an embedding whose mean
-    is short relative to its standard deviation.
+    mean over all other pairs. The loss also includes ``kl_weight`` times the divergence of a pair's
+    embeddings from N(0, I). P(match) is the mean of σ(−a d + b) over K² pairs of samples: each of
+    the K samples of one image is paired with each of the K samples of the other image. The slope a
+    > 0 and the offset b are learned. Samples are normalised as in a search, so d is a distance on
+    the unit sphere; in Oh et al., samples are not normalised. An uncertain image has an embedding
+    whose mean is short relative to its standard deviation.
 
     Parameters
     ----------

@@ -24,8 +24,8 @@ class Objective(nn.Module):
     holds_prior : whether the loss includes the prior of the last layer. If it does, the last layer
         has no weight decay.
     sampling : the batches that the objective needs.
-    learning_rate : peak learning rate of the objective's parameters; None uses the learning rate of
-        the encoder.
+    learning_rate : peak learning rate of the objective's parameters; if None, the learning rate of
+        the encoder is used.
     """
 
     holds_prior: bool = False

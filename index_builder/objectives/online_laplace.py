@@ -26,7 +26,7 @@ from index_builder.posteriors.laplace.targets import TargetScaling, anchor_targe
 
 
 class OnlineLaplaceLoss(Objective):
-    """The contrastive loss of the last layer, or the mean loss of layers from the posterior.
+    """The contrastive loss, averaged over last layers that are drawn from the posterior.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class OnlineLaplaceLoss(Objective):
     approximation, split : see `Approximation` and `Split`.
     scaling : weighting of the pairs, see `TargetScaling`.
     memory_factor, prior_precision, initial_precision : see `OnlineLaplace`.
-    n_samples : number of layers drawn at each step; 0 uses the last layer itself.
+    n_samples : number of layers drawn at each step; if 0, the last layer itself is used.
     generator : draws the layers.
     """
 

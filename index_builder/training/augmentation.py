@@ -23,13 +23,13 @@ class Augmentation:
 
     Attributes
     ----------
-    mirrored : (B,) whether each image is mirrored; None without mirroring.
+    mirrored : (B,) whether each image is mirrored; None if no image is mirrored.
     offsets : (2, B) vertical and horizontal shift in pixels plus ``most``, in [0, 2 ``most``]. None
-        without shifts.
+        if no image is shifted.
     most : maximum shift in pixels, in either direction.
     boxes : (B, 4) crops: share of height and of width, then vertical and horizontal position of the
-        centre from −1 to 1; None without crops.
-    lights : (B, 3) factors of brightness, contrast and saturation; None without colour changes.
+        centre from −1 to 1; None if no image is cropped.
+    lights : (B, 3) factors of brightness, contrast and saturation; None if no colours change.
     """
 
     mirrored: Tensor | None

@@ -43,7 +43,7 @@ class Group:
         return self.rank == 0
 
     def part(self, rows: Tensor) -> Tensor:
-        """Return the positions (P,) in ``rows`` (B,) for which this process computes the features.
+        """Return positions (P,) in ``rows`` (B,): this process computes the features of these rows.
 
         The gathering needs the same P in all processes, so missing positions are filled with the
         last row.

@@ -29,7 +29,7 @@ FeatureSource = Callable[[Tensor], Tensor]
 
 WARM_UP_STEPS = 100
 """Number of warm-up steps, at most a tenth of all steps. Without warm-up, AdamW's first steps would
-be as large as later ones, although the first gradients are uninformative."""
+be as large as later steps, although the first gradients are uninformative."""
 
 PREPARED_BYTES = 2**31
 """If all decoded training images need at most this many bytes, they are decoded once, before the

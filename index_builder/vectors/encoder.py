@@ -40,8 +40,8 @@ class StoredEncoder(ForwardingEncoder):
     ----------
     encoder : an encoder that uses one thread, see `open_encoder`.
     known : the cache of vectors; None for no cache.
-    halves : trunk and head of the encoder. With ``halves``, the cache holds features of the trunk
-        instead of embeddings.
+    halves : trunk and head of the encoder. If given, the cache holds features of the trunk instead
+        of embeddings.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """An encoder as two graphs: a trunk that is not trained, and a head.
 
-The trunk maps images to features, and the head maps features to embeddings. A build has the trunk
-before it has the encoder. The features of an image are therefore computed once for the last layer,
-the posterior, the gallery and the calibration. ONNX Runtime computes the features. ONNX Runtime
-takes a third of torch's time, and the results are bit-identical for any number of threads.
+The trunk maps images to features, and the head maps features to embeddings. In a build, the trunk
+exists before the head. The features of an image are therefore computed once for the last layer, the
+posterior, the gallery and the calibration. ONNX Runtime computes the features. ONNX Runtime takes a
+third of torch's time, and the results are bit-identical for any number of threads.
 """
 
 from __future__ import annotations

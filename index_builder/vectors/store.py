@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS vectors (
 _KNOWN = "SELECT vector, checksum FROM vectors WHERE maker = ? AND content = ?"
 
 MOST_BYTES = 2**30
-"""Default maximum size of the vectors in bytes: 200,000 photographs with MobileNetV2."""
+"""Default maximum size of the vectors in bytes: enough for 200,000 photographs with MobileNetV2."""
 
 
 class VectorFile:

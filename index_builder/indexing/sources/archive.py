@@ -31,7 +31,7 @@ _CHUNK = 2**20
 
 @dataclass(slots=True)
 class _Sample:
-    """Consecutive files of a tar whose names are equal up to the first dot.
+    """Consecutive files of a tar with names that are equal up to the first dot.
 
     Attributes
     ----------

@@ -54,7 +54,7 @@ class BucketFiles:
             (
                 (one.key.removeprefix(prefix), one.size, one.changed_ns, one.version)
                 for one in storage.listed(folder)
-                if not one.key.endswith("/")  # this key stands for an empty folder
+                if not one.key.endswith("/")  # this is the key of an empty folder
             ),
         )
 

@@ -27,7 +27,7 @@ class CocoAnnotations:
     ----------
     name, content : name of the file, and its parsed JSON.
     places : the folder that must contain all images.
-    labelled : True uses categories as labels; False stores categories as metadata.
+    labelled : if True, categories are used as labels; if False, they are stored as metadata.
     """
 
     name: str

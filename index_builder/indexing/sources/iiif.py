@@ -47,7 +47,7 @@ class IiifManifest:
     Attributes
     ----------
     name, content : name of the file, and its parsed JSON.
-    labelled : True uses labels; False stores labels as metadata.
+    labelled : if True, labels define the classes; if False, labels are stored as metadata.
     """
 
     name: str

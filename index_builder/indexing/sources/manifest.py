@@ -55,8 +55,8 @@ class ImageManifest:
 
     Attributes
     ----------
-    labelled : True uses labels. False makes each image its own class, and stores the label as
-        metadata.
+    labelled : if True, labels define the classes. If False, each image is its own class, and the
+        label is stored as metadata.
     texts : columns that are always read as text; see `lines_of`.
     """
 

@@ -53,8 +53,9 @@ def open_source(
     ----------
     root : folder or URL that must contain all images; paths in a manifest are relative to it. By
         default, the manifest's own folder.
-    labelled : True uses labels; False stores the labels of a manifest as metadata. In a folder or
-        an archive, the label of an image is the first sub-folder in the path.
+    labelled : if True, labels define the classes; if False, the labels of a manifest are stored as
+        metadata. In a folder or an archive, the label of an image is the first sub-folder in the
+        path.
     storage : reads remote files.
     texts : columns of a manifest that are always read as text; see `lines_of`.
 

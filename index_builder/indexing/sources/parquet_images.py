@@ -38,7 +38,7 @@ class ParquetImages:
     Attributes
     ----------
     paths : the Parquet files, in order.
-    labelled : True uses labels; False stores labels as metadata.
+    labelled : if True, labels define the classes; if False, labels are stored as metadata.
     folder : folder of the files; all other files in the folder are reported as left out. None if
         the source is a file.
     """
@@ -87,7 +87,7 @@ class ParquetImages:
         unpacked = scratch / f"{digest[:16]}{UNPACKED}"
         if unpacked.exists():
             return unpacked
-        for left in scratch.glob(f"*{UNPACKED}"):  # files of changed or removed inputs
+        for left in scratch.glob(f"*{UNPACKED}"):  # made from older inputs
             left.unlink()
         with unpacking(unpacked, ", ".join(path.name for path in self.paths[:3])) as write:
             for path in self.paths:

@@ -89,7 +89,8 @@ class LocalPlaces:
     def _alike(self, name: str) -> str | None:
         """Return the existing path that differs from ``name`` only in spelling.
 
-        None if there is no such path, or more than one. Only the folder ``start`` is searched.
+        Returns None if there is no such path, or if there are several. Only the folder ``start`` is
+        searched.
         """
         parts = PurePosixPath(name.replace("\\", "/")).parts
         found = PurePosixPath()
@@ -143,8 +144,8 @@ def _names_in(folder: Path) -> dict[str, list[str]]:
 class RemotePlaces:
     """A folder in a bucket or on the web.
 
-    A manifest from the web is untrusted. So the manifest's URLs must not name a bucket: this
-    machine could read the bucket with the owner's credentials.
+    A manifest from the web is untrusted. So the manifest's URLs must not name a bucket. Otherwise,
+    this machine could read the bucket with the owner's credentials.
     """
 
     def __init__(self, root: str) -> None:

@@ -76,7 +76,7 @@ class VectorSource:
     def labelled_vectors(self) -> LabelledImages:
         """Return the rows with their labels, for training; equal rows form a group.
 
-        A row whose mean is zero is left out, with a message.
+        If the mean of a row is zero, the row is left out, and a message is shown.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class VectorSource:
 
 
 def _groups(entries: list[Entry], rows: Pixels) -> tuple[str, ...] | None:
-    """Return the group of each row; equal rows form a group. None if each group has one row."""
+    """Return the group of each row, or None if each group has one row; equal rows form a group."""
     digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in rows]
     names = tuple(entry.group or digest for entry, digest in zip(entries, digests, strict=True))
     return names if len(set(names)) < len(names) else None
