@@ -104,8 +104,8 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
     multiplied by (C + λ I)^-½, and the D directions with the largest variance over all images are
     kept. λ is the mean eigenvalue of C. If there are fewer images than features, most eigenvalues
     are estimated as zero, and dividing by them would amplify noise. Features are not centred,
-    because their mean is informative. Keeping the mean improves cosines for labels that are not in
-    the training data.
+    because their mean is informative. Keeping the mean improves the comparison of images by cosine
+    for labels that are not in the training data.
 
     At most N / 2 directions are kept, because each further direction would depend on a few images
     only. The other rows of W are zero.

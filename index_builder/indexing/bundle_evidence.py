@@ -105,7 +105,7 @@ def calibrate_bundle(
     Parameters
     ----------
     promises : error bounds by their names in `CalibrationConfig`. A bound that is not given keeps
-        its current value; in a bundle without calibration, it gets the default.
+        its current value; in a bundle without calibration, the bound gets its default.
     check : see `Check`.
 
     Raises

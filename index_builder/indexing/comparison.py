@@ -128,7 +128,7 @@ def _drawn(side: Side, row: int) -> dict[str, Any]:
 
 
 def _rows_of_both(old: Side, new: Side) -> Iterator[tuple[int, int]]:
-    """Yield the old row and the new row of each query that both sides have, in the new order."""
+    """Yield the old and the new row of each query that both sides have, in the order of ``new``."""
     rows = old.row_of()
     for name, row in new.row_of().items():
         if name in rows:

@@ -55,7 +55,7 @@ class Decoders(Protocol):
 
 
 class DecoderThreads:
-    """Decoders that are threads: for images in memory, or if ``prepare`` cannot be pickled."""
+    """Decoders that run in threads; for images in memory, or if ``prepare`` cannot be pickled."""
 
     def __init__(self, prepare: Prepare, n: int) -> None:
         self._prepare = prepare

@@ -283,7 +283,7 @@ def read_again(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:
 
 
 def decode_again(data: bytes, box: Box | None, smallest_side: int | None) -> NDArray[np.uint8]:
-    """Decode the bytes of an indexed image; with ``box``, return only this part."""
+    """Decode the bytes of an indexed image; if ``box`` is given, return only this part."""
     return _pixels(data, _UNLIMITED, box, smallest_side)
 
 

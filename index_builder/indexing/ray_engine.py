@@ -108,7 +108,7 @@ class RayEngine:
 
 
 def _join(n: int) -> None:
-    """Connect to the cluster in ``RAY_ADDRESS``; without the variable, start ``n`` workers here."""
+    """Connect to the cluster in ``RAY_ADDRESS``; if it is not set, start ``n`` workers here."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if "RAY_ADDRESS" in os.environ:
         ray.init(**quiet)

@@ -57,7 +57,7 @@ def write_losses(work: Work, losses: Mapping[str, Sequence[str]]) -> None:
 
 
 def counted(losses: Mapping[str, Sequence[str]]) -> str:
-    """Return a text: number of images with losses, and the three most frequent losses."""
+    """Describe as text how many images have losses, and the three most frequent losses."""
     counts = Counter(sentence for said in losses.values() for sentence in said)
     shown = [f"{n:,} × {sentence.rstrip('.')}" for sentence, n in counts.most_common(3)]
     return f"{len(losses):,}" + (f": {'; '.join(shown)}" if shown else "")

@@ -76,6 +76,6 @@ class Method(ABC):
     def assemble(
         self, encoders: Sequence[MetricEncoder], posterior: Posterior
     ) -> ProbabilisticEncoder:
-        """Return the module for export: images to mean, variance and features."""
+        """Return the module for export, which maps images to mean, variance and features."""
         (encoder,) = encoders
         return ProbabilisticEncoder(encoder, posterior)

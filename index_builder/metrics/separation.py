@@ -51,7 +51,7 @@ def auprc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
 def fpr_at_tpr(
     values_of_positives: Floats, values_of_negatives: Floats, tpr: float = 0.95
 ) -> float | None:
-    """Return the smallest false-positive rate at a true-positive rate of ``tpr`` or more, or None.
+    """Return the smallest false-positive rate at a true-positive rate of at least ``tpr``.
 
     The literature on outliers calls this FPR@95. Equal values are on the same side of a threshold.
     The value is None if there are no positives or no negatives.

@@ -31,7 +31,7 @@ _POOLINGS: Mapping[PoolingName, Callable[[], nn.Module]] = {
     "gem": GeneralisedMeanPooling,
 }
 CLASSIFIERS = ("fc.", "classifier.", "heads.", "aux1.", "aux2.")
-"""Prefixes of the parameters of torchvision's classifiers, which a trunk does not use."""
+"""Name prefixes of classifier parameters in torchvision's models; a trunk does not use them."""
 
 
 class TorchvisionTrunk(Trunk):

@@ -52,7 +52,7 @@ def log_normaliser(concentration: Tensor, dim: int) -> Tensor:
 def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
     """Return A_D(κ), once differentiable: its gradient is A_D'(κ) = 1 − A² − (D − 1) A / κ.
 
-    Parameters, returns and errors as `log_normaliser`.
+    Parameters, result and errors are as in `log_normaliser`.
     """
     value: Tensor = _MeanResultantLength.apply(concentration, dim)
     return value
@@ -61,7 +61,7 @@ def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
 def kl_divergence_to_uniform(concentration: Tensor, dim: int) -> Tensor:
     """Return KL(p ‖ uniform) = κ A(κ) + log C(κ) − log C(0), in nats.
 
-    Parameters, returns and errors as `log_normaliser`; gradient κ A_D'(κ).
+    Parameters, result and errors are as in `log_normaliser`; the gradient is κ A_D'(κ).
     """
     value: Tensor = _KLDivergenceToUniform.apply(concentration, dim)
     return value

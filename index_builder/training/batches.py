@@ -70,10 +70,10 @@ def balanced_batches(
 
 
 def _dealt(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield endless draws of ``size`` rows; if ``rows`` is shorter, each draw has all rows.
+    """Yield endless draws of ``size`` rows; if there are fewer ``rows``, each draw has all of them.
 
     The order is random; no row is repeated before all rows have occurred. A row cannot occur twice
-    in a batch, because it would be its own positive.
+    in a batch, because the row would be its own positive.
     """
     size = min(size, len(rows))
     left = rows[:0]

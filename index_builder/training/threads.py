@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 FEW = 10_000
-"""Maximum number of images for computing with one thread."""
+"""Maximum number of images that are computed with one thread."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""An encoder file for vectors that another system computes; it returns its input.
+"""An encoder file for vectors that another system computes; the encoder returns its input.
 
 Galleries, calibrations and caches refer to this file as to any other encoder.
 """

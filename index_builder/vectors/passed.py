@@ -1,4 +1,4 @@
-"""Adapter for vectors that were computed earlier: it returns them as an encoder would."""
+"""Returns vectors that were computed earlier, with the interface of an encoder."""
 
 from __future__ import annotations
 
