@@ -47,7 +47,7 @@ class DropoutPosterior:
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean and variance of the embedding, (B, D) each, for one pass.
 
-        The mean has unit length. The pass computed ``features`` (B, F).
+        The mean has unit length. ``features`` (B, F) come from this pass.
         """
         embedding = torch.addmm(self.bias, features, self.weight.T)
         length = embedding.norm(dim=1, keepdim=True).clamp_min(_SHORTEST)

@@ -15,7 +15,7 @@ from model_store.encoder.contract import EncoderInput
 
 
 class ProbabilisticEncoder(nn.Module):
-    """An encoder with one network; the posterior takes the features of one pass."""
+    """An encoder with one network; its posterior needs the features of only one pass."""
 
     def __init__(self, encoder: MetricEncoder, posterior: Posterior) -> None:
         super().__init__()

@@ -61,8 +61,9 @@ class EnsembleFit:
     Attributes
     ----------
     posterior
-    agreement : for each member, the mean cosine to the first member's embeddings of the training
-        images, before and after the rotation.
+    agreement : for each member, the mean cosine between the member's embeddings and the first
+        member's embeddings of the training images. The first value is before the rotation, the
+        second value is after the rotation.
     """
 
     posterior: EnsemblePosterior

@@ -119,7 +119,7 @@ def positives_curvature(
 def fixed_pull(
     z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split, margin: float
 ) -> Tensor:
-    """Return a sum over the partners j of each image i, from which `own_terms` computes `fixed`.
+    """Return, for each image i, a sum over its partners j; `own_terms` needs it for `fixed`.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def arccos_own_terms(z: Tensor, partners: Tensor) -> Tensor:
 def _inside_margin_sums(
     z: Tensor, labels: Tensor, margin: float, *, with_directions: bool
 ) -> Tensor:
-    """For each row, count the rows of other labels inside the margin, or sum their z_j.
+    """For each row i, count the rows j of other labels inside the margin, or add up their z_j.
 
     ‖z_i - z_j‖ ≤ m is equivalent to z_iᵀ z_j ≥ 1 - m²/2. The rows are sorted by label, so that
     pairs of one label form rectangles. The comparison is symmetric, so each block is also used
@@ -261,7 +261,7 @@ def coordinates_of(z: Tensor) -> Tensor:
 
 
 def _class_sums(z: Tensor, labels: Tensor) -> Tensor:
-    """Return, for each row, the sum of z over all rows of its label: (N, D)."""
+    """Return, for each row, the sum of z over the rows with the same label: (N, D)."""
     values, inverse = torch.unique(labels, return_inverse=True)
     return z.new_zeros(len(values), z.shape[1]).index_add_(0, inverse, z)[inverse]
 

@@ -77,7 +77,7 @@ class Curvature:
         return float((self._entries() == 0).double().mean())
 
     def prior_share(self, prior_precision: float) -> float:
-        """Return the prior's share of the precision, summed over the weights."""
+        """Return the prior's share of the total precision of all weights."""
         return prior_precision / (prior_precision + self.mean)
 
     def log_determinant(self, prior_precision: float) -> float:

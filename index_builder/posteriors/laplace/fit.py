@@ -45,7 +45,7 @@ LaplacePosterior = LastLayerPosterior | KroneckerPosterior
 
 @dataclass(frozen=True, slots=True)
 class LaplaceFit:
-    """A fitted posterior with its prior and temperature, and the criteria that chose these two.
+    """A fitted posterior, its prior and its temperature, with the criteria for both choices.
 
     Attributes
     ----------
@@ -110,11 +110,11 @@ class LaplaceFit:
 
     @property
     def prior_share(self) -> float:
-        """The prior's share of the precision, summed over the weights."""
+        """The prior's share of the total precision of all weights."""
         return (self.curvature * self.data_scale).prior_share(self.prior_precision)
 
     def summary(self) -> dict[str, float]:
-        """Mean, largest value and share of zeros of H."""
+        """Mean and largest value of H, and the share of H that is zero."""
         return {
             "mean": self.curvature.mean,
             "largest": self.curvature.largest,

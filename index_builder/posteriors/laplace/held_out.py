@@ -1,12 +1,13 @@
 """Choose the prior and the temperature of a posterior by cross-validation over labels and images.
 
-The labels form four folds. For each fold, a posterior is fitted without the labels of the fold. A
-last layer with a closed form is also fitted again. Images of the left-out labels are absent
-queries; held-out images of the other labels are queries with a match. The uncertainty of a query is
-the standard deviation of its similarity to the nearest item. Two AUROCs measure how well this
-uncertainty detects wrong first results and absent queries. The score of a prior is the sum of the
-two AUROCs. The temperature hardly changes an AUROC. The score of a temperature therefore measures
-how well sampled neighbours predict the label of a query (see `votes`).
+The labels form four folds. For each fold, a posterior is fitted without the labels of the fold. If
+the last layer has a closed form, the last layer is also fitted again for each fold. Images of the
+left-out labels are absent queries; held-out images of the other labels are queries with a match.
+The uncertainty of a query is the standard deviation of its similarity to the nearest item. Two
+AUROCs measure how well this uncertainty detects wrong first results and absent queries. The score
+of a prior is the sum of the two AUROCs. The temperature hardly changes an AUROC. The score of a
+temperature therefore measures how well sampled neighbours predict the label of a query (see
+`votes`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ FRACTIONS = {"kronecker": (30.0, 3.0, 0.3, 0.03), "diagonal": (0.01, 0.1, 1.0, 0
 """Candidate prior precisions, relative to the mean curvature, in order of preference."""
 
 LEAST_GAIN = 0.01
-"""Validation chooses the most preferred prior whose sum of AUROCs is at most this much below the
-largest sum. The value is about one standard error on five data sets."""
+"""A prior is good enough if its sum of AUROCs is at most this much below the largest sum.
+Validation chooses the first prior, in order of preference, that is good enough. The value is about
+one standard error on five data sets."""
 
 SPREADS = np.logspace(2, -4, 13)
 """Candidate spreads, largest first. A spread is the median of Σ_d v_d / ‖m‖² over the queries; each
@@ -49,8 +51,9 @@ MIN_LABELS = 6
 """If there are fewer labels than this number, no fold leaves out labels."""
 
 MIN_IMAGES = 3
-"""The images of a label can be queries if the label has at least this number of images: one query
-and a positive pair. A fold is skipped if its gallery has fewer images than this number."""
+"""The images of a label can be queries if the label has at least this number of images: one query,
+and two images for a positive pair. A fold is skipped if its gallery has fewer images than this
+number."""
 
 MIN_QUERIES = 30
 
@@ -58,8 +61,8 @@ N_IMAGES = 1000
 """Maximum number of training images in the folds, and maximum number of validation images."""
 
 N_NEIGHBOURS, LEAST_SPREAD = 10, 1e-6
-"""The fit of the pair correlation uses this number of nearest items of each query, and at least
-this variance of the similarities."""
+"""Two numbers for the fit of the pair correlation: how many nearest items of each query are used,
+and the minimum variance of the similarities."""
 
 N_QUERIES = 400
 """Maximum number of queries in a fold."""
@@ -238,8 +241,8 @@ class _Asked:
     def votes(self, variance: Tensor, temperatures: Sequence[float], seed: int) -> Tensor:
         """Return how many of `N_SAMPLES` samples vote for the query's true label, (T, n).
 
-        The product of noise and gallery is computed only once; each temperature scales this
-        product.
+        The product of noise and gallery is computed only once, and then scaled for each
+        temperature.
         """
         n = len(self.is_right)
         directions = functional.normalize(self.mean[:n])

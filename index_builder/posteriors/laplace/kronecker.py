@@ -44,7 +44,7 @@ from torch.nn import functional
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 
 _LOST = 0.01
-"""Maximum relative change of a variance by dropping eigenvectors."""
+"""Maximum relative change of a variance when eigenvectors are dropped."""
 
 _SCALE_POWER = 0.8
 """Exponent of A_ff in t_f. With exponent 1, the unit of a feature has no effect; with exponent 0,
@@ -64,12 +64,12 @@ MAX_RANK = 512
 """Maximum number of feature directions in a basis."""
 
 _JOINED_RANK = 256
-"""Maximum number of feature directions of a sum during training; the cost is quadratic in this
-number."""
+"""Maximum number of feature directions when traces with different bases are added in training. The
+cost is quadratic in this number."""
 
 PriorScale = Literal["features", "isotropic"]
-"""Whether the prior precision of a weight is scaled by the curvature of its feature, or is equal
-for all weights."""
+"""`features`: the curvature of a feature scales the prior precision of the feature's weights.
+`isotropic`: the prior precision is equal for all weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class PartialTraces:
         )
 
     def __add__(self, other: PartialTraces) -> PartialTraces:
-        """Add the traces; for different bases, keep only the `_JOINED_RANK` largest eigenvalues."""
+        """Add the traces; if the bases differ, keep only the `_JOINED_RANK` largest eigenvalues."""
         if self.basis is other.basis:
             features, basis = self.features + other.features, self.basis
         else:
@@ -227,7 +227,7 @@ class KroneckerCurvature:
         return zero / len(self.directions)
 
     def prior_share(self, prior_precision: float) -> float:
-        """Return π, the prior's share of the precision, summed over the weights."""
+        """Return π, the prior's share of the total precision of all weights."""
         return prior_precision / (prior_precision + self.mean)
 
     def log_determinant(self, prior_precision: float) -> float:

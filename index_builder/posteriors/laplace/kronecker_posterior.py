@@ -149,14 +149,15 @@ class KroneckerPosterior:
 
 
 _COLUMNS = 16
-"""The vector of a matrix-vector product is repeated in this number of columns."""
+"""A matrix with this number of equal columns replaces the vector in a matrix-vector product."""
 
 
 def _weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
     """Return ``values`` (B, K) @ ``weights`` (K,), with the same rounding for any batch size.
 
     ONNX Runtime changes the order of summation if a batch has one image, or if a matrix is
-    multiplied by a vector. In a product of two matrices, the order is the same for every row. The
-    variance of an image therefore does not depend on its batch.
+    multiplied by a vector. In a product of two matrices, the order of summation is the same for
+    every row. A matrix of equal columns therefore replaces the vector. The variance of an image
+    then does not depend on its batch.
     """
     return (values @ weights[:, None].expand(-1, _COLUMNS).contiguous())[:, 0]

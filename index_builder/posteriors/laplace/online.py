@@ -1,4 +1,7 @@
-"""Online Laplace: a running average of the curvature, and sampled layers during training."""
+"""Online Laplace: training computes a running average of the curvature.
+
+Training can also draw last layers from the posterior.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ class OnlineLaplace(Generic[Sum]):
 
     @property
     def curvature(self) -> FeltCurvature:
-        """The curvature of the data, ≥ 0, with the data scale.
+        """`average`, with negative values set to zero.
 
         The prior precision is equal for all features, as in training.
         """
@@ -97,7 +100,7 @@ class OnlineLaplace(Generic[Sum]):
         return self.curvature.posterior(weight, bias, self.prior_precision)
 
     def drawn_from(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior | KroneckerPosterior:
-        """Return the posterior from which layers are drawn.
+        """Return the posterior that draws layers during training.
 
         This posterior is narrower than `posterior`, because its precision includes the decayed
         initial precision.
@@ -147,8 +150,9 @@ def online_step(
     This is Warburg et al. 2023, Eq. 67-70, corrected: the step follows the negative gradient, and
     the objective includes the prior. The objective is E_q[L(θ)] + prior_precision ‖θ‖² / (2
     data_scale), where q is the current posterior. The expectation over q has two forms. The point
-    form evaluates the loss L at θ, the mean of q. The expectation form averages L over layers drawn
-    from q; the gradient flows to the mean of q. G is computed at the same layers as L.
+    form evaluates the loss L at θ, the mean of q. The expectation form draws layers from q, and
+    averages L over these layers. The gradient flows to the mean of q. G is computed at the same
+    layers as L.
 
     Parameters
     ----------
@@ -158,7 +162,8 @@ def online_step(
     weight, bias : (D, F), (D,); the parameters of the layer.
     margin, approximation, split, drawn : as in `minibatch_curvature`.
     loss : L, a function of embeddings (B, D) and labels; None for `minibatch_loss`. The curvature
-        is always that of `minibatch_loss`, whose positive term has the same minima.
+        is always the curvature of `minibatch_loss`. The positive term of `minibatch_loss` has the
+        same minima as L.
     n_samples : number of layers to draw; 0 for the point form.
     generator : draws the layers; required for the expectation form.
 

@@ -50,7 +50,8 @@ def pair_curvature(
         outside.
     approximation, split : see `Approximation` and `Split`.
     anchored : whether a pair counts twice for its first image and not for its second image, as in
-        `fixed_curvature`. True is possible only for `fixed`, because `fixed` has no joint terms.
+        `fixed_curvature`. It must be False unless ``approximation`` is `fixed`: only `fixed` has no
+        joint terms.
     """
     y = weights_between(len(features), first, second, targets, approximation, anchored=anchored)
     h = torch.addmm(bias, features, weight.T)
@@ -79,8 +80,8 @@ def weights_between(
 ) -> Tensor:
     """Return the weights of all pairs of images, (B, B), with a zero diagonal.
 
-    If a pair occurs several times, its weights are added. Entry (i, j) is the weight of image i
-    with partner j. The matrix is symmetric unless ``anchored``.
+    If a pair occurs several times, its weights are added. Entry (i, j) is the weight of the pair
+    with anchor i and partner j. The matrix is symmetric unless ``anchored``.
     """
     if anchored and approximation != "fixed":
         raise ValueError(f"{approximation=} has joint terms of a pair: it cannot be anchored")

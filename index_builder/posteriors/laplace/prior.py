@@ -16,8 +16,8 @@ FeltCurvature = Curvature | KroneckerCurvature
 """A non-negative curvature; together with a prior, it gives the precision of the posterior."""
 
 PRIOR_FRACTION = {"kronecker": 3.0, "diagonal": 0.01}
-"""Default prior precision divided by the mean curvature, see `relative_prior_precision`. With
-Kronecker factors, a few feature directions have a curvature of many times the mean curvature. With
+"""Default ratio of the prior precision to the mean curvature, see `relative_prior_precision`. With
+Kronecker factors, the curvature of a few feature directions is many times the mean curvature. With
 a diagonal, the weights have similar curvatures."""
 
 _BISECTIONS = 60
@@ -36,7 +36,7 @@ precision."""
 
 @dataclass(frozen=True, slots=True)
 class PriorSearch:
-    """The candidates of a search and their values.
+    """The candidates of a search, and the value of each candidate.
 
     Attributes
     ----------
@@ -51,8 +51,8 @@ class PriorSearch:
     def best(self) -> float:
         """The first candidate with the largest value.
 
-        All values are equal if the spread of the posterior changes no validation result. Candidates
-        are therefore in order of preference, the widest posterior first.
+        If the spread of the posterior does not affect the validation results, all candidates have
+        the same value. Candidates are therefore in order of preference, the widest posterior first.
         """
         return self.candidates[self.values.index(max(self.values))]
 
@@ -140,7 +140,7 @@ def tune_prior_precision(curvature: FeltCurvature, weight: Tensor, bias: Tensor)
 def evidence_curve(
     curvature: FeltCurvature, weight: Tensor, bias: Tensor, prior_precision: float
 ) -> PriorSearch:
-    """Return the log marginal likelihood near a prior precision, at two values for each decade."""
+    """Return the log evidence of precisions around ``prior_precision``, two for each decade."""
     factors = np.logspace(-_DECADES, _DECADES, 4 * _DECADES + 1)
     candidates = tuple(float(prior_precision * factor) for factor in factors)
     values = (log_marginal_likelihood(curvature, weight, bias, value) for value in candidates)

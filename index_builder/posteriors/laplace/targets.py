@@ -15,16 +15,16 @@ TargetScaling = Literal["per_anchor", "global"]
 
 `per_anchor`: A is the set of anchors that have a positive. The weights of an anchor's positives sum
 to 1 / |A|, and the weights of the anchor's negatives sum to -1 / |A|. The proof of Prop. F.3 of
-Warburg et al. 2023 uses these weights, with which `fixed` cannot be negative. `global`: Eq. 13,
-every positive pair has the weight 1 / |D²pos| and every negative pair -1 / |D²neg|. With these
-weights, large classes dominate, and `fixed` can be negative for images of small classes. The two
-scalings are equal for classes of equal size. Both scalings leave out pairs of an image with
+Warburg et al. 2023 uses these weights. With these weights, `fixed` cannot be negative. `global`
+(Eq. 13): every positive pair has the weight 1 / |D²pos|, and every negative pair has the weight -1
+/ |D²neg|. Large classes then dominate, and `fixed` can be negative for images of small classes. The
+two scalings are equal for classes of equal size. Both scalings leave out pairs of an image with
 itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorTargets:
-    """Targets of all pairs (i, j), j ≠ i, of a data set; a target depends on the anchor i only.
+    """Targets of all pairs (i, j), j ≠ i, of a data set: two values for each anchor i.
 
     Attributes
     ----------
@@ -89,14 +89,15 @@ def anchor_targets(labels: Tensor, scaling: TargetScaling, dtype: torch.dtype) -
 
 
 def minibatch_targets(is_positive: Tensor, is_inside: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return targets of a minibatch's pairs for estimating sums over the data set.
+    """Return targets that estimate sums over the data set from the pairs of a minibatch.
 
     The targets are Warburg et al. 2023, Eq. 20, times the factor |D²| / |B| of Eq. 21. A positive
     pair has the target 1 / |B_pos|, a negative pair inside the margin -1 / |B_neg|. |B_neg| also
-    counts the negative pairs outside the margin. The targets estimate sums of `global` without bias
-    under two conditions. Positive and negative pairs are each drawn uniformly. The number of
-    positive pairs and the number of negative pairs are the same in all minibatches. A sampler that
-    draws labels, and then n images of each label, fulfils the conditions for classes of equal size.
+    counts the negative pairs outside the margin. The estimates for `global` are unbiased under two
+    conditions. First, positive pairs and negative pairs are each drawn uniformly. Second, all
+    minibatches have the same number of positive pairs and the same number of negative pairs. If the
+    classes have equal size, a sampler that draws labels, and then n images of each label, fulfils
+    both conditions.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ def vote_log_likelihood(
     of the true label is its share of the votes, after adding one vote for the label and one vote
     against the label (Laplace's rule). The criterion is a proper scoring rule: it is largest if the
     spread of the samples fits the frequency of errors. If the posterior is too wide, the votes are
-    random. If the posterior is too narrow, all samples vote for one label, also when the label is
+    random. If the posterior is too narrow, all samples vote for one label, even if this label is
     wrong. An area under a ROC curve cannot choose the temperature, because the area does not depend
     on the scale of the uncertainties.
 
