@@ -234,7 +234,7 @@ def _anchor(record: str) -> str:
 
 
 def command_line() -> Iterator[str]:
-    """Yield the help of all programs, as a terminal shows it."""
+    """Yield the output of ``--help`` of all programs."""
     import typer  # noqa: PLC0415 - slow
 
     from index_builder.commands.app import app  # noqa: PLC0415 - slow

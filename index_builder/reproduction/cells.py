@@ -89,7 +89,11 @@ class Plan:
 
 
 def methods_named(wanted: str) -> list[str]:
-    """Return the methods of a comma-separated list or of ``all``, followed by the decision layer.
+    """Return the methods that ``wanted`` names, and then the decision layer.
+
+    Parameters
+    ----------
+    wanted : names of methods, separated by commas; or ``all``.
 
     Raises
     ------
@@ -143,7 +147,7 @@ def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
 
 
 Outcome = tuple[str, int, str | None]
-"""Method, seed, and the reason of a failure; the reason is None if the cell was measured."""
+"""Method, seed and failure reason of a cell; the reason is None if the cell was measured."""
 
 
 def _one_by_one(plan: Plan, cells: Sequence[tuple[str, int]]) -> Iterator[Outcome]:
@@ -225,7 +229,7 @@ def _measured_cell(plan: Plan, method: str, seed: int) -> Cell:
 
 
 def _built(plan: Plan, method: str, config: ProtocolConfig, run: Run) -> dict[str, Any]:
-    """Train, fit and export an encoder if this has not been done; return the costs."""
+    """Train, fit and export an encoder unless it already exists; return the costs."""
     costs_file = run.directory / "costs.json"
     if costs_file.exists():
         return dict(json.loads(costs_file.read_text(encoding="utf-8")))

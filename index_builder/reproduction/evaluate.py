@@ -41,13 +41,13 @@ Floats = NDArray[np.float64]
 Evaluation = dict[str, Any]
 
 Consensus = Callable[[RetrievalResults], tuple[Floats, NDArray[np.bool_]]]
-"""Function that returns, for each query, the confidence (B,) of the consensus of its samples, and
-whether the consensus is correct (B,)."""
+"""Function that returns two arrays (B,): the confidence of each query's consensus, and whether this
+consensus is correct."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The metrics of a test, and the signals and result lists from which they were computed."""
+    """The metrics of a test; the metrics were computed from the signals and the result lists."""
 
     metrics: Result
     signals: Signals
@@ -193,7 +193,7 @@ def _spread(embeddings: Embeddings) -> Floats:
 
 
 def _of_similarity(results: RetrievalResults, outliers: dict[str, Floats]) -> Result:
-    """For comparison, measure the plain similarity of the first result as a signal.
+    """Measure a baseline: the similarity of the first result is the only signal.
 
     The similarity, clipped at 0, is also used as an uncalibrated confidence.
     """

@@ -99,7 +99,7 @@ def of_ranking(results: RetrievalResults, seed: int) -> Result:
 
 
 def of_signals(signals: Signals, correct: Bools) -> Result:
-    """Return the metrics of errors, outliers, calibration and the open set."""
+    """Return the metrics for error detection, outlier detection, calibration and the open set."""
     result: Result = {}
     if signals.uncertainties is not None:
         result["error_auroc"] = metrics.error_auroc(signals.uncertainties, correct)

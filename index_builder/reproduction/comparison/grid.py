@@ -21,8 +21,8 @@ DATA_SETS = ("caltech-101", "fashion-mnist-tiny", "omniglot-small")
 """Names of protocols; the quickest protocol is first."""
 
 OF_PRIORS = ("contrastive", "multi_similarity", "cross_entropy", "proxy_anchor")
-"""One objective of each kind. The ways to choose a prior are compared on the encoders of these
-objectives."""
+"""One objective of each kind. Encoders trained with these objectives are used to compare the ways
+to choose a prior."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ BATCH = 32
 
 
 class FeaturesOf(Trunk, Protocol):
-    """A trunk that torch or ONNX Runtime computes."""
+    """A trunk that runs in torch or in ONNX Runtime."""
 
     def features(self, images: NDArray[np.uint8]) -> Vector:
         """Features (B, F) of ``images`` (B, H, W, 3) uint8."""
@@ -37,7 +37,7 @@ class FeaturesOf(Trunk, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TorchTrunk:
-    """The trunk of an encoder in evaluation mode."""
+    """The trunk of an encoder, which must be in evaluation mode."""
 
     encoder: MetricEncoder
 
@@ -67,7 +67,7 @@ class PosteriorHead:
 
 
 class TorchEncoder:
-    """Adapter of a trunk and a posterior to `model_store.encoder.contract.Encoder`."""
+    """A trunk and a posterior with the interface of `model_store.encoder.contract.Encoder`."""
 
     provider = PROVIDERS["cpu"]
     placement = None

@@ -65,8 +65,8 @@ def measure_encoder(
     Parameters
     ----------
     config : configuration of the encoder; its posterior is ignored.
-    run : a temporary directory; it is removed before and afterwards.
-    shared : run with the frozen trunk and its features, which all encoders of a data set share.
+    run : a run in a temporary directory, which is removed before and after the measurement.
+    shared : the run that stores the frozen trunk and its features, for all encoders of a data set.
     priors : further Laplace posteriors for the same encoder.
     """
     config = config.model_copy(update={"posterior": DeterministicConfig(method="deterministic")})
@@ -118,9 +118,9 @@ def _on_shared_trunk(
 
     Returns
     -------
-    The configuration of a run whose last layer starts as the whitening. All objectives of a seed
-    start from the same whitening. Each seed has its own whitening, because each seed has its own
-    training images.
+    The configuration of the run; its last layer starts as the whitening of the features. All
+    objectives of a seed start from the same whitening. Each seed has its own whitening, because
+    each seed has its own training images.
     """
     start = Run(shared.directory / f"seed-{config.seed}")
     if not start.checkpoint.exists():

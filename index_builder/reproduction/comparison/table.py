@@ -27,7 +27,7 @@ class Figure:
     Attributes
     ----------
     larger_is_better : None if neither a larger nor a smaller value is better.
-    of : function that returns the value of a cell, or None.
+    of : function that returns the column's value for a cell of the grid, or None.
     """
 
     title: str
@@ -44,7 +44,7 @@ def _cost(stage: str) -> Callable[[Cell], float | None]:
 
 
 def _views(metric: str, *, larger_is_better: bool) -> tuple[Figure, ...]:
-    """Return a metric's columns: by cosine, by length, by Laplace posterior, by decision layer."""
+    """Return four columns of a metric: for cosine, length, Laplace posterior and decision layer."""
     return (
         Figure("cosine", larger_is_better, _metric(LAPLACE, f"similarity_{metric}")),
         Figure("length", larger_is_better, _metric(NORM, metric)),
@@ -77,7 +77,7 @@ PRIOR_FIGURES = ("error_auroc", "ood_auroc", "ece")
 
 
 def summary_of(cells: Sequence[Cell], failures: Sequence[str] = ()) -> Summary:
-    """Return mean, standard deviation and number of all metrics, by data set and objective."""
+    """Return mean, standard deviation and sample size of all metrics, by data set and objective."""
     data_sets = list(dict.fromkeys(cell["data_set"] for cell in cells))
     return {
         "data_sets": [
@@ -117,7 +117,7 @@ def _objective(kind: str, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _priors(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Compare the ways to choose the prior, on the encoders with results for every way."""
+    """Compare the ways to choose the prior; each of the ``cells`` has results for every way."""
     if not cells:
         return []
     ways = {DEFAULT_PRIOR: [cell["metrics"][LAPLACE] for cell in cells]}

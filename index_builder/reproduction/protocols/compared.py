@@ -27,11 +27,11 @@ N_OUTLIERS = 250
 """Number of outliers of each kind; with this number, two digits of an AUROC are significant."""
 
 N_CLOTHES, N_CLOTHES_ASKED = 1000, 500
-"""Number of Fashion-MNIST images for training and gallery, and number of queries."""
+"""Two numbers of Fashion-MNIST images: the images for training and gallery, and the queries."""
 
 CHARACTERS, CHARACTERS_ASKED = 80, 40
-"""Number of Omniglot characters for training, and number of other characters for the test. A
-character has 20 drawings."""
+"""Two numbers of Omniglot characters: the characters for training and calibration, and the other
+characters for the test. A character has 20 drawings."""
 
 CATEGORIES_ASKED = 0.3
 """Share of the categories of Caltech-101 that are in the test."""

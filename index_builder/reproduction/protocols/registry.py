@@ -54,8 +54,8 @@ EXPECTED_ABSENT = 0.001
 is above zero, because otherwise the probability of "no match" would be zero."""
 
 _LAPLACE = LaplaceConfig(structure="diagonal", prior_precision=1.0, temperature="validation")
-"""Configuration of Laplace posteriors: the prior is that of the papers, the temperature is chosen
-on held-out images."""
+"""Configuration of Laplace posteriors. The prior is the papers' prior; the temperature is chosen on
+held-out images."""
 
 _PHOTOGRAPHS: Mapping[str, Any] = {
     "network": {
@@ -77,7 +77,7 @@ _PHOTOGRAPHS: Mapping[str, Any] = {
 """ResNet-50 with GeM pooling and a learned whitening, as in the Laplace paper."""
 
 SMALLEST_CROP = 0.3
-"""Minimum share of an image that a view shows, for protocols without their own augmentation."""
+"""If a protocol has no augmentation, each view shows at least this share of the image."""
 
 _GREY = {"training": {"epochs": 12, "images_per_label": 12}}
 
@@ -264,9 +264,9 @@ def protocol_config(
     ----------
     name : a name in `PROTOCOLS`.
     data : the folder of data sets; None for ``$VOUCH_DATA_DIR``.
-    objective : kind of the training objective; None for the contrastive loss. For an objective on
-        views, crops are added if the protocol has no augmentation.
-    epochs, network, device, precision : values that replace those of the protocol. ``network``
+    objective : kind of the training objective; None for the contrastive loss. If the objective
+        needs views and the protocol has no augmentation, crops are added.
+    epochs, network, device, precision : values that replace the protocol's values. ``network``
         replaces only the keys that it contains.
     allow_partial, download : see `Origin`.
 

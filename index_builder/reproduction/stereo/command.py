@@ -34,7 +34,7 @@ TRIPLETS_PER_EPOCH = 100 * BATCH
 EPOCHS = 10
 
 MADE, MOST_MADE = "made of photographs", 32
-"""Name of the synthetic pairs, and maximum disparity of a synthetic pair in pixels."""
+"""The name of the synthetic pairs, and their maximum disparity in pixels."""
 
 N_MADE = {"training": 4, "validation": 1, "test": 4}
 
@@ -49,7 +49,7 @@ N_PIXELS = 20_000
 
 Parts = Mapping[str, Sequence[StereoPair]]
 Figures = Mapping[str, Mapping[str, float | None]]
-"""Metrics by the name of the embedding."""
+"""The metrics of each embedding; the key is the embedding's name."""
 
 Embed = Callable[[NDArray[np.uint8]], Tensor]
 
@@ -148,16 +148,16 @@ def evaluate_matching(embed: Embed, parts: Parts, most: int, seed: int) -> dict[
     Parameters
     ----------
     embed : maps an image (H, W, 3) to unit vectors (F, H, W).
-    parts : image pairs by the name of the part.
+    parts : the image pairs of each part; the key is the part's name.
     most : maximum disparity in pixels.
-    seed : seed of the choice of measured pixels.
+    seed : random seed for choosing the measured pixels.
 
     Returns
     -------
     The metrics by name. ``within`` is the share of known pixels whose disparity error is at most
-    `TOLERANCE`. ``error_auroc`` and ``error_auroc_by_std`` are the AUROCs of wrong pixels by
-    confidence and by standard deviation. ``ece`` is the calibration error. ``temperature`` is the
-    chosen temperature.
+    `TOLERANCE`. ``error_auroc`` is the AUROC of the confidence for detecting wrong pixels;
+    ``error_auroc_by_std`` is the AUROC of the standard deviation. ``ece`` is the calibration error.
+    ``temperature`` is the chosen temperature.
     """
     generator = np.random.default_rng(seed)
     similarities, truths = [], []
@@ -185,7 +185,7 @@ def evaluate_matching(embed: Embed, parts: Parts, most: int, seed: int) -> dict[
 
 
 def _some(known: NDArray[np.bool_], generator: np.random.Generator) -> NDArray[np.bool_]:
-    """Return a mask of at most `N_PIXELS` random known pixels."""
+    """Choose at most `N_PIXELS` of the known pixels at random, and return their mask."""
     rows = np.flatnonzero(known)
     mask = np.zeros(known.size, dtype=bool)
     mask[generator.permutation(rows)[:N_PIXELS]] = True

@@ -79,7 +79,7 @@ def train_patches(
 
     Returns
     -------
-    The embedding, and the loss of each step.
+    The trained embedding, and the loss at each step.
     """
     generator = torch.Generator().manual_seed(seed)
     network = PatchEmbedding(generator)
