@@ -54,7 +54,7 @@ class DropoutEncoder(ProbabilisticEncoder):
 class EnsembleEncoder(ProbabilisticEncoder):
     """A deep ensemble in one graph.
 
-    The returned features are those of the first member. With the features of all M members, the
+    The returned features come from the first member. With the features of all M members, the
     outlier detector would be M times slower.
     """
 

@@ -71,7 +71,7 @@ class EnsembleFit:
 
 
 def fit_ensemble(layers: Sequence[nn.Linear], features: Sequence[Tensor]) -> EnsembleFit:
-    """Rotate the embeddings of each member onto those of the first member; return the last layers.
+    """Rotate each member's embeddings onto the first member's embeddings; return the last layers.
 
     A metric loss depends on distances only. The embedding spaces of two members therefore differ by
     a random rotation or reflection. The mean over unrotated members has no meaning. Rotating a

@@ -24,7 +24,7 @@ direction in float32. The square of e¹⁸ does not overflow."""
 class UncertaintyModule(nn.Module):
     """A network for variances: linear, batch norm, ReLU, linear, batch norm.
 
-    The architecture is that of Warburg et al. 2023, G.4. Its last layer gives the logarithm of the
+    The architecture comes from Warburg et al. 2023, G.4. Its last layer gives the logarithm of the
     variance. As in Shi & Jain 2019, the last batch norm has one scale and one shift for all
     dimensions. Warburg et al. measured slightly better results with this form. The scale starts
     near zero, so all images have nearly the same variance at the start of training.

@@ -46,8 +46,8 @@ class Decided:
     ----------
     match_probabilities : (B,) match probability of the first result.
     correct : (B,) whether the first result is a true match.
-    likeliest_probabilities, likeliest_correct : (B,) match probability of the most probable result,
-        and whether this result is a true match.
+    likeliest_probabilities : (B,) match probability of the most probable result.
+    likeliest_correct : (B,) whether the most probable result is a true match.
     outlier_scores : (B,).
     """
 

@@ -29,9 +29,9 @@ class PaperMethod:
     Attributes
     ----------
     title : title of the method in tables.
-    posterior : the table `[posterior]`, which is replaced.
-    network : keys of the table `[network]` that are changed.
-    small_cnn : further keys of `[network]` that are changed if the trunk is `small_cnn`.
+    posterior : the new table `[posterior]`.
+    network : new values for keys of the table `[network]`.
+    small_cnn : further new values for `[network]`, if the trunk is `small_cnn`.
     post_hoc : whether the method uses the trained encoder of ``deterministic`` and needs no
         training.
     """

@@ -51,11 +51,11 @@ class Signals:
 
     Attributes
     ----------
-    uncertainties : (B,) uncertainty of the first result; None if the method has none.
-    outlier_scores : (B,) outlier scores of the queries; None if the method has none.
-    scores_of_outliers : outlier scores of each kind of outlier, by name.
-    confidences, outcomes : (B,) a probability, and whether the predicted event occurred; None if
-        the method has no probabilities.
+    uncertainties : (B,) uncertainty of the first result; None if the method has no uncertainty.
+    outlier_scores : (B,) outlier scores of the queries; None if the method has no outlier score.
+    scores_of_outliers : outlier scores of each kind of outlier; the key is the kind's name.
+    confidences : (B,) predicted probability of an event; None if the method has no probabilities.
+    outcomes : (B,) whether the predicted event occurred; None if ``confidences`` is None.
     acceptance : (B,) score for the open-set metrics: queries with a large score are accepted.
     acceptance_outliers : the same score for the outliers of the first kind.
     """

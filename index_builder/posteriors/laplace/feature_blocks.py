@@ -1,4 +1,4 @@
-"""Features of a data set, read in blocks, because the features may not fit into memory."""
+"""Features of a data set, read in blocks, because a data set can be larger than the memory."""
 
 from __future__ import annotations
 

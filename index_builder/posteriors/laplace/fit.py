@@ -156,14 +156,15 @@ def fit_laplace(
     approximation, split : see `Approximation` and `Split`.
     margin : margin of the contrastive loss, a distance on the unit sphere.
     scaling : weighting of the pairs, see `TargetScaling`.
-    prior_precision : None to choose it.
+    prior_precision : λ; if None, ``prior_chosen_by`` chooses it.
     prior_chosen_by : how to choose the prior precision if ``prior_precision`` is None: relative to
         the mean curvature (`relative_prior_precision`), or by the largest marginal likelihood.
     prior_scale : see `PriorScale`; only for Kronecker factors.
-    data_scale : None for N, so that each image counts as one observation.
+    data_scale : factor on H. If None, it is the number of images N, so that each image counts as
+        one observation.
     generator : draws the minibatches for `full`, whose sum over N² pairs does not factorise. The
         minibatches give an unbiased estimate; `fixed` and `positives` are exact and draw nothing.
-    plan : how the minibatches are drawn; None for the default plan.
+    plan : how the minibatches are drawn; if None, the default plan is used.
 
     Raises
     ------

@@ -86,10 +86,13 @@ class HeldOut:
     prior : candidate fractions, and the score of each: the sum of two AUROCs.
     temperature : candidate temperatures, and the score of each: the mean log-probability of a
         query's true label.
-    wrong_auroc, absent_auroc : the two AUROCs of the chosen prior; None if one of the two groups of
-        queries is empty.
-    n_queries, n_wrong, n_absent : number of queries with a match, number of these with a wrong
-        first result, and number of absent queries.
+    wrong_auroc : AUROC of the chosen prior for detecting wrong first results; None if all first
+        results are right, or all are wrong.
+    absent_auroc : AUROC of the chosen prior for detecting absent queries; None if there are no
+        absent queries.
+    n_queries : number of queries with a match.
+    n_wrong : number of queries with a match whose first result is wrong.
+    n_absent : number of absent queries.
     pair_correlation : see `pair_correlation`; None for a diagonal posterior.
     """
 
@@ -173,8 +176,10 @@ class _Asked:
     Attributes
     ----------
     fit : the fit at temperature 1.
-    mean, directions : embeddings (Q, D) of the queries, and unit embeddings (M, D) of the gallery.
-    asked, found : features (Q, F) of the queries, and (M, F) of the gallery.
+    mean : (Q, D) embeddings of the queries.
+    directions : (M, D) unit embeddings of the gallery.
+    asked : (Q, F) features of the queries.
+    found : (M, F) features of the gallery.
     nearest : (Q,) gallery row of the nearest item.
     similarities : (Q,) similarity to the nearest item.
     is_right : (n, M) whether query and item have the same label; n queries have a match.

@@ -81,7 +81,7 @@ class PartialTraces:
     features : (K, K), Qᵀ tr_D(G) Q, float64.
     outputs : (D, D), tr_F(G), float64; its trace equals the trace of G.
     diagonal : (F + 1,), the diagonal of tr_D(G), float64.
-    basis : Q (F + 1, K), orthonormal columns; None for the identity of size F + 1.
+    basis : Q (F + 1, K), orthonormal columns; None means the identity of size F + 1.
     """
 
     features: Tensor

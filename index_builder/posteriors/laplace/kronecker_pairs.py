@@ -48,7 +48,8 @@ def feature_basis(
 
     Parameters
     ----------
-    features, n_rows : features of the data set (read once), and number of images.
+    features : features of the data set; they are read once.
+    n_rows : number of images.
     weight, bias : (D, F), (D,); the last layer.
     """
     n_features = weight.shape[1]

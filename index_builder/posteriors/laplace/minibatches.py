@@ -87,7 +87,7 @@ class Drawn:
 
     Attributes
     ----------
-    targets : targets of the data set for the B rows of the minibatch.
+    targets : the data set's targets, for the B rows of the minibatch.
     plan : the plan that drew the minibatch.
     """
 
@@ -213,8 +213,9 @@ def estimated(
     Parameters
     ----------
     of_minibatch : `minibatch_curvature` or `minibatch_traces`.
-    features, labels, weight, bias, targets : those of the data set. The features are read once. The
-        rows of all minibatches are in memory, at most n_minibatches · n_labels · n_images.
+    features, labels, weight, bias, targets : features, labels, last layer and targets of the data
+        set. The features are read once. The rows of all minibatches are in memory, at most
+        n_minibatches · n_labels · n_images.
     plan : number of minibatches, and how they are drawn.
     margin, split : as in `minibatch_curvature`.
     generator : draws the minibatches.

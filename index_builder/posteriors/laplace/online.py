@@ -161,15 +161,16 @@ def online_step(
     labels : (B,) int64.
     weight, bias : (D, F), (D,); the parameters of the layer.
     margin, approximation, split, drawn : as in `minibatch_curvature`.
-    loss : L, a function of embeddings (B, D) and labels; None for `minibatch_loss`. The curvature
-        is always the curvature of `minibatch_loss`. The positive term of `minibatch_loss` has the
-        same minima as L.
+    loss : L, a function of embeddings (B, D) and labels; if None, `minibatch_loss` is used. The
+        curvature is always the curvature of `minibatch_loss`. The positive term of `minibatch_loss`
+        has the same minima as L.
     n_samples : number of layers to draw; 0 for the point form.
     generator : draws the layers; required for the expectation form.
 
     Returns
     -------
-    state, objective : the state after the step, and the objective as a scalar with a gradient.
+    state : the state after the step.
+    objective : a scalar with a gradient.
     """
     if n_samples and generator is None:
         raise ValueError(f"{n_samples=} layers are to be drawn, but there is no generator")

@@ -36,7 +36,7 @@ class Grid:
     directory : the output folder.
     options : arguments of `protocol_config` for all data sets.
     data_sets : names in `PROTOCOLS`.
-    weights : weights of the pretrained trunk; None for the weights of torchvision.
+    weights : weights of the pretrained trunk; if None, torchvision's weights are used.
     """
 
     objectives: Sequence[str]

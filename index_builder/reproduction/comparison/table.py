@@ -173,7 +173,7 @@ def _table(data_set: Mapping[str, Any]) -> str:
 
 
 def _ratio(one: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
-    """Return the training time divided by that of `BASELINE`."""
+    """Return the training time, divided by the training time of `BASELINE`."""
     if baseline is None:
         return "–"
     own, of_baseline = (each["figures"]["costs, s"][0]["mean"] for each in (one, baseline))

@@ -1,4 +1,4 @@
-"""Readers of published data sets: the layout on disk is that of the authors.
+"""Readers of published data sets, for files in the layout of the authors.
 
 A reader takes an `Origin` with the folder of the user's data sets. It returns an `Official` with
 the official parts of the data set. If data are missing, it raises a `DatasetError` with the

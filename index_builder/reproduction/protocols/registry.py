@@ -263,9 +263,9 @@ def protocol_config(
     Parameters
     ----------
     name : a name in `PROTOCOLS`.
-    data : the folder of data sets; None for ``$VOUCH_DATA_DIR``.
-    objective : kind of the training objective; None for the contrastive loss. If the objective
-        needs views and the protocol has no augmentation, crops are added.
+    data : the folder of data sets; if None, ``$VOUCH_DATA_DIR`` is used.
+    objective : kind of the training objective; if None, the contrastive loss is used. If the
+        objective needs views and the protocol has no augmentation, crops are added.
     epochs, network, device, precision : values that replace the protocol's values. ``network``
         replaces only the keys that it contains.
     allow_partial, download : see `Origin`.
