@@ -155,7 +155,7 @@ def http() -> Iterator[str]:
 
 
 def _operation(title: str, operation: dict[str, Any]) -> Iterator[str]:
-    """Yield the section of one path and method."""
+    """Yield the section of one operation: a path with a method."""
     name = operation["operationId"].replace("_", "-")
     yield f"\n(http-{name})=\n### {name.replace('-', ' ').capitalize()}\n"
     yield f"`{title}`\n"

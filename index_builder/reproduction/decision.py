@@ -91,7 +91,7 @@ def fit_decision(
     config: CalibrationConfig,
     seed: int,
 ) -> Calibration:
-    """Fit the decision layer to the development task; ``world`` has the gallery of this task.
+    """Fit the decision layer to the development task in its gallery ``world``.
 
     Raises
     ------

@@ -170,7 +170,7 @@ def label_codes(task: Task) -> tuple[Rows, Rows]:
 def consensus_of_queries(
     results: RetrievalResults, fingerprint: str
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the confidence of each query's consensus, and the correctness of the consensus, (B,).
+    """Return, for each query, the confidence and the correctness of its consensus: (B,) each.
 
     As in the service, 100 samples of a query vote; each sample votes for the label of the nearest
     candidate. The most frequent label is the consensus.
@@ -191,13 +191,14 @@ def consensus_of_queries(
 def consensus_of_samples(
     task: Task, draws: Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the confidence and correctness of each query's consensus, as in the authors' code.
+    """Return the two arrays of `consensus_of_queries`, computed as in the authors' code.
 
     Each draw contains sampled embeddings of the queries and of the gallery.
 
     Parameters
     ----------
-    draws : S pairs of embeddings (B, D) of the queries and (N, D) of the gallery, not normalised.
+    draws : S pairs of arrays: embeddings (B, D) of the queries, and embeddings (N, D) of the
+        gallery. The embeddings are not normalised.
     """
     of_queries, of_gallery = label_codes(task)
     own = task.own_rows()

@@ -38,8 +38,8 @@ Validation chooses the first prior, in order of preference, that is good enough.
 one standard error on five data sets."""
 
 SPREADS = np.logspace(2, -4, 13)
-"""Candidate spreads, largest first. A spread is the median of Σ_d v_d / ‖m‖² over the queries; each
-spread gives one candidate temperature."""
+"""Candidate spreads in descending order. A spread is the median of Σ_d v_d / ‖m‖² over the queries;
+each spread gives one candidate temperature."""
 
 TYPICAL_SPREAD = 0.3
 """Priors are compared at the same spread: the temperature of each prior is set to give this spread.

@@ -29,7 +29,7 @@ MAX_DENSE = 4096
 float64, and its decomposition takes a minute."""
 
 _SAMPLE = 2048
-"""Maximum number of images for a basis."""
+"""Maximum number of images that determine a basis."""
 
 
 @torch.no_grad()
