@@ -365,7 +365,7 @@ class Settings(BaseSettings):
         1_000,
         ge=1,
         description="Maximum number of open connections, at most three quarters of the limit on "
-        "open files. If there are more, the service closes an idle connection; if no "
+        "open files. At this limit, a new connection replaces an idle connection; if no "
         "connection is idle, the service closes the new connection.",
     )
     deadline_s: float = Field(
@@ -519,24 +519,24 @@ class Settings(BaseSettings):
     query_retention_s: int = Field(
         0,
         ge=0,
-        description="Seconds for which reviewers can decide on a query. The file `feedback` then "
-        "stores the query's embedding, but no image. 0: reviewers can decide while the query is in "
-        "the cache.",
+        description="Seconds for which reviewers can decide on a query. During this time, the file "
+        "`feedback` stores the query's embedding, but no image. 0: reviewers can decide only "
+        "while the query is in the cache.",
     )
     audit_share: float = Field(
         0.05,
         ge=0,
         le=1,
         description="Share of the answers with `match` that are drawn at random for review. If "
-        "`review_reasons` has random, other answers are drawn too. Needs `feedback`. Doubtful "
-        "answers are drawn more often than other answers. Each answer is drawn with a "
-        "probability of at least half of this share.",
+        "`review_reasons` has random, answers with other verdicts are drawn too. Needs "
+        "`feedback`. Doubtful answers are drawn more often than other answers. Each answer is "
+        "drawn with a probability of at least half of this share.",
     )
     on_drift: OnDrift = Field(
         "warn",
-        description="Effect of drift: recent queries of a caller differ from the calibration "
-        "queries. warn: the verdicts of this caller have no guarantee. withhold: this caller gets "
-        "no `match`.",
+        description="Effect of drift. There is drift if recent queries of a caller differ from the "
+        "calibration queries. warn: the verdicts of this caller have no guarantee. withhold: this "
+        "caller gets no `match`.",
     )
     review_reasons: List[CaseReason] = Field(
         (),

@@ -53,8 +53,9 @@ class AllOptions:
     images: Annotated[
         str | None,
         typer.Option(
-            help="A folder with a sub-folder of images for each label. Or another source of "
-            "`index`, for example a URL; its images are first copied to the run directory."
+            help="A folder with a sub-folder of images for each label. Alternatively, any other "
+            "source of images that `index` reads, for example a URL; these images are first "
+            "copied to the run directory."
         ),
     ] = None
     encoder: Annotated[
@@ -74,7 +75,8 @@ class AllOptions:
     items: Annotated[
         Path | None,
         typer.Option(
-            help="With --vectors: a manifest (id, label, metadata) with one line per row."
+            help="With --vectors: a manifest (id, label, metadata) with one line for each row of "
+            "the table."
         ),
     ] = None
     encoder_name: Annotated[

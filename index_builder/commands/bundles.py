@@ -134,9 +134,9 @@ def absent_share_command(
 def acknowledge_command(directory: DirectoryArgument) -> None:
     """End the drift alarms of a gallery, and restart the drift tests.
 
-    Running services do so within seconds. If the served queries still differ from the calibration
-    queries, the alarms return. Then run `vouch-build calibrate` with queries like the served
-    queries.
+    Running services apply this within seconds. If the served queries still differ from the
+    calibration queries, the alarms return. Then run `vouch-build calibrate` with queries like the
+    served queries.
     """
     operator = importlib.import_module("model_store.bundles.operator")
     operator.change_operator(directory, operator.OperatorSettings.acknowledged)

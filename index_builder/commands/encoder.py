@@ -109,8 +109,8 @@ class EncoderOptions:
     precision: Annotated[
         Precision,
         typer.Option(
-            help="Number format of the weights. For other formats than float32, the loss "
-            "of recall is measured."
+            help="Number format of the weights. For formats other than float32, the command "
+            "measures the loss of recall."
         ),
     ] = Precision.float32
     recall_tolerance: Annotated[
@@ -185,10 +185,10 @@ class EncoderOptions:
 def encoder_command(options: EncoderOptions) -> None:
     """Export an encoder of another library, and compare it with that library.
 
-    Use the written directory with `index --encoder` and `all --encoder`. Both vectors of each real
-    image are compared: the library's vector and Vouch's vector. If a cosine is below 0.9999, the
-    export fails. With --encoder-name, no model is exported: the encoder has only a name, and takes
-    vectors unchanged.
+    Use the written directory with `index --encoder` and `all --encoder`. For each real image, the
+    library's vector is compared with Vouch's vector. If the cosine of the two vectors is below
+    0.9999, the export fails. With --encoder-name, no model is exported: the encoder has only a
+    name, and takes vectors unchanged.
     """
     options.require_consistent()
     if options.vectors is not None and options.encoder_name is not None:

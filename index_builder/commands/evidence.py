@@ -58,7 +58,10 @@ QueriesOption = Annotated[
     ),
 ]
 ItemsOption = Annotated[
-    Path | None, typer.Option(help="For a table of vectors: a manifest with one line per row.")
+    Path | None,
+    typer.Option(
+        help="For a table of vectors: a manifest with one line for each row of the table."
+    ),
 ]
 
 WithinOption = Annotated[
@@ -114,7 +117,8 @@ class CalibrateOptions:
         Path | None,
         typer.Option(
             help="Feedback file of the service, to correct match probabilities by users' "
-            "decisions. Use this option with only BUNDLES, or with --config or --captions."
+            "decisions. Give this option with --config, with --captions, or with BUNDLES and no "
+            "queries."
         ),
     ] = None
     decisions: Annotated[

@@ -110,8 +110,8 @@ class IndexOptions:
     items: Annotated[
         Path | None,
         typer.Option(
-            help="Items of the vectors of SOURCE, one per row: a manifest (.csv, .jsonl, .parquet) "
-            "with the columns id and optionally label, metadata, group, source."
+            help="Manifest (.csv, .jsonl, .parquet) with one line for each row of SOURCE, if "
+            "SOURCE has vectors. Columns: id and optionally label, metadata, group, source."
         ),
     ] = None
     config: Annotated[
@@ -195,7 +195,8 @@ class IndexOptions:
         typer.Option(
             min=0.01,
             max=1,
-            help="Minimum recall of the index: share of the ten nearest items that a search finds.",
+            help="Minimum recall of the index. Recall is the share of the ten nearest items that a "
+            "search finds.",
         ),
     ] = DEFAULT_SETTINGS.min_recall
     filter_field: Annotated[
@@ -211,7 +212,8 @@ class IndexOptions:
             min=THUMBNAIL_SIDE + 1,
             max=MOST_PREVIEW_SIDE,
             help="Longest side of previews in pixels. The bundle stores previews in addition to "
-            "thumbnails: at 1024 pixels, 100 to 250 kB per photograph. [default: no previews]",
+            "thumbnails. At 1024 pixels, the preview of a photograph takes 100 to 250 kB. "
+            "[default: no previews]",
         ),
     ] = None
     milvus: Annotated[

@@ -36,7 +36,8 @@ def unknown_command(
         typer.Option(
             min=0.5,
             max=1.0,
-            help="Minimum expected share of a group's pairs that show the same identity.",
+            help="Minimum expected share of pairs that show one identity, among all pairs of a "
+            "group's queries.",
         ),
     ] = 0.9,
     expected_absent: Annotated[

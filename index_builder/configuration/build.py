@@ -67,7 +67,8 @@ class DatasetConfig(Section):
     items: FilePath | None = Field(
         None,
         examples=["items.csv"],
-        description="With vectors: a manifest (id, label, metadata) with one line per row.",
+        description="With vectors: a manifest (id, label, metadata) with one line for each row of "
+        "the table.",
     )
     labels: Literal["folders", "none"] = Field(
         "folders",
@@ -92,18 +93,18 @@ class DatasetConfig(Section):
         examples=[0.6],
         gt=0,
         lt=1,
-        description="Share of each label's images that are trained on and indexed, if the data "
-        "has no predefined split. The other images are queries, half for calibration and half "
-        "for evaluation. If not set: 0.6 if the last layer is trained. If the last layer is "
-        "fitted in closed form, all images are indexed. Each image is then also a query, "
-        "embedded by a layer that was fitted without the image.",
+        description="For each label, the share of its images that are used for training and "
+        "indexed. Only for data without a predefined split. The other images are queries, half "
+        "for calibration and half for evaluation. If not set: 0.6 if the last layer is trained. "
+        "If the last layer is fitted in closed form, all images are indexed. Each image is then "
+        "also a query. The query is embedded by a last layer that was fitted without this image.",
     )
     validation_share: float = Field(
         0.05,
         ge=0,
         lt=1,
-        description="Share of each label's gallery images that the encoder is not trained on. The "
-        "prior precision is chosen with these images.",
+        description="For each label, the share of its gallery images that are held out from "
+        "training. The prior precision is chosen with these images.",
     )
 
     @field_validator("path", mode="before")
@@ -153,7 +154,8 @@ class OutlierConfig(Section):
         None,
         "60 with a folder, else all",
         ge=1,
-        description="Maximum number of outliers for calibration, and for evaluation.",
+        description="Maximum number of outliers for calibration. The same maximum applies to "
+        "evaluation.",
     )
 
 
@@ -163,9 +165,9 @@ class IndexConfig(Section):
     kind: Literal["auto"] | IndexKind = Field(
         DEFAULT_SETTINGS.kind,
         description="auto: exact search (flat) if the vectors take at most 32 MiB. Larger "
-        "galleries get inverted lists with 8 bits per dimension (ivf_sq8). If ivf_sq8 exceeds "
-        "the memory budget: product codes (ivf_pq). hnsw: a graph, as fast as ivf_sq8, but "
-        "with more memory.",
+        "galleries get inverted lists with 8 bits per dimension (ivf_sq8). If ivf_sq8 exceeds the "
+        "memory budget, the gallery gets product codes (ivf_pq). hnsw: a graph, as fast as "
+        "ivf_sq8, but with more memory.",
     )
     milvus_uri: str | None = Field(
         None,
@@ -182,8 +184,8 @@ class IndexConfig(Section):
         DEFAULT_SETTINGS.min_recall,
         gt=0,
         le=1,
-        description="Minimum mean recall of the index: share of the ten nearest items that a "
-        "search finds.",
+        description="Minimum mean recall of the index. Recall is the share of the ten nearest "
+        "items that a search finds.",
     )
     filter_fields: tuple[str, ...] | None = Field(
         None,
@@ -198,9 +200,9 @@ class IndexConfig(Section):
         examples=[1024],
         gt=THUMBNAIL_SIDE,
         le=MOST_PREVIEW_SIDE,
-        description="Longest side of previews in pixels. The bundle stores previews in addition "
-        "to thumbnails: at 1,024 pixels, 100 to 250 kB per photograph. Not supported with "
-        "Milvus.",
+        description="Longest side of previews in pixels. The bundle stores previews in addition to "
+        "thumbnails. At 1,024 pixels, the preview of a photograph takes 100 to 250 kB. Not "
+        "supported with Milvus.",
     )
 
     @field_validator("filter_fields")
@@ -452,7 +454,9 @@ def build_config(fields: Mapping[str, Any], options: Mapping[str, str]) -> Build
 
 
 def in_milvus(config: BuildConfig, uri: str | None) -> BuildConfig:
-    """Return the build with its gallery in the Milvus server at ``uri``; for None, unchanged.
+    """Return the build with its gallery in the Milvus server at ``uri``.
+
+    If ``uri`` is None, the build does not change.
 
     Raises
     ------

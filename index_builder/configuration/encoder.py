@@ -69,8 +69,9 @@ class NetworkConfig(Section):
         None,
         f"`{ENCODER_IN_THE_BOX}` with a folder",
         description=f"A pretrained encoder; it is not trained further. {ENCODER_IN_THE_BOX}: "
-        "the built-in encoder. Or a library's model, as in `vouch-build all --encoder` "
-        "(timm:NAME). Or a path: the output of `vouch-build encoder`, a bundle, or an .onnx file.",
+        "the built-in encoder. Other values: a library's model, as in `vouch-build all --encoder` "
+        "(timm:NAME); or a path to the output of `vouch-build encoder`, a bundle, or an .onnx "
+        "file.",
     )
     trunk: Literal[
         "small_cnn",

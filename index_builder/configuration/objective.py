@@ -89,8 +89,8 @@ class MarginConfig(_Learning):
         0.5,
         gt=0,
         lt=1.4,
-        description="Minimum distance in the sampling weights of negatives. "
-        "Smaller distances count as this distance.",
+        description="Minimum distance in the sampling weights of negatives. A smaller distance is "
+        "replaced by this minimum.",
     )
 
 
@@ -183,7 +183,7 @@ class ProxyNcaConfig(_Learning):
         0.0556,
         gt=0,
         description="Temperature of the softmax over cosines. The paper's temperature 1/9 is for "
-        "‖z − p‖², which is twice as large.",
+        "‖z − p‖², which is twice 1 − cosine.",
     )
 
 

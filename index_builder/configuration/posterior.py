@@ -16,7 +16,7 @@ class _LaplaceConfig(Section):
     method: str
     approximation: Literal["full", "positives", "fixed"] = Field(
         "fixed",
-        description="How to keep the curvature positive: negative pairs can make the curvature "
+        description="How to keep the curvature positive, because negative pairs can make it "
         "indefinite. full: all terms, with the sum clipped at zero. positives: only positive "
         "pairs. fixed: one image of each pair is held constant.",
     )
@@ -45,12 +45,12 @@ class _LaplaceConfig(Section):
     )
     prior_chosen_by: Literal["validation", "curvature", "marginal_likelihood"] = Field(
         "validation",
-        description="How to choose the prior precision. validation: the value whose uncertainty "
-        "detects wrong first results and absent labels with the highest AUROC, on labels and "
-        "images that the fit has not used. With too few such images, `curvature` is used. "
-        "curvature: a fixed fraction of the mean curvature of the training images. "
-        "marginal_likelihood: the value with the highest marginal likelihood of the training "
-        "images.",
+        description="How to choose the prior precision. validation: the value with the highest "
+        "AUROC, if the uncertainty is used to detect wrong first results and absent labels. The "
+        "AUROC is measured on labels and images that the fit has not used. With too few such "
+        "images, `curvature` is used. curvature: a fixed fraction of the mean curvature of the "
+        "training images. marginal_likelihood: the value with the highest marginal likelihood of "
+        "the training images.",
     )
     prior_scale: Literal["isotropic", "features"] = Field(
         "isotropic",
@@ -60,10 +60,10 @@ class _LaplaceConfig(Section):
     )
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
-        description="Factor of the posterior's variances. validation: the factor for which "
-        "neighbours of sampled embeddings best predict the labels of images that the fit has "
-        "not used. The factor is 1 without such images, or if the best candidate is the "
-        "smallest or the largest.",
+        description="Factor that multiplies the posterior's variances. validation: the best factor "
+        "for predicting labels from the neighbours of sampled embeddings. The factor is chosen "
+        "with images that the fit has not used. It is 1 without such images, or if the best "
+        "candidate is the smallest or the largest.",
     )
 
     @property
@@ -196,9 +196,9 @@ class EmbeddingNormConfig(Section):
     method: Literal["embedding_norm"]
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
-        description="Divisor of the embedding's length. validation: the value for which "
-        "neighbours of sampled embeddings best predict the labels of images that the encoder "
-        "was not trained on. The value is 1 without such images.",
+        description="Number that divides the embedding's length. validation: the best number for "
+        "predicting labels from the neighbours of sampled embeddings. The number is chosen with "
+        "images that the encoder was not trained on. It is 1 without such images.",
     )
 
     @property
@@ -221,8 +221,8 @@ class LossPredictionConfig(Section):
     learning_rate: float = Field(1e-3, gt=0)
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
-        description="Factor that converts the predicted loss to a variance. validation: chosen as "
-        "for embedding_norm.",
+        description="Factor that converts the predicted loss to a variance. validation: chosen in "
+        "the same way as for embedding_norm.",
     )
 
     @property

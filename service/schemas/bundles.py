@@ -54,5 +54,6 @@ class Activation(BaseModel):
     bundle_id: str
     previous_id: str = Field(description="Bundle that was served before.")
     persisted: bool = Field(
-        description="Whether a restart serves this bundle too: `CURRENT` could be written."
+        description="Whether the bundle's id was written to `CURRENT`. If so, the service also "
+        "serves this bundle after a restart."
     )

@@ -29,7 +29,7 @@ class ItemWithDuplicates(BaseModel):
     """An item, and other items with nearly the same embedding."""
 
     item: ItemDetail
-    duplicates: list[NearItem] = Field(description="The nearest of the other items first.")
+    duplicates: list[NearItem] = Field(description="The other items, nearest first.")
 
 
 class _Examined(BaseModel):
@@ -40,7 +40,7 @@ class _Examined(BaseModel):
 
 
 class LabelErrorList(_Examined):
-    """Possible label errors among a part of a gallery's items."""
+    """A page of possible label errors in a gallery."""
 
     items: list[PossibleLabelError] = Field(description="Possible label errors, ordered by id.")
     next_cursor: str | None = Field(
@@ -49,10 +49,11 @@ class LabelErrorList(_Examined):
 
 
 class NearDuplicateList(_Examined):
-    """Near duplicates of a part of a gallery's items."""
+    """A page of items that have near duplicates in the gallery."""
 
     items: list[ItemWithDuplicates] = Field(
-        description="Items with near duplicates, ordered by id. A pair is listed at both items."
+        description="Items with near duplicates, ordered by id. Each item of a pair is listed, "
+        "with the other item as its duplicate."
     )
     next_cursor: str | None = Field(
         description="Cursor of the next page; null once all items are examined."

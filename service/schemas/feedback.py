@@ -39,7 +39,7 @@ class FeedbackRequest(RequestModel):
         None,
         min_length=1,
         max_length=4096,
-        description="Id of the item; omit it with `none_of_these` and `new`.",
+        description="Id of the item. Omit `item_id` if the decision is `none_of_these` or `new`.",
     )
     correct: bool | None = Field(
         None,
@@ -51,8 +51,8 @@ class FeedbackRequest(RequestModel):
     comment: str | None = Field(None, min_length=1, max_length=2000)
     item: ItemOfQuery | None = Field(
         None,
-        description="Only with `new`: create this item from the query in the same request (needs "
-        "scope `write`).",
+        description="Item to create from the query in the same request. Only for the decision "
+        "`new`; needs scope `write`.",
     )
 
     @model_validator(mode="after")
@@ -74,7 +74,10 @@ class FeedbackRequest(RequestModel):
 
 
 class FeedbackAnswer(BaseModel):
-    """The stored feedback, which checks probabilities and is evidence in the next calibration."""
+    """The stored decision.
+
+    The decision is compared with the served probability, and used in the next calibration.
+    """
 
     number: int = Field(
         description="Number of the decision; `DELETE …/feedback/{number}` undoes it."
@@ -93,8 +96,8 @@ class FeedbackAnswer(BaseModel):
         description="Match probability that was served for the item."
     )
     audited: bool = Field(
-        description="Whether the answer was drawn at random for review; its feedback then counts "
-        "in `errors_over_time` of `GET …/calibration`."
+        description="Whether the answer was drawn at random for review. If so, this feedback "
+        "counts in `errors_over_time` of `GET …/calibration`."
     )
     item: ItemWritten | None = Field(None, description="Item that the query has become; else null.")
 
@@ -140,7 +143,7 @@ class FeedbackSummary(BaseModel):
 
     n: int
     probability: float = Field(description="Mean of the probabilities.")
-    share: float = Field(description="Share of the pairs that users confirmed.")
+    share: float = Field(description="Confirmed pairs as a share of all pairs that users judged.")
 
 
 class ErrorsOverTime(BaseModel):
@@ -148,29 +151,30 @@ class ErrorsOverTime(BaseModel):
 
     Doubtful matches are drawn more often, so the rate is not `n_wrong` / `n_reviewed`. The estimate
     starts from the predicted errors of all matches and corrects them by the reviews. Each review is
-    weighted by the inverse of the draw probability. The interval is valid at any time, so it can be
-    read after each review. Estimate and interval assume that right and wrong matches are reviewed
-    equally often: compare `n_reviewed` with `n_asked`.
+    weighted by the inverse of the draw probability. The interval is valid at any time, so you can
+    look at the interval after each review. Estimate and interval assume that right and wrong
+    matches are reviewed equally often. Check that `n_reviewed` is close to `n_asked`.
     """
 
     max_error: float = Field(description="Maximum share of wrong matches.")
     audit_share: float = Field(description="Share of matches drawn for review.")
-    n_asked: int = Field(description="Matches of this bundle drawn for review.")
-    n_reviewed: int = Field(description="Drawn matches that were reviewed.")
-    n_wrong: int = Field(description="Reviewed matches that are wrong.")
+    n_asked: int = Field(description="Number of this bundle's matches that were drawn for review.")
+    n_reviewed: int = Field(description="Number of drawn matches that were reviewed.")
+    n_wrong: int = Field(description="Number of reviewed matches that are wrong.")
     error: float | None = Field(
         None, description="Estimate of the error rate of all matches; null without a review."
     )
     error_interval: tuple[float, float] = Field(
-        description="95 % confidence sequence (asymptotic): if the error rate is constant, every "
-        "interval over time contains the rate. [0, 1] with fewer than 30 reviews."
+        description="Asymptotic 95 % confidence sequence: if the error rate is constant, all "
+        "intervals over time contain the rate with a probability of 95 %. With fewer than 30 "
+        "reviews, the interval is [0, 1]."
     )
     log_evidence: float = Field(
         description="Evidence in nats (an e-process) that the error rate exceeds `max_error`. At "
         "4.6, `alarm` becomes true. The probability of a false alarm is at most 1/100."
     )
     alarm: bool = Field(
-        description="Whether the evidence has ever reached 4.6; the calibration is then stale."
+        description="Whether `log_evidence` has ever reached 4.6. If so, the calibration is stale."
     )
 
 
@@ -188,8 +192,8 @@ class FeedbackCorrection(BaseModel):
         "calibration."
     )
     applied: bool = Field(
-        description="Whether probabilities are corrected: only if corrected probabilities predict "
-        "feedback better than uncorrected ones (cross-fitted)."
+        description="Whether probabilities are corrected. They are corrected only if the corrected "
+        "probabilities predict feedback better than the uncorrected probabilities (cross-fitted)."
     )
     slope: float = Field(description="Slope on the log-odds; 1 without correction.")
     intercept: float = Field(description="Intercept on the log-odds; 0 without correction.")

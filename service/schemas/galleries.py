@@ -69,8 +69,8 @@ class OperatingPoint(BaseModel):
     error: float = Field(description="Share of these matches that are wrong.")
     error_bound: float = Field(description="Upper confidence bound of `error`.")
     false_match_rate: float | None = Field(
-        description="FPIR: among queries without a match in the gallery, the share that is "
-        "answered with a match. Null if the calibration has too few queries without a match."
+        description="FPIR: share of the queries without a match in the gallery that still get a "
+        "match. Null if the calibration has too few queries without a match."
     )
     false_match_bound: float | None = Field(
         description="Upper confidence bound of `false_match_rate`."
@@ -108,7 +108,7 @@ class AbsentState(BaseModel):
     """The share of queries without a match in the gallery, and the source of that share."""
 
     assumed: float = Field(
-        description="Share of absent queries with which the probabilities were fitted."
+        description="Share of absent queries that was assumed when the probabilities were fitted."
     )
     expected: float | None = Field(
         description="Share in the gallery's configuration; null if the configuration has no share."
@@ -119,7 +119,7 @@ class AbsentState(BaseModel):
     adopted_at: str | None = Field(description="Time when the operator adopted the share.")
     estimated: float | None = Field(
         description="Maximum-likelihood estimate from served queries that were not out of "
-        "distribution; null with too few of them."
+        "distribution; null with too few such queries."
     )
     interval: tuple[float, float] | None = Field(
         description="95 % interval of the estimate; it covers only the sampling error."
@@ -129,19 +129,20 @@ class AbsentState(BaseModel):
         description="Share that is used if neither the request nor its key sets a share."
     )
     is_hint: bool = Field(
-        description="Whether the estimate may be far from the true share, because the calibration "
-        "had no absent queries except augmented views of items. Do not adopt such an estimate."
+        description="Whether the estimate is unreliable: augmented views of items were the only "
+        "absent queries in the calibration. Do not adopt an unreliable estimate."
     )
     basis: Absence = Field(description="Kind of absent queries in the calibration.")
     warning: str | None = Field(description="Advice if `used` is outside of `interval`; else null.")
 
 
 class DriftReport(HasReason):
-    """The tests of whether served queries still resemble the calibration queries.
+    """The drift tests: they detect served queries that differ from the calibration queries.
 
     The queries of each key (without keys: of each address) are tested separately. An alarm removes
-    the guarantees from answers to that caller. All queries together are tested for the operator;
-    that alarm changes no answer. A change in the share of absent queries is not drift.
+    the guarantees from answers to that caller. Another test uses the queries of all callers. Its
+    alarm is for the operator, and changes no answer. A change in the share of absent queries is not
+    drift.
     """
 
     reason: str | None = Field(description="Why drift is not tested; null if it is tested.")
@@ -153,10 +154,10 @@ class DriftReport(HasReason):
         description="Evidence of drift in the queries of all callers, in nats; alarm at 5.7."
     )
     drifted: bool = Field(
-        description="Whether the queries of all callers raised an alarm that still lasts."
+        description="Whether the test of all callers' queries has an active alarm."
     )
-    n_streams: int = Field(description="Callers whose queries are tested.")
-    n_alarmed: int = Field(description="Tested callers with an alarm that still lasts.")
+    n_streams: int = Field(description="Number of callers whose queries are tested.")
+    n_alarmed: int = Field(description="Number of tested callers with an active alarm.")
 
 
 class AdoptedShare(RequestModel):
@@ -178,12 +179,12 @@ class OperatorDecision(BaseModel):
         description="Time when the operator adopted this share; null if the share is configured."
     )
     alarmed: list[str] = Field(
-        description="Callers whose alarms this decision ended, in this process: `key <id>` or "
-        "`address <address>`."
+        description="Callers whose alarms in this process were ended by this decision. Each caller "
+        "is `key <id>` or `address <address>`."
     )
     persisted: bool = Field(
-        description="Whether the decision also holds after a restart and in other processes: the "
-        "bundle directory could be written."
+        description="Whether the decision was written to the bundle directory. If so, the decision "
+        "also holds after a restart and in other processes."
     )
 
 
@@ -193,7 +194,8 @@ class ReliabilityBin(BaseModel):
     n: int
     probability: float = Field(description="Mean of the probabilities.")
     share: float = Field(
-        description="Share of true matches; equal to `probability` with perfect calibration."
+        description="Share of the first results that are true matches. With perfect calibration, "
+        "this share equals `probability`."
     )
     weight: float = Field(description="Share of the query stream that this bin represents.")
 
@@ -229,8 +231,8 @@ class CalibrationReport(BaseModel):
         description="Guaranteed maximum share of wrong answers among matches."
     )
     max_false_match_rate: float | None = Field(
-        description="Among queries without a match in the gallery: guaranteed maximum share with "
-        "verdict `match`. Null if there is no maximum."
+        description="Guaranteed maximum of the share of queries without a match in the gallery "
+        "that get the verdict `match`. Null if no maximum is guaranteed."
     )
     delta: float | None = Field(
         description="Maximum probability that the guarantee is false because of random "
@@ -238,14 +240,16 @@ class CalibrationReport(BaseModel):
     )
     absent: AbsentState | None
     drift: DriftReport
-    order: Order | None = Field(description="Order of the result lists that this report measures.")
+    order: Order | None = Field(
+        description="Order of the results for which this report was computed."
+    )
     sources: list[str] = Field(description="Where calibration queries come from.")
     matches: list[MatchPromise]
     levels: list[LevelPromise] = Field(
         description="Levels of parent labels that can answer ambiguous queries, the finest first."
     )
     point: OperatingPoint | None = Field(
-        description="The rates over all queries, with the thresholds in `matches`."
+        description="The rates over all queries, if the thresholds in `matches` are used."
     )
     top1_ece: float | None = Field(
         description="Expected calibration error of first results, cross-fitted. The query stream "
@@ -262,8 +266,8 @@ class CalibrationReport(BaseModel):
         description="Performance of result sets, cross-fitted."
     )
     outlier_auroc: dict[str, float] = Field(
-        description="AUROC of the outlier score, cross-fitted. `near`: absent calibration "
-        "queries, compared with ordinary queries."
+        description="AUROC of the outlier score, cross-fitted. `near`: how well the score "
+        "separates absent calibration queries from ordinary queries."
     )
     feedback: FeedbackSummary | None = Field(description="Null without feedback.")
     errors_over_time: ErrorsOverTime | None = Field(
@@ -271,7 +275,7 @@ class CalibrationReport(BaseModel):
     )
     correction: FeedbackCorrection | None = Field(
         description="Correction of match probabilities by feedback. All other numbers in this "
-        "report are without the correction. Null if the calibration used no feedback."
+        "report do not include the correction. Null if the calibration used no feedback."
     )
     written_at: datetime | None = Field(
         None,
@@ -319,8 +323,8 @@ class GalleryOutcome(BaseModel):
     )
     match_share: float | None = Field(description="Share of these queries with verdict `match`.")
     match_error: float | None = Field(
-        description="Observed share of wrong answers among matches. Absent queries are weighted "
-        "by the expected share of absent queries."
+        description="Observed share of wrong answers among matches. Queries are weighted so that "
+        "absent queries have their expected share."
     )
     match_error_bound: float | None = Field(description="Upper confidence bound of `match_error`.")
     max_error: float | None = Field(description="Accepted maximum share of wrong matches.")
@@ -337,8 +341,8 @@ class GalleryOutcome(BaseModel):
         description="Share of absent queries that are flagged out of distribution."
     )
     lines: list[OutcomeLine] = Field(
-        description="At most ten lines: first facts, then shortfalls with their causes and next "
-        "steps."
+        description="At most ten lines. The facts are first. The shortfalls follow, with their "
+        "causes and next steps."
     )
 
 
@@ -409,7 +413,7 @@ class FacetList(HasReason):
     gallery: str
     bundle_id: str
     facets: list[Facet] = Field(
-        description="Fields with an index in the bundle; the counts are of the current items."
+        description="Fields with an index in the bundle. Only current items are counted."
     )
     reason: str | None = Field(None, description="Why there are no facets; else null.")
 

@@ -12,8 +12,8 @@ class PictureState(BaseModel):
     """The image quality: how far blur, noise, darkness or a crop move the embedding."""
 
     value: float = Field(
-        description="Expected displacement of the embedding: 1 − its cosine to the embedding of "
-        "the same picture without defects."
+        description="Expected displacement of the embedding: 1 − c, where c is the cosine between "
+        "this embedding and the embedding of the same picture without defects."
     )
     percentile: float = Field(
         description="Percentage of ordinary pictures with a smaller displacement."
@@ -21,12 +21,12 @@ class PictureState(BaseModel):
 
 
 class Uncertainty(BaseModel):
-    """The uncertainty of the similarity of the query to the gallery's nearest item."""
+    """The uncertainty of the similarity between the query and the gallery's nearest item."""
 
     value: float | None = Field(
-        description="Standard deviation, to first order, of the similarity to the gallery's "
-        "nearest item. Null if the encoder gives no variance, if the gallery is empty, or if "
-        "another store found the neighbours."
+        description="Standard deviation (to first order) of the similarity between the query and "
+        "the gallery's nearest item. Null if the encoder gives no variance, if the gallery is "
+        "empty, or if another store found the neighbours."
     )
     percentile: float | None = Field(
         description="Share of calibration queries that are less uncertain, in percent. Null "
@@ -34,9 +34,9 @@ class Uncertainty(BaseModel):
     )
     level: Level | None = Field(description="The percentile as a level.")
     epistemic: float | None = Field(
-        description="Part of `value` that more training images would remove. Equal to `value` if "
-        "the encoder has a posterior over its weights. Null if the encoder has a posterior over "
-        "single images, or if `value` is null."
+        description="The part of `value` that would disappear with more training images. Equal to "
+        "`value` if the encoder has a posterior over its weights. Null if the encoder has a "
+        "posterior over single images, or if `value` is null."
     )
     aleatoric: PictureState | None = Field(
         description="Uncertainty that a better photograph would remove. Null without calibration, "
@@ -79,7 +79,7 @@ class QueryText(BaseModel):
 class Query(BaseModel):
     """The query: its uncertainty, outlier test and input."""
 
-    id: str = Field(description="Hash of the upload; feedback refers to it.")
+    id: str = Field(description="Hash of the upload. Use this id in feedback on the query.")
     uncertainty: Uncertainty
     ood: OutOfDistribution
     image: QueryImage | None = Field(description="Null for a vector or a text.")

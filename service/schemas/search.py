@@ -95,17 +95,17 @@ class SearchOptions(DecisionOptions, ListOptions):
 
     filter_means: FilterMeans = Field(
         "show",
-        description="`show`: the filter only selects the items to list; a true match may not pass "
-        "it. `known`: the caller knows that a true match passes the filter, and probabilities are "
-        "conditional on this.",
+        description="`show`: the filter only selects the items to list; a true match possibly does "
+        "not pass the filter. `known`: the caller knows that a true match passes the filter, and "
+        "probabilities are conditional on this.",
     )
     order: Order | None = Field(
         None,
         description="Order of the results. `similarity`: the nearest item first. `probability`: "
-        "the likeliest match first, among the nearest 200 items. Items of one label are in "
-        "order of similarity. The verdict and its guarantees are for the first result. "
-        "Default: the order in the gallery's calibration, `similarity` if not configured. "
-        "Without calibration, `probability` is an error.",
+        "the likeliest match first, among the nearest 200 items. Items of one label are in order "
+        "of similarity. The verdict and its guarantees apply to the first result. Default: the "
+        "order in the gallery's calibration, or `similarity` if the gallery has no configured "
+        "order. Without calibration, `probability` is an error.",
     )
     on_uncertain: OnUncertain = Field(
         "answer", description="`refuse` leaves `results` empty unless the verdict is `match`."
@@ -167,8 +167,8 @@ class Result(BaseModel):
     id: str
     similarity: float = Field(description="Cosine, −1 to 1; larger is nearer.")
     similarity_std: float | None = Field(
-        description="Standard deviation of the similarity, from the variances of query and item. "
-        "Null if the query's uncertainty is null."
+        description="Standard deviation of the similarity, computed from the variances of query "
+        "and item. Null if the query's uncertainty is null."
     )
     match_probability: float | None = Field(
         description="Calibrated probability that the item is a true match. Among results of one "
@@ -180,10 +180,10 @@ class Result(BaseModel):
     )
     rank_confidence: float | None = Field(
         description="Probability that the item is nearer to the query than the next item, given "
-        "the uncertainty of both similarities. Null if the uncertainty is null, or if there "
-        "is no next item. Values below ½ are possible: the next item may be nearer but a less "
-        "likely match. Or the next item may be only slightly farther, but with a much more "
-        "certain similarity."
+        "the uncertainty of both similarities. Null if the query's uncertainty is null, or if "
+        "there is no next item. Values below ½ are possible if the next item is nearer, but a "
+        "less likely match. They are also possible if the next item is slightly farther, and its "
+        "similarity is much more certain."
     )
     variance: float = Field(
         description="Variance of the item's embedding, relative to its squared norm."
@@ -216,7 +216,9 @@ class ResultSet(HasReason):
     advance. The guarantee holds with probability 0.9 over calibrations (exact binomial test).
     """
 
-    items: list[SetItem] = Field(description="Nearest first; some may not be in `results`.")
+    items: list[SetItem] = Field(
+        description="Nearest item first. `results` does not necessarily contain all these items."
+    )
     coverage: float = Field(description="The requested coverage.")
     promised: bool = Field(description="Whether the coverage is guaranteed for every label.")
     promised_for: list[SizeClass] = Field(
@@ -236,8 +238,8 @@ class RollUp(BaseModel):
     level: str = Field(description="Name of the level, such as `genus`.")
     label: str = Field(description="Label of this level, such as `Panthera`.")
     probability: float = Field(
-        description="Probability of a true match whose label is below this parent label: the sum "
-        "over these labels."
+        description="Probability that the query has a true match with a label below this parent "
+        "label. It is the sum of the probabilities of these labels."
     )
 
 
@@ -248,7 +250,7 @@ ROLL_UP = Field(
 
 
 GUARANTEED = Field(
-    description="Whether the guarantees of the calibration, if it has any, hold for this answer. "
+    description="Whether all guarantees of the calibration (possibly none) hold for this answer. "
     "Guarantees need a calibration that is not stale, and recent queries of the caller that "
     "resemble the calibration queries. Guarantees also need a share of absent queries that is not "
     "too large, and absent calibration queries with enough labels. `reason` names what is missing."
@@ -266,8 +268,8 @@ class AbsentShare(BaseModel):
     )
     basis: Absence = Field(
         description="Kind of absent queries in the calibration. `absent_labels`: images of labels "
-        "that are not in the gallery and were not used in any fit. `hidden_labels`: queries "
-        "whose own label was hidden, an approximation. `hidden_trained_labels`: like "
+        "that are not in the gallery and were not used in any fit. `hidden_labels`: queries whose "
+        "own label was hidden from the search; an approximation. `hidden_trained_labels`: like "
         "`hidden_labels`, but the encoder was trained on the label; weak evidence. "
         "`near_misses_of_views`: augmented views of an item that was hidden; weak evidence."
     )
@@ -280,8 +282,8 @@ class SearchAnswer(HasReason):
     gallery: str
     verdict: Verdict = Field(description="The verdict on the query.")
     reason: str | None = Field(
-        description="Reason for a missing guarantee, with the number of calibration queries that "
-        "the guarantee needs; or reason why probabilities may be inaccurate. Else null."
+        description="Why a guarantee is missing, and how many calibration queries the guarantee "
+        "needs. Or why probabilities may be inaccurate. Otherwise null."
     )
     guaranteed: bool = GUARANTEED
     roll_up: RollUp | None = ROLL_UP
@@ -332,8 +334,8 @@ class Quality(BaseModel):
     """The technical quality of an image, independent of what it shows."""
 
     hints: list[QualityHint] = Field(
-        description="Hints only on measures with unusual values, compared with the calibration "
-        "queries."
+        description="The hints. A measure has a hint only if its value is unusual among the "
+        "calibration queries."
     )
     measures: dict[str, float]
 
@@ -386,8 +388,9 @@ class SimilarAnswer(HasReason):
 class EmbeddingAnswer(BaseModel):
     """An image's embedding as a distribution, for your own store.
 
-    Before normalisation the embedding is Gaussian. Scaled to a mean of length 1, the embedding has
-    the distribution N(`direction`, diag `variance`). Similarities compare directions only.
+    Before normalisation the embedding is Gaussian. If the embedding is scaled so that its mean has
+    length 1, its distribution is N(`direction`, diag `variance`). Similarities compare directions
+    only.
     """
 
     request_id: str

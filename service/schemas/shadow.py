@@ -70,7 +70,7 @@ class ReasonCount(BaseModel):
 
 
 class ProbabilityChange(BaseModel):
-    """Match probability of the shadow's first item minus match probability of the served one."""
+    """The match probability of the shadow's first item, minus that of the served first item."""
 
     n: int = Field(
         description="Queries for which the first items of both answers have a match probability."
@@ -82,7 +82,7 @@ class ProbabilityChange(BaseModel):
 
 
 class SaidAnswer(BaseModel):
-    """The part of an answer that a caller acts on."""
+    """The parts of an answer that decide what a caller does."""
 
     verdict: Verdict
     item_id: str | None = Field(description="Id of the first item.")

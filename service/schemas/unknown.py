@@ -22,7 +22,8 @@ class UnknownMember(BaseModel):
 
     query_id: str
     p_same: float = Field(
-        description="Expected share of the group's other queries that show this query's identity."
+        description="Expected share, among the group's other queries, of queries that show the "
+        "same identity as this query."
     )
     asked_at: datetime
     image_url: str | None = Field(description="Null if the service keeps no image.")
@@ -48,27 +49,27 @@ class UnknownGroup(BaseModel):
 
 
 class AskedOn(BaseModel):
-    """Queries of a day (UTC) that matched nothing."""
+    """The number of queries without a match on one day (UTC)."""
 
     day: date
     n: int
 
 
 class GroupSize(BaseModel):
-    """Groups of a size."""
+    """The number of groups of one size."""
 
     size: int
     n_groups: int
 
 
 class UnknownGroups(BaseModel):
-    """Queries of the review queue that matched nothing, grouped into probable new identities."""
+    """Queries without a match, from the review queue. A group is probably one new identity."""
 
     gallery: str
     bundle_id: str
     n_queries: int = Field(
-        description="Queries in the review queue with the verdict `no_match` or "
-        "`out_of_distribution`, and without a reviewer decision."
+        description="Number of queries in the review queue that have the verdict `no_match` or "
+        "`out_of_distribution`, and no reviewer decision."
     )
     n_grouped: int
     n_groups: int
@@ -137,7 +138,10 @@ class EnrolledItem(BaseModel):
 
 
 class Enrolled(BaseModel):
-    """The new items from a group of queries: stored on disk, and found by every later search."""
+    """The new items from a group of queries.
+
+    The items are stored on disk, and every later search finds them.
+    """
 
     request_id: str = Field(description="Id of the request.")
     gallery: str

@@ -42,7 +42,8 @@ async def list_label_errors(
         Query(
             ge=0.5,
             le=1,
-            description="Minimum weighted share of the neighbours with the suggested label.",
+            description="Minimum share of the neighbours that have the suggested label; near "
+            "neighbours count more.",
         ),
     ] = 0.8,
     limit: Limit = 50,
@@ -51,7 +52,8 @@ async def list_label_errors(
     """List items whose nearest neighbours have another label, page by page.
 
     A page ends after `limit` results or half a second of computation, so it can be empty before the
-    last page. A cursor is valid for an hour and one bundle. Items without a label are not checked.
+    last page. A cursor is valid for an hour, and only while the same bundle is served. Items
+    without a label are not checked.
     """
     passing = f"label-errors {confidence!r}"
     after = _after(lease, cursor, passing)
@@ -82,9 +84,10 @@ async def list_near_duplicates(
 ) -> schemas.NearDuplicateList:
     """List items that have near duplicates in the gallery, page by page.
 
-    Each pair is listed at both items. An item has at most 20 near duplicates in the list. A page
-    ends after `limit` results or half a second of computation, so it can be empty before the last
-    page. A cursor is valid for an hour and one bundle.
+    Each item of a pair is listed, with the other item as its duplicate. An item has at most 20 near
+    duplicates in the list. A page ends after `limit` results or half a second of computation, so it
+    can be empty before the last page. A cursor is valid for an hour, and only while the same bundle
+    is served.
     """
     passing = f"near-duplicates {threshold!r}"
     after = _after(lease, cursor, passing)

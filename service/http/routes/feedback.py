@@ -71,8 +71,8 @@ async def give_feedback(
     answers with `audit` measure how often `match` is wrong. You can decide on a query while the
     query is cached, kept for review, or younger than `VOUCH_QUERY_RETENTION_S`. A decision ends the
     reviewer's lease of the query. With `new` and `item` (scope `write`), the service makes an item
-    from the query's stored data. Decision and item are written together, or neither is written.
-    After a crash, send the same request again.
+    from the query's stored data. Decision and item are written together, or neither is written. If
+    the service crashes before the answer, send the same request again.
     """
     kept = require_feedback(state)
     if review.item is not None:

@@ -27,13 +27,15 @@ router = gallery_router("galleries")
 OrderAsked = Annotated[
     Order | None,
     Query(
-        description="Order of the result lists that the report is about; by default the gallery's "
-        "own order."
+        description="Order of the results for which the report is computed. Default: the order in "
+        "the gallery's calibration."
     ),
 ]
 
 
-KindAsked = Annotated[QueryKind, Query(description="Kind of the queries that the report is about.")]
+KindAsked = Annotated[
+    QueryKind, Query(description="Kind of the queries for which the report is computed.")
+]
 
 
 @router.get("", operation_id="list_galleries")
@@ -89,7 +91,8 @@ async def get_calibration(
     kind: KindAsked = "image",
     *,
     curve: Annotated[
-        bool, Query(description="False leaves `risk_coverage` empty, which is most of the report.")
+        bool,
+        Query(description="False leaves `risk_coverage` empty, and makes the report much shorter."),
     ] = True,
 ) -> schemas.CalibrationReport:
     """Report how accurate the probabilities are, and the error rates at each threshold."""

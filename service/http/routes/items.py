@@ -44,7 +44,8 @@ IMMUTABLE = "public, max-age=86400"
 """Cache policy of sample queries, which never change because bundles never change."""
 
 ICON_SIDE = 96
-"""Longest side of a small version of a sample query, in pixels; the page shows half of them."""
+"""Longest side of a small version of a sample query, in pixels. The page shows it at half this
+size."""
 
 PASSING = "public, max-age=60"
 """Cache policy of item pictures, which change when an item is replaced."""

@@ -166,7 +166,10 @@ async def export_review_cases(
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> Response:
-    """Export queries with images for a labelling tool. The header `Link` names the next part."""
+    """Export queries with images for a labelling tool.
+
+    If there are more queries, the header `Link` has the address of the next part.
+    """
     if to == "label_studio_interface":
         return Response(labelling.LABELLING, media_type="application/xml")
     key = lease.bundle.key

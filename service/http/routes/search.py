@@ -51,7 +51,8 @@ MAX_BATCH = 32
 """Maximum number of images in a batch. Larger batches are not faster, and delay other clients."""
 
 BATCH_CONCURRENCY = 4
-"""Maximum number of images of one batch in progress, so that other queries need not wait."""
+"""Maximum number of images of one batch that are searched at the same time. Other queries then need
+not wait for the whole batch."""
 
 BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType, InvalidRequest, InvalidFilter)
 IMAGE_ERRORS = (EmptyImage, UnsupportedImage, ImageTooCostly, CorruptImage, EncoderStopped)
@@ -218,9 +219,9 @@ async def search_next(
 ) -> schemas.SearchAnswer:
     """Return the next results of a query. The image is not encoded again.
 
-    A cursor is valid for an hour, while the same bundle is served and the query is cached or kept.
-    The results come from the gallery's state at the first page. Items deleted or replaced since
-    then are omitted, and their ranks are missing.
+    A cursor is valid for at most an hour. It becomes invalid if another bundle is served, or if the
+    query is neither cached nor kept. All pages use the state that the gallery had at the first
+    page. Items that were deleted or replaced since then are omitted, and their ranks are missing.
     """
     page = cursors.read(cursor, cursors.SearchCursor, lease.bundle.manifest.id, lease.engine.secret)
     lease = await lease.engine.compute(lambda: lease.at(page.version))

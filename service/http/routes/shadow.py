@@ -46,7 +46,7 @@ router = gallery_router("bundles")
 async def start_shadow(
     lease: LeaseOf, state: StateOf, body: schemas.ShadowRequest
 ) -> schemas.ShadowReport:
-    """Start a shadow bundle, which also answers a share of the queries, but only for comparison.
+    """Start a shadow bundle: it answers a share of the queries a second time, only for comparison.
 
     The shadow bundle must first answer a test query (canary). A shadow bundle receives queries only
     while the service is idle, so that live queries do not wait. The comparison continues after a

@@ -41,7 +41,8 @@ PrecisionOf = Annotated[
     Query(
         ge=0.5,
         le=1,
-        description="Expected share of the pairs within groups that show the same identity.",
+        description="Among all pairs of queries within groups: minimum expected share of pairs "
+        "that show one identity.",
     ),
 ]
 GROUPED = (GalleryNotFound, FeedbackNotKept, IdentitiesUnavailable, InvalidRequest)
@@ -64,10 +65,10 @@ async def list_unknown(
 ) -> schemas.UnknownGroups:
     """List groups of stored queries without a match. Each group is probably one new identity.
 
-    `p_same` of a group is the expected share of its pairs that show the same identity. Vouch learns
-    `p_same` from the gallery's labels, cross-fitted over labels. If the encoder was trained on
-    these labels, `p_same` is too high. The first call after a change takes seconds; the result is
-    cached until the next change. `POST …/enrol` names a group.
+    `p_same` of a group is the expected share of pairs that show one identity, among all pairs of
+    the group's queries. Vouch learns `p_same` from the gallery's labels, cross-fitted over labels.
+    If the encoder was trained on these labels, `p_same` is too high. The first call after a change
+    takes seconds; the result is cached until the next change. `POST …/enrol` names a group.
     """
     bundle = lease.bundle
     found = await state.unknown.of(bundle, queue, precision)

@@ -36,7 +36,7 @@ _ERRORS = responses(
 async def search_vector(
     request: Request, lease: LeaseOf, state: StateOf, body: schemas.VectorSearchRequest
 ) -> schemas.SearchAnswer:
-    """Search with a vector that the gallery's encoder has computed outside this request.
+    """Search with a vector that the gallery's encoder computed earlier or in another system.
 
     You can use the answer of `embed`: send its `direction` as `mean`, its `variance`, and its
     `outlier_score`.
@@ -58,8 +58,9 @@ async def decide(
 ) -> schemas.DecisionAnswer:
     """Decide on neighbours that another store, such as a vector database, has found.
 
-    The service searches nothing, and uses only the gallery's calibration. Send as many neighbours
-    as the calibration used. The labels of the neighbours must be labels of the gallery.
+    The service searches nothing, and uses only the gallery's calibration. Send the number of
+    neighbours that the calibration used. The labels of the neighbours must be labels of the
+    gallery.
     """
     parameters = SearchParameters(
         len(body.neighbours),
