@@ -10,11 +10,22 @@ from tests.end_to_end.stage import ORIGIN
 
 pytestmark = pytest.mark.browser
 
+A_PHOTO_IS_KEPT = """() => new Promise((resolve) => {
+    const opening = indexedDB.open("vouch");
+    opening.onsuccess = () => {
+        const { result } = opening;
+        if (!result.objectStoreNames.contains("queries")) { result.close(); return resolve(false); }
+        const counted = result.transaction("queries").objectStore("queries").count();
+        counted.onsuccess = () => { result.close(); resolve(counted.result > 0); };
+    };
+})"""
+
 
 def test_an_answer_is_there_after_a_reload(shown: Shown) -> None:
     shown.ask()
     assert shown.page.url == f"{ORIGIN}/#/shoes/query/query-1"
     n_asked = len(shown.asked)
+    shown.page.wait_for_function(A_PHOTO_IS_KEPT)
     shown.page.reload()
     expect(shown.found("verdict")).to_be_visible()
     sent = [body for _, path, body in shown.asked[n_asked:] if path.endswith("/search")]

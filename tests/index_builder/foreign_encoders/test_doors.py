@@ -360,7 +360,9 @@ class TestSmallerNumbers:
         monkeypatch.setattr(
             "index_builder.foreign_encoders.precision._nearest", _worse_the_first_time()
         )
-        with pytest.raises(ParityError, match=r"falls from 1.0000 to .* at most 0.0100 is accepted"):
+        with pytest.raises(
+            ParityError, match=r"falls from 1.0000 to .* at most 0.0100 is accepted"
+        ):
             write_encoder(tmp_path / "e", source, many, Precision.float16, 0.01)
         assert not list(tmp_path.glob("*e*"))
 
