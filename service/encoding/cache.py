@@ -59,7 +59,7 @@ class CacheEntry:
 
 
 def _seal(key: str, body: bytes | memoryview, secret: bytes) -> bytes:
-    """Return an HMAC of the key and the entry; nobody can compute this HMAC without the secret."""
+    """Return an HMAC of the key and the entry; only owners of ``secret`` can compute the HMAC."""
     named = hashlib.sha256(key.encode()).digest()
     seal = hmac.new(hashlib.sha256(secret).digest(), named, "sha256")
     seal.update(body)
