@@ -18,7 +18,7 @@ from model_store.images import ImageLimits
 
 BLOCKS_AT_ONCE = 2
 """Number of blocks that are downloaded in parallel. With two blocks, a slow image delays only the
-downloads of its own block."""
+downloads of the same block."""
 
 ReadAgain = Callable[[Place, int | None], Pixels]
 """A function that reads an indexed image or vector again; see `read_again`."""
