@@ -96,7 +96,7 @@ class Bucket:
 
     @cached_property
     def _bundle(self) -> str:
-        """The prefix of the bundle's files: its id and a slash; empty if the URL is a bundle."""
+        """The prefix of the bundle's files: the id and a slash. Empty if the URL names a bundle."""
         if is_bundle_id(self._url.rpartition("/")[2]):
             return ""
         content = self._read(CURRENT_FILE)

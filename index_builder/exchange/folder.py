@@ -40,5 +40,5 @@ class Folder:
 
     @cached_property
     def _bundle(self) -> Path:
-        """The directory of the bundle; stays the same if another bundle becomes current."""
+        """The directory of the bundle. It stays the same if another bundle becomes current."""
         return locate(self._path)

@@ -32,7 +32,7 @@ def client_config(connect_s: float, longest: timedelta) -> ClientConfig:
     Parameters
     ----------
     connect_s : timeout for connecting in seconds.
-    longest : timeout of a request, including the transfer.
+    longest : timeout of a whole request, including the transfer of the content.
     """
     config: ClientConfig = {"connect_timeout": timedelta(seconds=connect_s), "timeout": longest}
     if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):

@@ -26,7 +26,7 @@ N_AT_ONCE = 16
 """Maximum number of files that are fetched concurrently; more could overload a server."""
 
 _STEP_BYTES = 2**20
-"""While a file is copied, each block of this size restarts the timeout."""
+"""While a file is copied, the timeout starts again after each block of this size, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,10 @@ class Storage:
     async def _tried(
         self, once: Callable[[], Awaitable[None]], reached: Callable[[], int] = lambda: 0
     ) -> None:
-        """Call ``once`` with retries; if ``reached`` increases, the tries are counted from zero."""
+        """Call ``once``, and retry it after a temporary failure.
+
+        If ``reached`` has increased since the last failure, failures are counted from zero again.
+        """
         n_left, before = self.patience.n_tries, 0
         while True:
             try:

@@ -1,8 +1,8 @@
 """Trust: which servers get credentials, and which IP addresses a data source may use.
 
-The operator names a data source on the command line. The source can contain further addresses: an
-image in a table, a page of a IIIF manifest, a redirect. A third party has chosen the addresses in
-the source, so Vouch does not trust these addresses.
+The operator names a data source on the command line. The source can contain further addresses,
+for example of an image in a table, of a page of a IIIF manifest, or of a redirect. A third party
+has chosen the addresses in the source, so Vouch does not trust these addresses.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Trust:
         return not (ip.is_link_local or ip.is_multicast)
 
     def refused(self, host: str, port: int, addresses: Iterable[str]) -> str | None:
-        """Return why a host with these addresses is forbidden to a data source; None if allowed."""
+        """Return the reason why a data source cannot use a host; None if it can use the host."""
         found = next((one for one in addresses if not self.admits(one)), None)
         if found is None:
             return None

@@ -72,7 +72,7 @@ def without_secrets(text: str) -> str:
 def unsigned(url: str) -> str:
     """Return a URL without user, password and signature.
 
-    Two URLs of a file with different signatures have the same result.
+    Two URLs of the same file give the same result, even if their signatures differ.
     """
     query = "" if in_a_bucket(url) else urlsplit(url).query
     kept = [
@@ -99,7 +99,7 @@ def joined(folder: str, name: str) -> str:
 
 
 def folder_of(url: str) -> str:
-    """Return the URL of the folder of a file, with the signature of the file."""
+    """Return the URL of the folder that contains a file; keep the signature in the URL."""
     if in_a_bucket(url):
         return url.rpartition("/")[0]
     parts = urlsplit(url)

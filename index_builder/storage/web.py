@@ -113,7 +113,10 @@ class Web:
             raise NotFetched(f"{shown(url)} is no web address ({_said(error)}).") from error
 
     def _auth(self, url: str) -> httpx2.NetRCAuth | None:
-        """Return the passwords; None if the URL has a password, or if its origin is not trusted."""
+        """Return the passwords that the operator has stored; see `_netrc`.
+
+        Returns None if the URL already has a password, or if the origin of the URL is not trusted.
+        """
         parts = self._httpx.URL(url)
         if parts.userinfo or parts.scheme not in WEB:
             return None

@@ -281,7 +281,10 @@ def _verify(root: Path, summary: BackupSummary) -> None:
 
 
 def _verify_gallery(gallery: GallerySnapshot, summary: BackupSummary) -> None:
-    """Compare the number of items and the version with the summary; check the id of each item."""
+    """Check that the gallery agrees with the summary of the backup.
+
+    The summary contains the number of items and the version. The id of each item must be valid.
+    """
     if (gallery.n_items, gallery.version) != (summary.n_items, summary.version):
         raise ArchiveError(
             "The archive is not restored: its gallery has another number of items, or another "

@@ -265,5 +265,5 @@ def _copy_rest(bundle: Path, staging: Path) -> None:
 
 
 def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:
-    """Return ``kind``; if it is flat, return auto, because the gallery may now be too large."""
+    """Return ``kind``, but auto instead of flat: the gallery can be too large for a flat index."""
     return "auto" if kind == "flat" else kind

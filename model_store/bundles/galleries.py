@@ -89,7 +89,10 @@ class GalleryFolder:
             (path / _NAMES).mkdir(parents=True, exist_ok=True)
 
     def find(self, name: str) -> GalleryEntry | None:
-        """Return the gallery with this name, or None; a file is read again only after a change."""
+        """Return the gallery with this name; None if there is no such gallery.
+
+        The file of the gallery is read again only if it has changed.
+        """
         if re.fullmatch(GALLERY_NAME, name) is None:
             return None
         file = self._file(name)
@@ -274,7 +277,7 @@ class GalleryFolder:
 
 
 def gallery_not_found(name: str) -> GalleryNotFound:
-    """Return the error for an unknown name, or for a gallery that the caller may not see."""
+    """Return the error for an unknown name, or for a gallery that is hidden from the caller."""
     return GalleryNotFound(
         f"There is no gallery {name[:80]!r} here. `GET /v1/galleries` lists the galleries."
     )

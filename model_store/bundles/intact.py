@@ -18,8 +18,8 @@ class BundleFiles:
     """Checks that the files of an open bundle do not change.
 
     A check without hashing needs only a few system calls. A check hashes each file whose time stamp
-    has changed. One unmodified file is also hashed again: the file whose last hash is the oldest,
-    if this hash is older than ``hashed_again_after_s``.
+    has changed. It also hashes at most one unmodified file: the file that was hashed least
+    recently. This file is hashed only if its last hash is older than ``hashed_again_after_s``.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ class ItemFeatures:
     groups : (n,) groups of the items; items of one group show the same object.
     features : (n, F) features. If there are more than `MOST_FEATURES`, adjacent features are
         averaged.
-    was_put : (n,) for each item, whether it was added after the calibration queries were chosen.
+    was_put : (n,) True for each item that was added after the calibration queries were chosen.
     share : share of the gallery's items that is sampled.
     """
 
@@ -61,7 +61,7 @@ class ItemFeatures:
         )
 
     def updated(self, snapshot: GallerySnapshot) -> ItemFeatures:
-        """Return the sample without removed items, and with a sample of the added items.
+        """Return the sample without the removed items, and with some of the added items.
 
         A hash of an added item's id decides whether the item is sampled. So equal changes give
         equal samples. An item with a new label and the same embedding keeps its features.

@@ -105,7 +105,7 @@ class Manifest:
 
     @cached_property  # every answer contains the id
     def id(self) -> str:
-        """The hash of all fields; it covers every byte, because ``files`` has the digests."""
+        """The hash of all fields; it covers every file, because ``files`` has their digests."""
         return hashlib.sha256(_canonical(asdict(self))).hexdigest()[:ID_LENGTH]
 
     def to_json(self) -> bytes:

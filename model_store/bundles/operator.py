@@ -22,8 +22,8 @@ class OperatorSettings:
 
     Attributes
     ----------
-    absent_share : share of absent queries, in (0, 1), that replaces the configured share; None
-        keeps the configured share.
+    absent_share : share of absent queries (queries without a match in the gallery), in (0, 1). It
+        replaces the configured share; None keeps the configured share.
     adopted_at : time when ``absent_share`` was set, ISO 8601.
     acknowledged_at : time when the operator last acknowledged drift, in seconds since 1970; 0 for
         never.

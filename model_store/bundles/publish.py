@@ -33,10 +33,10 @@ def publish(
     """Make a bundle in ``root`` from the files in ``staging``, and make it the current bundle.
 
     All files are on the disk before the bundle's directory gets its name. So after a crash, the
-    bundle is either missing or complete. If the same bundle exists, it is kept; if it is damaged,
-    it is replaced. One lock excludes other processes that publish. A second lock prevents the
-    removal of the bundle before the bundle becomes current. Temporary files of killed processes are
-    removed.
+    bundle is either missing or complete. If ``root`` already has the same bundle, the existing
+    bundle is kept; a damaged existing bundle is replaced. One lock excludes other processes that
+    publish. A second lock prevents the removal of the bundle before the bundle becomes current.
+    Temporary files of killed processes are removed.
 
     Parameters
     ----------

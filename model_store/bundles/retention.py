@@ -46,7 +46,8 @@ _UNFINISHED = {
     ),
     ACTIVATION_LOCK: (f".[A-Z]*{PARTIAL}", f".{SECRET_FILE}{PARTIAL}"),
 }
-"""For each lock file: patterns for the names of temporary files that the lock's holder writes."""
+"""For each lock file, patterns of file names. The holder of the lock writes temporary files with
+these names."""
 
 
 class Hold:
@@ -152,9 +153,8 @@ def remove_leftovers(root: Path) -> None:
 def note(lock: Path, bundle_id: str) -> None:
     """Write the id of a bundle into a lock file.
 
-    If the holder of the lock is killed, this bundle is removed.
-
-    If ``bundle_id`` is empty, no bundle is removed.
+    If the holder of the lock is killed, the bundle with this id is removed later. If ``bundle_id``
+    is empty, no bundle is removed.
     """
     lock.write_text(bundle_id, encoding="ascii")
     if bundle_id:
@@ -162,7 +162,7 @@ def note(lock: Path, bundle_id: str) -> None:
 
 
 def remove_left_under(root: Path, lock: str) -> None:
-    """Remove the files of killed processes that held a lock. The caller must hold this lock."""
+    """Remove the files that killed holders of a lock have left. The caller must hold this lock."""
     for path in _unfinished(root, lock):
         if path.name.endswith(high_water.UNFINISHED):
             high_water.remove_unfinished(path.parent)
@@ -187,7 +187,7 @@ def _noted(root: Path, lock: str) -> str | None:
 
 
 def _remove_noted(root: Path, lock: str) -> None:
-    """Remove the bundle in a lock file, if it has never become the current bundle."""
+    """Remove the bundle whose id is in a lock file, if the bundle has never been current."""
     noted = _noted(root, lock)
     if noted is None:
         return
@@ -224,7 +224,8 @@ def _remove(root: Path, bundle_id: str) -> bool:
 def _finish(root: Path, bundle_id: str) -> None:
     """Remove the log of a renamed bundle, and then the bundle's files.
 
-    If the process is killed, the renamed files remain, and `remove_leftovers` continues.
+    If the process is killed, the renamed files remain, and a later call of `remove_leftovers`
+    removes them.
     """
     with suppress(OSError):
         remove_log(changes_path(root, bundle_id))

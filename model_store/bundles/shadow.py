@@ -1,4 +1,4 @@
-"""The file `SHADOW`: names a bundle that is tested beside the current bundle."""
+"""The file `SHADOW`. The file names a bundle that is tested beside the current bundle."""
 
 from __future__ import annotations
 

@@ -100,7 +100,10 @@ _MODULE_OF = {name: module for module, names in _PLACES.items() for name in name
 
 
 def __getattr__(name: str) -> object:
-    """Import a name on its first use: code for filters and index settings does not need FAISS."""
+    """Import a name on its first use.
+
+    So code that needs only filters and index settings does not import FAISS.
+    """
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

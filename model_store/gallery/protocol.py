@@ -180,10 +180,10 @@ class Gallery(Protocol):
         """Return the unit directions (..., D) of ``rows`` (...)."""
 
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each item's total variance, divided by its squared norm: Σ_d v_d / ‖m‖², (...)."""
+        """Return each total variance, divided by the item's squared norm: Σ_d v_d / ‖m‖², (...)."""
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each item's variances, divided by its squared norm: v / ‖m‖², (..., D)."""
+        """Return each variance, divided by the item's squared norm: v / ‖m‖², (..., D)."""
 
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the label codes of ``rows`` (...); -1 for an item without a label."""
@@ -194,8 +194,8 @@ class Gallery(Protocol):
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
         """Return the rows of the ``limit`` items that follow ``after``, in the order of ids.
 
-        If ``after`` is None, the first items are returned. The item at ``after`` may be removed
-        already.
+        If ``after`` is None, the first items are returned. The item at ``after`` need not exist any
+        longer.
         """
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:

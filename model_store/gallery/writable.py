@@ -281,7 +281,7 @@ def plan_writes(
 
 @contextmanager
 def once_kept() -> Iterator[None]:
-    """Convert errors after a change is stored; a `WriteError` would wrongly report a lost change.
+    """Convert errors that follow a stored change; `WriteError` would wrongly report it as lost.
 
     Raises
     ------

@@ -42,7 +42,7 @@ class StoreAnswer:
 def search_and_decide(
     retriever: Retriever, store: Store, query: VectorQuery, terms: Terms | None = None
 ) -> StoreAnswer:
-    """Find as many neighbours in a store as the calibration needs, and make the decision on them.
+    """Find as many neighbours as the calibration needs in a store, and decide on these neighbours.
 
     Parameters
     ----------

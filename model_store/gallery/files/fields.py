@@ -60,7 +60,7 @@ _MOST_SEEN = 1_024
 
 
 class FieldsSeen:
-    """For each field, counts the items with the field, and the characters of the field's texts."""
+    """Counts, for each field, the items with the field and the characters of the field's texts."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, ...], list[int]] = {}  # number of items, characters of text
@@ -105,7 +105,7 @@ def write_fields(
 
     Parameters
     ----------
-    named : fields to index, without a limit on the size of the indexes. If None, the fields are
+    named : fields to index; the size of their indexes is not limited. If None, the fields are
         chosen from ``seen``, in the order of `FieldsSeen.worth_indexing`. `BYTES_OF_AN_ITEM` then
         limits the size of the indexes.
     """
@@ -247,11 +247,11 @@ class FilteredRows:
 
     @cached_property
     def share(self) -> float:
-        """Estimated share of allowed rows among the N rows; each call returns the same value."""
+        """Estimated share of the N rows that is allowed; each call returns the same value."""
         return estimated_share(self._selection, self._n_rows)
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
+        """Return a mask (n,): True for each of ``rows`` (n,) that is allowed."""
         return self._selection.at(rows)
 
     def rows(self) -> NDArray[np.int64]:

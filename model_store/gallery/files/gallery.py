@@ -132,11 +132,11 @@ class FaissGallery:
         return self._directions.take(rows, axis=0)  # a third faster than indexing
 
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each item's total variance, divided by its squared norm: Σ_d v_d / ‖m‖², (...)."""
+        """Return each total variance, divided by the item's squared norm: Σ_d v_d / ‖m‖², (...)."""
         return self._variances.total_variances(rows)
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each item's variances, divided by its squared norm: v / ‖m‖², (..., D)."""
+        """Return each variance, divided by the item's squared norm: v / ‖m‖², (..., D)."""
         return self._variances.relative(rows)
 
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -44,7 +44,7 @@ class VarianceWriter(ExitStack):
             self._scales = self.enter_context(scales)
 
     def add(self, norms: NDArray[np.float32], variances: NDArray[np.float32]) -> None:
-        """Write variances (n, D) of the next items, whose means have the norms (n,)."""
+        """Write the variances (n, D) of n items; ``norms`` (n,) are the norms of their means."""
         if self._scales is None:
             self._variances.add(variances)
             return
@@ -74,7 +74,7 @@ class Variances:
         return np.asarray(self._norms[rows])
 
     def relative(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each item's variances, divided by its squared norm: v / ‖m‖², (..., D)."""
+        """Return each variance, divided by the item's squared norm: v / ‖m‖², (..., D)."""
         if self._scales is None:
             whole: NDArray[np.float32] = self._stored[rows] / self._norms[rows][..., None] ** 2
             return whole
@@ -82,7 +82,7 @@ class Variances:
         return scaled
 
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each item's total variance, divided by its squared norm: Σ_d v_d / ‖m‖², (...)."""
+        """Return each total variance, divided by the item's squared norm: Σ_d v_d / ‖m‖², (...)."""
         if self._scales is None:
             total: NDArray[np.float32] = self._stored[rows].sum(-1) / self._norms[rows] ** 2
             return total

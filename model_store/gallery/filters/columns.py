@@ -125,7 +125,7 @@ class Postings:
         ]
 
     def _equal_numbers(self, value: float) -> range:
-        """Return the position of a number as a range; empty if the number is absent."""
+        """Return the range with the position of a number; the range is empty if no row has it."""
         nearest, left = _split(value)
         first = int(np.searchsorted(self.nearest, nearest))
         among = self.left[first : np.searchsorted(self.nearest, nearest, side="right")]
@@ -134,7 +134,7 @@ class Postings:
         return range(first + before, first + until)
 
     def _equal_texts(self, text: bytes) -> range:
-        """Return the position of a text as a range; empty if the text is absent."""
+        """Return the range with the position of a text; the range is empty if no row has it."""
         places = range(len(self.text_starts) - 1)
         first = bisect_left(places, text, key=self._text)
         return range(first, first + (first < len(places) and self._text(first) == text))

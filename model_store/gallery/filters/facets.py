@@ -1,4 +1,4 @@
-"""Counts the items with each value of a field, by the field's index."""
+"""Counts how many items have each value of a field, by the index of the field."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Facet:
     Attributes
     ----------
     field : name of the field in a filter.
-    comparison : the comparison to use in a filter for one value. It is ``has`` if most items with a
-        value have a list, else ``eq``.
+    comparison : the comparison that a filter for one value must use. It is ``has`` if more items
+        have a list in the field than a single value, else ``eq``.
     n_items : number of items with a value of the field.
     n_values : number of distinct values. A value is a number, a text, true or false.
     least, greatest : smallest and largest number in the field; None if it has no numbers.
@@ -71,10 +71,11 @@ class Counted:
 
 
 def facet_of(field: str, parts: Sequence[Counted], most: int) -> Facet:
-    """Describe a field with at most ``most`` of its values; each item is in one of ``parts``.
+    """Describe a field, with at most ``most`` of its values.
 
-    The time for the first part grows with its number of distinct values and its number of removed
-    items. The time for each later part grows with its number of items.
+    Each item is in exactly one of ``parts``. The time for the first part grows with its number of
+    distinct values and its number of removed items. The time for each later part grows with its
+    number of items.
     """
     by_value = [part.values() for part in parts]
     of_lists = sum(int(counts[LIST]) for counts in by_value)

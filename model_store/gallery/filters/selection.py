@@ -34,14 +34,14 @@ more ranges, each code is looked up in a table."""
 
 
 class Selection(Protocol):
-    """A set of the rows 0 to N − 1."""
+    """Some of the rows 0 to N − 1."""
 
     @property
     def at_most(self) -> int:
         """An upper bound on the number of selected rows, known without counting."""
 
     def at(self, rows: Rows) -> Mask:
-        """Return a mask (n,): whether each of ``rows`` (n,) is selected."""
+        """Return a mask (n,): True for each of ``rows`` (n,) that is selected."""
 
     def rows(self) -> Rows:
         """All selected rows, in any order; the time grows with `at_most`."""
@@ -62,7 +62,10 @@ def select(part: Filter, columns: Mapping[Field, Column], n_rows: int) -> Select
 
 
 def estimated_share(selection: Selection, n_rows: int) -> float:
-    """Estimate the share of selected rows; each call returns the same value. No rows give 0."""
+    """Estimate the share of selected rows; each call returns the same value.
+
+    The share is 0 if ``n_rows`` is 0.
+    """
     if not n_rows or isinstance(selection, _OfCodes | _OfHolders):
         return selection.at_most / max(n_rows, 1)
     sampled = np.random.default_rng(0).integers(0, n_rows, N_SAMPLED)

@@ -105,7 +105,7 @@ def _condition_sql(condition: Condition) -> tuple[str, list[Scalar]]:
 
 
 def _exists(field: Field, source: _Source, *, wanted: bool) -> tuple[str, list[Scalar]]:
-    """Return the condition that an item has (if ``wanted``) or lacks the field."""
+    """Return the condition that an item has the field, or (if not ``wanted``) lacks the field."""
     text = "label IS NULL" if field.column == "label" else f"{source.kind} IS NULL"
     values = [] if field.column == "label" else list[Scalar](source.marks)
     return (f"NOT ({text})" if wanted else f"({text})"), values
@@ -141,7 +141,8 @@ def _any_equal(source: _Source, wanted: tuple[Scalar, ...]) -> tuple[str, list[S
 
 
 _NUMBER = "json_extract(?, '$')"
-"""SQL that reads a number from JSON, because SQLite also reads the metadata from JSON."""
+"""SQL that reads a number from JSON. So the number is rounded in the same way as in the metadata,
+which SQLite also reads from JSON."""
 
 
 def _is_number(source: _Source) -> str:

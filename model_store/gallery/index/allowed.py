@@ -23,14 +23,14 @@ class Allowed(Protocol):
 
     @property
     def share(self) -> float:
-        """Estimated share of allowed rows among the N rows; each call returns the same value."""
+        """Estimated share of the N rows that is allowed; each call returns the same value."""
 
     @property
     def indexes(self) -> Mapping[str, IndexedBy]:
         """Field of the filter → where the field's index is stored."""
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
+        """Return a mask (n,): True for each of ``rows`` (n,) that is allowed."""
 
     def rows(self) -> NDArray[np.int64]:
         """All allowed rows, ascending; the time grows with `at_most`."""
@@ -40,7 +40,7 @@ class Allowed(Protocol):
 
 
 class MaskedRows:
-    """The rows that a mask (N,) selects; makes the mask read-only. Implements `Allowed`."""
+    """The rows that a mask (N,) selects; the mask becomes read-only. Implements `Allowed`."""
 
     def __init__(
         self, mask: NDArray[np.bool_], indexes: Mapping[str, IndexedBy] = NO_FIELDS
@@ -52,7 +52,7 @@ class MaskedRows:
         self.indexes = indexes
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
+        """Return a mask (n,): True for each of ``rows`` (n,) that is allowed."""
         return self._mask[rows]
 
     def rows(self) -> NDArray[np.int64]:

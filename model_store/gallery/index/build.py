@@ -42,9 +42,9 @@ neighbours need not be the nearest items."""
 
 NEIGHBOURS_AMONG = 1_000_000
 """`_queries` searches for the neighbours of an item among at most this many random items. Without
-this limit, the neighbours would be nearer in a larger gallery. Among ten million items, all
-neighbours of an item may be copies of one picture. Queries made of copies are too easy. With this
-limit, the distance of neighbours does not depend on the size of the gallery."""
+this limit, the neighbours of an item would be nearer to it if the gallery were larger. Among ten
+million items, all neighbours of an item may be copies of one picture. Queries made of copies are
+too easy. With this limit, the distance of neighbours does not depend on the size of the gallery."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def _learned(points: NDArray[np.float32], n: int, seed: int) -> faiss.Kmeans:
 
 
 def add_to_lists(index: Any, blocks: Iterable[NDArray[np.float32]]) -> None:  # noqa: ANN401
-    """Add each direction in ``blocks`` of (n, D) to a list with a near centroid."""
+    """Add each direction to a list whose centroid is near; ``blocks`` have the shape (n, D)."""
     centroids = index.quantizer.reconstruct_n(0, index.nlist)
     groups = faiss.IndexFlatL2(index.d)
     near = faiss.IndexIVFFlat(groups, index.d, _n_groups(index))

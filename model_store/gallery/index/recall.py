@@ -17,7 +17,7 @@ their stored directions."""
 N_NEIGHBOURS = 10
 EFFORTS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 """Values of ``nprobe`` or ``efSearch`` to try, ascending. Most values are a third or a half larger
-than the value before."""
+than the previous value."""
 
 _TIE = 1e-7
 """Two similarities count as equal if they differ by less than this value, because float32 is not
@@ -43,7 +43,9 @@ def share_found(
     found: Sequence[NDArray[np.int64]],
     tenth: NDArray[np.float32],
 ) -> float:
-    """Return the recall at 10: the mean share of a query's ten nearest items that were found.
+    """Return the recall at 10, averaged over the queries.
+
+    The recall of a query is the share of its ten nearest items that the search found.
 
     Parameters
     ----------

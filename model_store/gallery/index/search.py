@@ -34,8 +34,9 @@ the mask. With 5 % of the rows allowed, the unfiltered search took twice as long
 the mask."""
 
 _MARGIN = 4
-"""Safety margin in standard deviations. An unfiltered search fetches an uncertain number of allowed
-rows. The expected number is this many standard deviations above the wanted number."""
+"""Safety margin in standard deviations. The number of allowed rows in the result of an unfiltered
+search is uncertain. The search fetches so many rows that the expected number of allowed rows
+exceeds the wanted number by this many standard deviations."""
 
 _AT_ONCE = 16_384
 

@@ -30,12 +30,12 @@ class RowsOfAll:
 
     @property
     def share(self) -> float:
-        """Estimated share of allowed rows among N + M rows; each call returns the same value."""
+        """Estimated share of the N + M rows that is allowed; each call returns the same value."""
         of_base = self._of_base.share * self._n_base
         return (of_base + self._n_since) / max(len(self._removed), 1)
 
     def at(self, rows: Rows) -> Mask:
-        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
+        """Return a mask (n,): True for each of ``rows`` (n,) that is allowed."""
         in_base = rows < self._n_base
         found = np.empty(rows.shape, dtype=bool)
         found[in_base] = self._of_base.at(rows[in_base])
@@ -77,14 +77,14 @@ class RowsOfBase:
 
     @property
     def share(self) -> float:
-        """Estimated share of allowed rows among the N rows; each call returns the same value."""
+        """Estimated share of the N rows that is allowed; each call returns the same value."""
         n: float = self._there
         if self._allowed is not None:
             n = min(n, self._allowed.share * self._n_rows)
         return n / max(len(self._removed), 1)
 
     def at(self, rows: Rows) -> Mask:
-        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
+        """Return a mask (n,): True for each of ``rows`` (n,) that is allowed."""
         there = ~self._removed[rows]
         return there if self._allowed is None else there & self._allowed.at(rows)
 

@@ -32,7 +32,7 @@ indexes of a hundred fields fit into the cache."""
 
 
 class LogColumns:
-    """For the items in a log: builds and caches the indexes of their fields; thread-safe."""
+    """Builds and caches field indexes for the items in a log; thread-safe."""
 
     def __init__(self, log: ChangesFile) -> None:
         self._log = log
@@ -41,7 +41,7 @@ class LogColumns:
         self._lock = threading.Lock()
 
     def matching(self, part: Filter, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask (M,): whether each of the first M items in the log passes a filter.
+        """Return a mask (M,): True for each of the first M items in the log that passes a filter.
 
         Parameters
         ----------
@@ -63,7 +63,7 @@ class LogColumns:
     def all(self, field: Field, sequences: NDArray[np.int64]) -> Iterator[tuple[int, Column]]:
         """Yield the start and the index of each run.
 
-        If items follow the last run, the last pair has their start and their index.
+        If items follow the last run, the last pair has the start and the index of these items.
 
         Parameters
         ----------

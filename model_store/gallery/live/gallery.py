@@ -250,7 +250,7 @@ class _Tombstones:
         self.rows, self.since = _Column(np.int64), _Column(np.int64)
 
     def at(self, version: int) -> NDArray[np.int64]:
-        """Return the rows of all items removed by the change ``version`` or before."""
+        """Return the rows of all items that the change ``version`` or an earlier change removed."""
         n = int(np.searchsorted(self.since.until(), version, side="right"))
         rows: NDArray[np.int64] = self.rows.until(n)
         return rows

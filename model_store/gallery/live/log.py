@@ -143,7 +143,7 @@ class ChangesFile:
         return self._there(partial(rows.thumbnail_at, sequence=sequence))
 
     def matching(self, part: Filter, first: int, last: int) -> list[int]:
-        """Of the changes ``first`` to ``last``, return the numbers whose items pass a filter."""
+        """Return the numbers of the changes ``first`` to ``last`` whose items pass a filter."""
         condition, values = to_sql(part)
         query = (
             "SELECT sequence FROM changes WHERE mean IS NOT NULL "  # noqa: S608
@@ -324,7 +324,7 @@ class Transaction:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.reached: int | None = None
-        """The latest sequence number; None before a change is added."""
+        """The latest sequence number; None until this transaction adds a change."""
 
     def after(self, sequence: int) -> list[Change]:
         """Return the changes after ``sequence``, in order."""

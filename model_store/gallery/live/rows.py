@@ -92,9 +92,9 @@ def meta(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def clock(connection: sqlite3.Connection) -> tuple[float, float]:
-    """Return when the last outcome was stored: by the system clock, and by the log's clock.
+    """Return the time of the last stored outcome, by the system clock and by the log's clock.
 
-    Both are 0 if no outcome was stored.
+    Both times are 0 if no outcome was stored.
     """
     try:
         system, own = map(float, meta(connection).get("clock", "0 0").split())
@@ -159,7 +159,7 @@ def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside,
 def contents_beside(
     connection: sqlite3.Connection, table: Beside, sequences: Sequence[int]
 ) -> dict[int, bytes]:
-    """Return sequence number → optional content; changes without this content are left out."""
+    """Return sequence number → optional content; a change without this content is left out."""
     if table not in _tables_beside(connection):
         return {}
     found = {}
@@ -224,8 +224,8 @@ def field_column(
 ) -> Column:
     """Build the index of ``field`` for the items that the changes ``sequences`` (n,) wrote.
 
-    ``sequences`` are ascending. From its first to its last number, ``sequences`` contains every
-    change that wrote an item.
+    ``sequences`` are ascending and complete: every change between the first and the last number is
+    included if it wrote an item.
     """
     ends = int(sequences[0]), int(sequences[-1])
     connection.execute("PRAGMA temp_store=MEMORY")  # sort in memory, because the items are few
@@ -251,7 +251,7 @@ def upsert_at(connection: sqlite3.Connection, sequence: int) -> Upsert:
 
 
 def receipt_of(connection: sqlite3.Connection, retry: Retry, since: float) -> Receipt | None:
-    """Return the receipt of a request if it is newer than ``since``; may raise `KeyReused`."""
+    """Return a request's receipt if it was stored after ``since``; may raise `KeyReused`."""
     query = "SELECT key, request, outcome, at, checksum FROM outcomes WHERE key = ? AND at > ?"
     for row in fetched(connection, query, [retry.key, since]):
         _verify_outcome(row)

@@ -228,11 +228,11 @@ class GallerySnapshot:
         return self._at(rows, self._base.directions, self._appended.directions)
 
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each item's total variance, divided by its squared norm: Σ_d v_d / ‖m‖², (...)."""
+        """Return each total variance, divided by the item's squared norm: Σ_d v_d / ‖m‖², (...)."""
         return self._at(rows, self._base.total_variances, self._appended.total_variances)
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each item's variances, divided by its squared norm: v / ‖m‖², (..., D)."""
+        """Return each variance, divided by the item's squared norm: v / ‖m‖², (..., D)."""
         return self._at(rows, self._base.variances, self._appended.variances)
 
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -273,7 +273,7 @@ class GallerySnapshot:
         return rows[sorted(range(len(rows)), key=by_id.__getitem__)[:limit]]
 
     def _there(self, start: int, limit: int) -> NDArray[np.int64]:
-        """Return the first ``limit`` rows of the base from ``start`` on that have an item."""
+        """Return up to ``limit`` rows of the base, from ``start`` on, whose items still exist."""
         n_base, n = self._base.n_rows, limit
         while True:
             rows = start + np.flatnonzero(~self._removed[start : min(start + n, n_base)])

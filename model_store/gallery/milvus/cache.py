@@ -34,7 +34,7 @@ class EntityCache:
         return self._known_share >= MOSTLY_KNOWN
 
     def observe(self, rows: Collection[int]) -> None:
-        """Update the average share of cached rows with the ``rows`` that a search found."""
+        """Update the average share of cached rows; a search has found ``rows``."""
         if not rows:
             return
         with self._lock:

@@ -350,7 +350,7 @@ class Collection:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Convert errors of Milvus; the new errors do not contain its address."""
+        """Convert errors of Milvus; the new errors do not contain the address of Milvus."""
         grpc = import_module("grpc")
         try:
             yield
@@ -379,10 +379,11 @@ def require_bare(uri: str) -> str:
 
 
 def _scalar_indexes(version: str) -> tuple[str, str | None]:
-    """Return two index types: for texts and for arrays. They depend on the server's ``version``.
+    """Return two index types: one for texts and one for arrays.
 
-    Since 2.4, Milvus has ``INVERTED`` for texts and arrays. Earlier releases have only ``Trie`` for
-    texts. milvus-lite has ``INVERTED`` for texts only.
+    The types depend on the ``version`` of the server. Since 2.4, Milvus has ``INVERTED`` for texts
+    and arrays. Earlier releases have only ``Trie`` for texts. milvus-lite has ``INVERTED`` for
+    texts only.
     """
     if version.startswith("milvus_lite"):
         return "INVERTED", None

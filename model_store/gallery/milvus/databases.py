@@ -290,7 +290,7 @@ class PostgresDatabase:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Convert errors of the database; the new errors do not contain its address."""
+        """Convert errors of the database; the new errors do not contain the database's address."""
         errors = self._psycopg.errors
         try:
             yield

@@ -6,7 +6,8 @@ negated comparison depends on the release of Milvus. So each item has `facts`: a
 digest of each value. A field has a value if the array contains the value's digest. The result of
 this test is always true or false. For this test, the expression contains no text from the client,
 and Milvus uses an inverted index. Only ``gt``, ``gte``, ``lt`` and ``lte`` compare values instead
-of digests. These comparisons also require a fact: the value exists and has the right kind.
+of digests. With these comparisons, the expression also tests one fact: that the value exists and
+has the right kind.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class MilvusGallery:
         )
 
     def _compares(self, allowed: Allowed) -> bool:
-        """Return whether to read and compare every allowed row, because few rows are allowed."""
+        """Return True if so few rows are allowed that the search compares every allowed row."""
         if isinstance(allowed, MatchingRows) or self.described.index["type"] == "FLAT":
             return False
         return allowed.at_most <= EXACT_ROWS
@@ -205,7 +205,7 @@ class MilvusGallery:
     def _hits(
         self, queries: NDArray[np.float32], limit: int, expression: str, share: float
     ) -> list[NDArray[np.int64]]:
-        """Search for rows near each query; if the cache lacks most items, also read the items."""
+        """Search for rows near each query; if few items are cached, also read the rows' items."""
         whole = len(queries) * limit <= READ_AT_ONCE and not self._lately.mostly_knows
         found = []
         for start in range(0, len(queries), _SEARCHED_AT_ONCE):
@@ -286,12 +286,12 @@ class MilvusGallery:
         return values.reshape(*rows.shape, self.dim)
 
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each item's total variance, divided by its squared norm: Σ_d v_d / ‖m‖², (...)."""
+        """Return each total variance, divided by the item's squared norm: Σ_d v_d / ‖m‖², (...)."""
         values = [entity.total_variance for entity in self._each(rows)]
         return np.array(values, dtype=np.float32).reshape(rows.shape)
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each item's variances, divided by its squared norm: v / ‖m‖², (..., D)."""
+        """Return each variance, divided by the item's squared norm: v / ‖m‖², (..., D)."""
         stored: dict[int, tuple[Any, Any]] = {}
         for part in _parts(rows.ravel(), READ_AT_ONCE):
             found = self.by_number.at(part.tolist(), self.head.since, ["variance", "norm"])

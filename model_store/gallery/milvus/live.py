@@ -60,7 +60,7 @@ from model_store.gallery.writable import (
 )
 
 LOG = "log_"
-"""One mark of the collection is this prefix and the name of the log of changes."""
+"""One mark of the collection consists of this prefix and the name of the log of changes."""
 
 
 class MilvusLive:
@@ -278,7 +278,10 @@ class MilvusLive:
         turn.told(max(since, turn.state.since) if since != NOW else NOW)
 
     def _sweep_at_times(self) -> None:
-        """Delete old replaced rows from Milvus every `GRACE_S`, unless another writer is active."""
+        """Every `GRACE_S`, delete from Milvus the rows that were replaced at least `GRACE_S` ago.
+
+        If another writer is active, no rows are deleted.
+        """
         if not self._hidden or time.monotonic() < self._next_sweep:
             return
         self._next_sweep = time.monotonic() + GRACE_S

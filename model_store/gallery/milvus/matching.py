@@ -59,7 +59,7 @@ class MatchingRows:
         return NO_FIELDS
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
+        """Return a mask (n,): True for each of ``rows`` (n,) that is allowed."""
         if not rows.size:
             return np.zeros(0, dtype=bool)
         among = self._rows.among(rows.tolist(), self._head.since, self.expression)

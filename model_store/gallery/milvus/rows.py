@@ -68,11 +68,11 @@ class MilvusRows:
         return {one["row"]: one for one in found}
 
     def of_id(self, item_id: str, since: int, fields: Sequence[str]) -> list[dict[str, Any]]:
-        """Return all rows of an id with the values of ``fields``; at most one row is current."""
+        """Return all rows of one item, with the values of ``fields``; at most one is current."""
         return self._find(f"id == {literal(item_id)}", fields, since)
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Delete rows that are no longer current from Milvus."""
+        """Delete rows from Milvus; these rows are no longer current."""
         for start in range(0, len(rows), READ_AT_ONCE):
             self._collection.ask("delete", ids=list(rows[start : start + READ_AT_ONCE]))
 

@@ -243,7 +243,10 @@ def _tuned(
 def _queries(
     directions: NDArray[np.float32], generator: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Return unit vectors as queries: an item plus the difference of two of its neighbours."""
+    """Return queries, which are unit vectors.
+
+    A query is the normalised sum of an item and the difference of two neighbours of the item.
+    """
     rows = np.sort(generator.permutation(len(directions))[:N_QUERIES])
     k = min(FETCHED, len(directions))
     _, near = faiss.knn(directions[rows], directions, k, faiss.METRIC_INNER_PRODUCT)
