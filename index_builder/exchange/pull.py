@@ -44,8 +44,8 @@ def pull(
 
     Parameters
     ----------
-    trusted : public keys; the bundle must be signed with one of these keys. If empty, unsigned
-        bundles are accepted, too.
+    trusted : public keys; the bundle must be signed with one of these keys. If there are no keys,
+        unsigned bundles are also accepted.
     activated : whether the bundle becomes the current bundle.
 
     Returns

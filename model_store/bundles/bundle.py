@@ -40,7 +40,7 @@ class Bundle:
     root : directory of bundles whose `CURRENT` names this bundle; None if the bundle was opened by
         its own path.
     live : the gallery with its log of changes in ``root``; None if ``root`` is None.
-    hold : lock; other processes cannot remove the bundle while it is open.
+    hold : lock that prevents other processes from removing the open bundle.
     entry : the gallery's entry in its `GalleryFolder`; None for a gallery built by the command
         line.
 

@@ -143,7 +143,7 @@ class GalleryFolder:
         items : see `write_bundle`.
         key : key to sign the gallery's bundle.
         admit : function that is called under the lock, before the first write. It raises an error
-            if the caller may not create the gallery.
+            if the caller is not allowed to create the gallery.
 
         Raises
         ------

@@ -40,7 +40,8 @@ def publish(
 
     Parameters
     ----------
-    keep : True copies ``staging``; False moves it, if ``root`` is on the same file system.
+    keep : if true, ``staging`` is copied. If false, ``staging`` is moved if it is on the file
+        system of ``root``, else copied.
     key : key to sign the bundle.
 
     Returns

@@ -143,9 +143,8 @@ def row_of(sequence: int, write: Upsert | Delete) -> Row:
 def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside, Row]]:
     """Yield the table and the row for each optional part of a write.
 
-    The optional parts are the features (`HalfRows`) and the preview.
-
-    A write without optional parts yields nothing.
+    The optional parts are the features (`HalfRows`) and the preview. For a write without optional
+    parts, nothing is yielded.
     """
     if isinstance(write, Delete):
         return

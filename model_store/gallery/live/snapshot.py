@@ -289,7 +289,7 @@ class GallerySnapshot:
         return [self._appended.ids[place] for place in live], live
 
     def _id(self, row: int) -> str:
-        """Return the id of the item at a row, also if the item has been removed."""
+        """Return the id of the item at a row, even if the item has been removed."""
         return self.items(np.array([row]))[0].id
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:

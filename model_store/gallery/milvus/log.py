@@ -3,10 +3,10 @@
 A turn is a write transaction of the log; only one writer at a time has a turn. In a turn, each
 change gets a number and a new row in the collection. The content of a row never changes. The log
 stores the head: the number of the last change that is in Milvus (`Head.version`). A reader first
-reads the head. The reader then ignores two kinds of rows: rows that changes after the head have
-written, and rows that changes up to the head have replaced. So all readers find a complete change
-at the same moment. A delayed request from a writer whose turn has ended is harmless: it can only
-write the same row again.
+reads the head. The reader then ignores two kinds of rows: rows that were written by a change after
+the head, and rows that were replaced by a change up to the head. So all readers find a complete
+change at the same moment. A writer's turn can end while a request is delayed. The delayed request
+is harmless, because it can only write the same row again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GRACE_S = 30.0
 
 REMEMBERED_S = 3600.0
 """After a replaced row is deleted from Milvus, readers ignore the row for this number of seconds. A
-delayed write request may restore the row, so the row is then deleted again."""
+delayed write request may restore the row, so the row is deleted again after this time."""
 
 OUTCOME_LIFE_S = 24 * 3600.0
 """Seconds for which the outcome of a request with an Idempotency-Key is kept."""
@@ -342,7 +342,7 @@ class Turn:
     def forget(self, until: int) -> None:
         """Delete the entries of changes up to ``until``.
 
-        Before this call, the rows that these changes replaced must be deleted from Milvus.
+        The rows that these changes replaced must already be deleted from Milvus.
         """
         self._execute(
             "DELETE FROM vouch_changes WHERE collection = ? AND sequence <= ?",
