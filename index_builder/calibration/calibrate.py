@@ -62,7 +62,7 @@ def calibration_queries(
 
     If too few labels are withheld, each matched query is used a second time, as an absent query:
     its label is hidden from the result list and the outlier detector. If the queries are views, the
-    original pictures are used as absent queries, not the views.
+    absent queries are the original pictures, not the views.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def calibration_queries(
     unseen : whether the encoder was not trained on the gallery's labels.
     plain : the original pictures of the views, which become the absent queries. An original picture
         is as similar to other items as a new photograph is; a cropped or rotated view is less
-        similar.
+        similar to other items.
     seen : callback for each matched query that is decoded.
     """
     matched, folds = queries.matched, setup.label_folds
@@ -320,7 +320,7 @@ def calibrate_with_queries(
 
     Raises
     ------
-    CalibrationError : too few queries with or without a match.
+    CalibrationError : there are too few queries with a match, or too few queries without a match.
     """
     setup = replace(RetrievalSetup.known(encoder, gallery, detector), rule=rule)
     pictures = MeasuredPictures(encoder.metadata.input.smallest_side)

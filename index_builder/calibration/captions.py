@@ -99,7 +99,8 @@ def calibrate_texts(
 
     Raises
     ------
-    CalibrationError : too few captions with or without a match, or all captions have one label.
+    CalibrationError : there are too few captions with a match, or too few without a match, or all
+        captions have the same label.
     """
     captions = captions.at(np.random.default_rng(seed).permutation(len(captions)))
     about = np.array([label is not None for label in captions.labels])

@@ -290,7 +290,11 @@ def _asked(
 def _with_outcomes(
     calibration: Calibration, report: dict[str, Any], asked: Sequence[Answers]
 ) -> Evaluation:
-    """Add verdict outcomes; ``asked`` has queries with a match, then queries without a match."""
+    """Return an evaluation: ``report``, extended by the outcomes of the verdicts, and the answers.
+
+    ``asked`` contains the answers to queries with a match, followed by the answers to queries
+    without a match.
+    """
     absent = np.repeat([False, True][: len(asked)], [len(one) for one in asked])
     answers = [answer for one in asked for answer in one.answers]
     queries = joined(*(one.queries for one in asked))
@@ -336,7 +340,7 @@ def _of_outliers(
 def _of_orders(
     retriever: Retriever, queries: LabelledImages, own: Answers
 ) -> dict[Order, dict[str, Any]]:
-    """Measure results of queries with a match in both orders: by similarity and by probability.
+    """For queries with a match, measure the results in both orders (similarity and probability).
 
     Parameters
     ----------

@@ -22,8 +22,8 @@ N_FOLDS = 5
 
 MIN_DRAWN = 30
 """Minimum number of requested pairs. A pair is requested if it was drawn at random or comes from
-the review queue; all other pairs are volunteered. With fewer requested pairs, volunteered pairs
-count as requested pairs."""
+the review queue; all other pairs are volunteered. If there are fewer requested pairs than this
+minimum, volunteered pairs count as requested pairs, too."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -33,13 +33,14 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     """Return the calibration with corrected match probabilities and a report of the correction.
 
     The fit uses uncorrected log-odds, so feedback on corrected probabilities is not applied twice.
-    Pairs drawn at random for review represent all answers. If a pair was drawn with probability p,
-    its weight is 1 / p. The review queue chooses pairs by verdict, not by correctness, so pairs
-    from the queue are not weighted (covariate-dependent sampling). If there are at least
-    `MIN_DRAWN` drawn and queued pairs, all other pairs count as volunteered. The correction is
-    cross-fitted by query. The corrected log loss is compared with the uncorrected log loss; see
-    `_judged` for the compared pairs. The correction is applied only if it predicts users' decisions
-    better. The report contains the corrected and the uncorrected log loss.
+    Pairs that are drawn at random for review are representative of all answers. If a pair was drawn
+    with probability p, its weight is 1 / p. The review queue chooses pairs by verdict, not by
+    correctness, so pairs from the queue are not weighted (covariate-dependent sampling). If at
+    least `MIN_DRAWN` pairs were drawn at random or come from the review queue, all other pairs
+    count as volunteered. The correction is cross-fitted by query. The corrected log loss is
+    compared with the uncorrected log loss; see `_judged` for the compared pairs. The correction is
+    applied only if it predicts users' decisions better. The report contains the corrected and the
+    uncorrected log loss.
 
     Raises
     ------
@@ -77,8 +78,8 @@ def _judged(pairs: SaidPairs) -> Bools:
     """Return a mask of the pairs on which the log loss is measured.
 
     The log loss is measured on the drawn pairs if there are at least `MIN_DRAWN` drawn pairs. With
-    fewer drawn pairs, it is measured on the requested pairs if there are at least `MIN_DRAWN`
-    requested pairs. With fewer requested pairs, the log loss is measured on all pairs.
+    fewer drawn pairs, the log loss is measured on the requested pairs, if there are at least
+    `MIN_DRAWN` requested pairs. With fewer requested pairs, the log loss is measured on all pairs.
     """
     for judged in (pairs.drawn, pairs.drawn | pairs.ordered):
         if int(judged.sum()) >= MIN_DRAWN:

@@ -46,11 +46,11 @@ fewer queries than this number, a conformal p-value cannot reach 0.02, and a log
 unreliable."""
 
 ASSUMED_ABSENT = 0.3
-"""Total weight of absent queries in the fit, divided by the total weight of all queries. For served
-queries, the probabilities are converted to the expected share. With a share of a few per cent, the
-fit would almost ignore absent queries. The probabilities would be wrong for a service with many
-absent queries. If the available absent queries are not representative, the fit uses
-`DEFAULT_ABSENT` instead."""
+"""Total weight of absent queries in the fit, divided by the total weight of all queries. When the
+service answers a query, it converts the probabilities to the expected share of absent queries. With
+a share of a few per cent, the fit would almost ignore absent queries. The probabilities would be
+wrong for a service with many absent queries. If the available absent queries are not
+representative, the fit uses `DEFAULT_ABSENT` instead."""
 
 N_RESAMPLED = 30
 """Number of bootstrap samples to estimate how often a calibration gives a guarantee."""
@@ -86,10 +86,11 @@ def fit_calibration(
 
     The served models are fitted to all queries. All evidence and measurements come from five-fold
     cross-fits. Gallery images can be additional queries; each is excluded from its own results. A
-    new photograph of a label can find all items of the label. A gallery image can find one item
-    fewer, so it is a slightly harder query. The fits of probabilities, operating points and result
-    sets use held-out queries and gallery images. Percentiles of uncertainties use only held-out
-    queries. Outlier p-values use held-out queries and items added later.
+    new photograph of a label can find all items of the label. A gallery image cannot find itself,
+    so it can find one item fewer and is a slightly harder query. The fits of probabilities,
+    operating points and result sets use held-out queries and gallery images. Percentiles of
+    uncertainties use only held-out queries. Outlier p-values use held-out queries and items added
+    later.
 
     Parameters
     ----------
@@ -141,9 +142,10 @@ def fit_calibration(
 def _guarantee_share(calibration: Calibration, seed: int) -> float:
     """Return the share of bootstrap samples that give a guarantee.
 
-    Objects and labels are resampled. A calibration gives a wrong guarantee with probability δ at
-    most. Many calibrations may give no guarantee, and δ counts them, too. So if few calibrations
-    give a guarantee, a large share of the given guarantees may be wrong.
+    Objects and labels are resampled. A calibration gives a wrong guarantee with a probability of at
+    most δ. This probability refers to all calibrations, including calibrations that give no
+    guarantee. So if few calibrations give a guarantee, a large share of the given guarantees may be
+    wrong.
     """
     generator = np.random.default_rng(seed)
     evidence = replace(calibration.evidence.of_order(calibration.order), levels=None)

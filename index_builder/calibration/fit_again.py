@@ -171,8 +171,8 @@ def _queries(
 
     Returns
     -------
-    The queries, and embedding means (B, D) of the matched queries, see `ItemQueries.unlabelled`.
-    The means are None if the queries are not items.
+    Two values: the queries, and the embedding means (B, D) of the matched queries. For the means,
+    see `ItemQueries.unlabelled`. The means are None if the queries are not items.
     """
     held = _held(kept, items, gallery)
     of_matched, of_withheld = (
@@ -267,10 +267,10 @@ def _compared(
 ) -> Refit:
     """Compare two calibrations on queries with a match.
 
-    Both calibrations were fitted to the held-out queries, so on these queries the losses of both
-    are equally optimistic. Only the new calibration was fitted to items added later and to reviewed
-    queries. For items added later and reviewed queries, the loss of the new calibration comes from
-    its cross-fitted probabilities.
+    Both calibrations were fitted to the held-out queries, so the losses of both calibrations on
+    these queries are equally optimistic. Only the new calibration was fitted to items added later
+    and to reviewed queries. For these items and these reviewed queries, the loss of the new
+    calibration is computed from cross-fitted probabilities.
     """
     held_out = queries.matched
     of_held_out = _embeddings(encoder, matched)

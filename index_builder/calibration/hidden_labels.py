@@ -39,7 +39,7 @@ class LabelFolds:
     detectors: tuple[OutlierDetector | None, ...]
 
     def of(self, labels: Sequence[str], names: Sequence[str]) -> LabelFolds:
-        """Return a copy with other labels: ``labels[i]`` gets the fold of ``names[i]``."""
+        """Return a copy for other labels, in which ``labels[i]`` has the fold of ``names[i]``."""
         folds = [self.fold_of[name] for name in names]
         return replace(self, fold_of=dict(zip(labels, folds, strict=True)))
 

@@ -1,9 +1,9 @@
 """Uses the items of a gallery as calibration queries, so that no image must be held out.
 
-Each item is a query for the rest of the gallery. A last layer that was fitted to an item gives too
-high similarities for this item. So each item is embedded by a layer that was fitted without the
-item. If the item is used as an absent query, the layer was fitted without all items of its label.
-See `index_builder.whitening`.
+Each item is a query, with which the rest of the gallery is searched. If the encoder's last layer
+was fitted to an item, the similarities of this item are too high. So each item is embedded by a
+layer that was fitted without the item. If the item is used as an absent query, the layer was fitted
+without all items of its label. See `index_builder.whitening`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MOST_QUERIES = 2_000
 """Maximum number of items that become queries. More queries hardly improve the calibration."""
 
 N_FOLDS = 20
-"""Number of cross-fitted layers. Each layer is fitted without a twentieth of the labels. Of each
-other label, a twentieth of the items is left out, too. On 38 labels with 15 photographs each,
-similarities of items were within 0.005 of the similarities of new photographs. With ten layers,
-similarities of items were 0.02 to 0.03 too high."""
+"""Number of cross-fitted layers. Each layer is fitted without a twentieth of the labels. For each
+other label, the layer is fitted without a twentieth of the label's items. On 38 labels with 15
+photographs each, similarities of items were within 0.005 of the similarities of new photographs.
+With ten layers, similarities of items were 0.02 to 0.03 too high."""
 
 Integers = NDArray[np.int64]
 
@@ -117,10 +117,10 @@ def _item_folds(
 ) -> Integers:
     """Return for each item the number of the fold that leaves out this item, (N,).
 
-    All items of a group have the same fold, and the groups of a label are spread evenly over the
-    folds. Each label also has a fold, ``of_label`` (C,), that leaves out the whole label. The fold
-    of an item differs from the fold of its label. The label of a group is the label of its first
-    item.
+    All items of a group are in the same fold, and the groups of a label are spread evenly over the
+    folds. Each label also has a fold, ``of_label`` (C,), that leaves out the whole label. An item's
+    fold is never the fold that leaves out the item's label. The label of a group is the label of
+    its first item.
     """
     n_groups = int(groups.max()) + 1
     label = np.zeros(n_groups, dtype=np.int64)
@@ -137,7 +137,7 @@ def _item_folds(
 
 @dataclass(frozen=True, slots=True)
 class ItemQueries:
-    """B items as queries.
+    """B items that are used as queries.
 
     Attributes
     ----------

@@ -123,8 +123,8 @@ class KeptQueries:
 
         A query that is an item gets the current label of the item. If the gallery has no labels,
         the label of a view is the id of the item. If the gallery has labels, views of unlabelled
-        items are left out. The gallery contains the item of such a view, so the view is not an
-        absent query. But this item has no label, so it cannot be a match.
+        items are left out. A view of an unlabelled item is not an absent query, because the gallery
+        contains the item. The view has no match either, because the item has no label.
 
         Parameters
         ----------
@@ -313,7 +313,7 @@ def as_vectors(
     sources: tuple[str, ...] | None,
     embeddings: Embeddings,
 ) -> LabelledImages:
-    """Return a collection in which each image is a row (2 D + F,), an input of `KeptVectors`."""
+    """Return a collection whose images are vectors (2 D + F,), the inputs of `KeptVectors`."""
     rows = np.hstack([embeddings.mean, embeddings.variance, embeddings.features])
 
     def read(row: int, _smallest_side: int | None) -> Pixels:

@@ -40,7 +40,7 @@ class LabelChoices:
         probabilities: NDArray[np.float64],
         folds: NDArray[np.int64],
     ) -> LabelChoices:
-        """Arrange cross-fitted labels by query; see `cross_fitted`."""
+        """Arrange the labels and their cross-fitted probabilities by query; see `cross_fitted`."""
         at = examples.queries, examples.places
         shape = len(examples.starts), int(examples.counts.max())
         of_label, matches = np.full(shape, -1.0), np.zeros(shape, dtype=bool)

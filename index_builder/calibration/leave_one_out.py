@@ -22,13 +22,14 @@ gallery images become queries, too."""
 
 ENOUGH_WITH_PARENTS = 2000
 """If labels have parents, this number of matched queries is sufficient. The error bounds of parents
-use only queries without a confident label. At most half of all queries have no confident label."""
+are computed only from queries without a confident label. At most half of all queries have no
+confident label."""
 
 N_FOLDS = 20
-"""Number of folds into which the gallery is divided for outlier scores. No detector may be fitted
-to an image that it scores. Otherwise, the detector would contain a copy of the image, and the
-distance to this copy would be zero. With 20 folds, each detector is almost as good as a detector
-fitted to all images."""
+"""Number of folds into which the gallery is divided for outlier scores. A detector must not be
+fitted to an image that it scores. A detector that was fitted to the image would contain a copy of
+the image, and the distance to this copy would be zero. With 20 folds, each detector is almost as
+good as a detector fitted to all images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class PutItems:
     Attributes
     ----------
     places : (m,) indices of these images.
-    n_queries : number of these images that become queries. With this number, the queries have the
-        same share of added images as the gallery.
+    n_queries : number of these images that become queries. With this number, the share of added
+        images is the same among the queries as in the gallery.
     """
 
     places: NDArray[np.int64]
@@ -55,8 +56,8 @@ class PutItems:
         ----------
         images : gallery images in random order.
         was_put : (N,) mask of the images that were added later.
-        n_held_out : number of held-out matched queries. Held-out queries represent the gallery
-            without the added images.
+        n_held_out : number of held-out matched queries. The held-out queries are representative
+            only of the gallery without the added images.
         """
         codes = gallery.label_codes(np.arange(gallery.n_items))
         counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
@@ -85,8 +86,8 @@ def leave_one_out_queries(
 
     Returns
     -------
-    (m,) indices of the chosen images. Images of ``put`` come first. The label of each remaining
-    image also belongs to an image of another group.
+    (m,) indices of the chosen images. Images of ``put`` come first. For each other chosen image, an
+    image of another group has the same label.
     """
     if len(images) * (N_FOLDS - 1) // N_FOLDS < MIN_REFERENCES:
         return np.empty(0, dtype=np.int64)
@@ -211,7 +212,8 @@ class DetectorFolds:
 
         Parameters
         ----------
-        groups : (B,) group numbers. The fit must have used the same numbers.
+        groups : (B,) group numbers. The detectors must have been fitted with the same group
+            numbers.
         """
         scores = np.empty(len(embeddings))
         known = next(one for one in self.detectors if one is not None)

@@ -13,7 +13,7 @@ from model_store.search import N_CANDIDATES
 PARTS = 4
 """If labels are hidden, a result list has at most 1 / `PARTS` of the gallery's items. If a label is
 hidden, its items cannot be found, and other items take their places. Without this limit, some of
-the other items would be too dissimilar for a result list of the service."""
+these replacements would be too dissimilar for a result list of the service."""
 
 LEAST_LISTED = 10
 """Minimum length of a result list in a small gallery."""

@@ -36,8 +36,9 @@ class Outcomes:
     answers : answers to B queries.
     correct : (B,) whether the first item is a true match.
     absent : (B,) whether the gallery has no true match.
-    parents : (B,) true parent of each query, at the level to which the answer rolled up. None if
-        the parent is unknown, or if the answer did not roll up.
+    parents : (B,) true parent of each query, at the level to which the answer rolled up: the answer
+        then gives a parent instead of a label. None if the parent is unknown, or if the answer did
+        not roll up.
     groups : (B,) group of each query.
     sources : (B,) source of each query.
     """
@@ -123,7 +124,7 @@ class Outcomes:
         }
 
     def _share(self, rows: Bools, counted: Bools) -> dict[str, Any]:
-        """Return the share of the ``rows`` that are ``counted``, with its exact interval.
+        """Return the share of ``counted`` queries among ``rows``, with its exact interval.
 
         Queries of one group count as one observation.
         """
@@ -139,7 +140,7 @@ class Outcomes:
         )
 
     def _risk_coverage(self) -> list[list[float]]:
-        """For falling thresholds, return pairs: coverage and error of the first items."""
+        """Return pairs of the coverage and the error of the first items, for falling thresholds."""
         order = np.lexsort((self._weights, -self._probabilities))
         coverage = np.cumsum(self._weights[order])
         wrong = evened(self._probabilities, ~self._correct, self._weights)

@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def least_queries(self) -> int:
-        """Minimum number of `match` verdicts to guarantee `max_error`, if all are right."""
+        """Minimum number of `match` verdicts that guarantee `max_error`, if no verdict is wrong."""
         return math.ceil(least_queries(self.promises.max_error, self.promises.delta))
 
     @property

@@ -40,8 +40,9 @@ _MOST_LOG_ODDS = 20.0
 
 _LEAST_SPREAD = 1e-9
 """A signal is scaled only if its standard deviation exceeds this minimum. Rounding gives a constant
-signal a standard deviation of about 1e-14. A later query may have another value of this signal.
-After a division by 1e-14, the difference would outweigh all other signals."""
+signal a standard deviation of about 1e-14. A later query can have another value of this signal. If
+the difference between the two values were divided by 1e-14, the result would outweigh all other
+signals."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -128,7 +129,7 @@ class Examples:
 
     @property
     def chosen(self) -> Bools:
-        """A mask (N,) of the target labels: the first true match of each query.
+        """A mask (N,) of the target labels of the fit: for each query, the first true match.
 
         If a query finds several true matches, the signals of these matches are nearly equal. The
         model divides the probability among these matches, so the probability of each match is too

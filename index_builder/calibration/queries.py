@@ -187,12 +187,12 @@ class CalibrationQueries:
 
     @property
     def n_put(self) -> int:
-        """The number of added items among the leave-one-out queries; see `LeaveOneOut.n_put`."""
+        """The number of leave-one-out queries that are added items; see `LeaveOneOut.n_put`."""
         return 0 if self.leave_one_out is None else self.leave_one_out.n_put
 
     @property
     def n_absent(self) -> int:
-        """The number of absent queries with a hidden label, plus queries of withheld labels."""
+        """The number of absent queries, including the queries of withheld labels in `withheld`."""
         return len(self.absent) + (0 if self.withheld is None else len(self.withheld))
 
     @property

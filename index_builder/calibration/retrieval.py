@@ -219,8 +219,8 @@ def look_up(
 
     Parameters
     ----------
-    outlier_scores : (B,) outlier score of each query. Its detector must have been fitted without
-        the hidden items and labels.
+    outlier_scores : (B,) outlier score of each query. The detector that gave the score must have
+        been fitted without the hidden items and labels.
     hide_label : whether to hide all items of each query's own label, to make the query absent.
     hidden : (B, m) rows of items to exclude from each query's results, for example the query
         itself; padded with −1.
@@ -304,8 +304,9 @@ def look_up_hidden(
 ) -> tuple[RetrievedQueries, Integers]:
     """Find candidates for embedded queries; hide the label of each query.
 
-    Leaves out a query if too few items remain, or if no detector was fitted without the query's
-    label. Also returns the rows (n,) of the queries that were not left out.
+    A query is left out if too few items remain for its result list, or if no detector was fitted
+    without the query's label. The function also returns the rows (n,) of the queries that were not
+    left out.
 
     Parameters
     ----------
@@ -361,7 +362,7 @@ def _among(
 def _without(
     gallery: Gallery, directions: NDArray[np.float32], n: int, hidden: Integers | None
 ) -> tuple[Integers, Floats]:
-    """Return rows and similarities (B, n) of candidates, except the rows ``hidden`` (B, m)."""
+    """Return rows and similarities (B, n) of candidates; exclude the rows ``hidden`` (B, m)."""
     rows = np.empty((len(directions), n), dtype=np.int64)
     similarities = np.empty((len(directions), n))
     for start in range(0, len(directions), BATCH):
@@ -397,7 +398,7 @@ class _Sizes:
     def of(self, codes: NDArray[np.int32]) -> Integers:
         """For each label of ``codes``, return the number of items that the query can find, (B, n).
 
-        The number is 1 for code −1, an item without a label.
+        For code −1, which stands for an item without a label, the number is 1.
         """
         counts = np.where(codes >= 0, self._counts[np.maximum(codes, 0)], 1)
         counts -= np.where(codes == self._codes[:, None], self._n_hidden[:, None], 0)

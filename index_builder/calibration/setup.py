@@ -28,13 +28,13 @@ class Earlier:
     """The part of a gallery that existed when the absent queries were chosen.
 
     After an addition, the gallery can contain the true label of an absent query. For example,
-    photographs of a lynx are absent queries, because no item shows a lynx. If items of a lynx are
-    added later, the photographs are still absent queries, because only the earlier part of the
-    gallery is searched.
+    photographs of a lynx are absent queries, because no item shows a lynx. If items that show a
+    lynx are added later, the photographs are still absent queries, because only the earlier part of
+    the gallery is searched.
 
     Attributes
     ----------
-    rows : (N,) mask of the items that have an earlier label or no label.
+    rows : (N,) mask of the items that have no label, or a label that existed at that time.
     detector : outlier detector fitted to images of the earlier labels only.
     rivals : ratio of the current number of labels to the earlier number of labels.
     """
@@ -60,7 +60,8 @@ class Earlier:
         Parameters
         ----------
         images, embeddings : a random sample of the gallery, in random order.
-        labels : the gallery's earlier labels; empty if unknown.
+        labels : the labels that the gallery had when the absent queries were chosen; empty if
+            unknown.
         """
         known = set(labels)
         held = np.array([label in known for label in gallery.labels], dtype=bool)
@@ -165,7 +166,7 @@ class RetrievalSetup:
         )
 
     def observe_absent(self, queries: LabelledImages) -> RetrievedQueries:
-        """Search the earlier part of the gallery with absent queries; see `Earlier`."""
+        """Search the gallery with absent queries; if there is an `Earlier` part, search only it."""
         if self.earlier is None:
             return self.observe(queries)
         embeddings = embed_with_features(self.encoder, queries, "queries without a match")

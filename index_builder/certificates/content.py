@@ -37,7 +37,8 @@ class CertifiedBundle:
 def open_certified(path: Path) -> CertifiedBundle:
     """Open the bundle at ``path``, or the current bundle of a directory of bundles.
 
-    Checks every byte against the manifest, but opens neither the encoder nor the gallery.
+    The function checks every byte against the manifest, but opens neither the encoder nor the
+    gallery.
 
     Raises
     ------
@@ -122,8 +123,8 @@ def _valid_while(calibration: Calibration) -> list[str]:
 def _cross_fitted(calibration: Calibration) -> dict[str, Any]:
     """Measure the calibration of the cross-fitted probabilities.
 
-    Uses the assumed share π of absent queries, without correction by feedback. Present queries have
-    weight 1, absent queries π n_present / ((1 − π) n_absent).
+    The measurement uses the assumed share π of absent queries, without correction by feedback. Each
+    present query has weight 1; each absent query has weight π n_present / ((1 − π) n_absent).
     """
     evidence = calibration.evidence.of_order(calibration.order)
     absent, first = evidence.absent, evidence.first_probabilities

@@ -22,8 +22,8 @@ from model_store.errors import CertificateError
 from model_store.feedback import FeedbackLog
 
 N_STEPS = 12
-"""Number of reported values of the evidence. The reviews are divided into this number of equal
-steps. Each value includes all reviews up to the end of its step."""
+"""Number of values of the evidence that a certificate lists. The reviews are divided into this
+number of equal steps. Each value includes all reviews up to the end of its step."""
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -41,7 +41,7 @@ class Said(_Strict):
 
 
 class Review(_Strict):
-    """The review of a drawn match; see `MatchDraw`."""
+    """The review of a match that was drawn at random; see `MatchDraw`."""
 
     wrong: bool
     predicted: Annotated[float, Field(ge=0, le=1)]

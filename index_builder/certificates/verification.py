@@ -28,8 +28,8 @@ def differences(certificate: Certificate, bundle: Path, public_key: str | None =
     Parameters
     ----------
     bundle : the bundle, or a directory of bundles; from a directory, the current bundle is used.
-    public_key : public key of the required signer, in hexadecimal. None accepts any signer, and
-        also an unsigned certificate.
+    public_key : public key of the required signer, in hexadecimal. If None, the certificate can
+        have any signer, or no signature.
     """
     return [*_of_signature(certificate, public_key), *_of_content(certificate.content, bundle)]
 

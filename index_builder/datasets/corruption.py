@@ -26,7 +26,7 @@ EXCHANGED = (0.25, 0.5, 1.0)
 """Shares of a vector's numbers that are replaced by numbers of other vectors."""
 
 N_OTHERS = 16
-"""Number of other vectors that supply the replacements for one vector."""
+"""Number of other vectors from which the replacement numbers of one vector are taken."""
 
 
 def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
@@ -43,9 +43,9 @@ def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
 
 
 def corrupted_vectors(images: LabelledImages, seed: int) -> LabelledImages:
-    """Replace a quarter, half or all of each vector's numbers; the shares alternate.
+    """Replace a quarter, a half or all of the numbers of each vector; the shares alternate.
 
-    The replacement of a number comes from the same position of another vector. So the distribution
+    A number is replaced by the number at the same position of another vector. So the distribution
     at each position does not change. But numbers at different positions become independent, as in
     the synthetic samples of Breiman 2001.
     """

@@ -25,7 +25,7 @@ def united(n: int, pairs: Iterable[Integers]) -> Integers:
 
 
 def pairs_of_equal(codes: Integers) -> Integers:
-    """Return pairs (P, 2) that connect all images of equal code; code −1 has no pairs."""
+    """Return pairs (P, 2) that connect all images with the same code; code −1 gives no pairs."""
     order = np.argsort(codes, kind="stable")
     same = (codes[order[1:]] == codes[order[:-1]]) & (codes[order[1:]] >= 0)
     return np.stack([order[:-1][same], order[1:][same]], axis=1)
@@ -42,14 +42,14 @@ def held_out_groups(
     """Choose whole groups to hold out, with about the wanted number of images of each label.
 
     Two passes visit the groups in ``order``. The first pass holds out a group if this brings the
-    group's labels closer to their wanted numbers. A group is a tie if holding it out would not
-    change the distance to the wanted numbers. The first pass considers a tie only if each of its
-    labels already has held-out images. It considers at most one tie of each label, and holds out
-    about half of these ties. After the first pass, a label with two images, or with a few large
-    groups, possibly has no held-out image. The second pass pools the images of all labels without a
-    held-out image. It holds out ``share`` of the pooled images, but at most one group of each
-    label. For example, if each label has two images and ``share`` is 0.2, two of five labels get
-    one held-out image each.
+    group's labels closer to their wanted numbers. A group is tied if the distance to the wanted
+    numbers is the same with and without the group. The first pass considers a tied group only if
+    each label of the group already has held-out images. The pass considers at most one tied group
+    of each label, and holds out about half of these groups. After the first pass, a label with two
+    images, or with a few large groups, possibly has no held-out image. The second pass pools the
+    images of all labels without a held-out image. From this pool, the pass holds out the fraction
+    ``share`` of the images, but at most one group of each label. For example, if each label has two
+    images and ``share`` is 0.2, two of five labels get one held-out image each.
 
     Parameters
     ----------

@@ -48,8 +48,8 @@ _SYSTEM_ENDS = (
 """Name endings of preview caches, of cameras' video thumbnails, and of incomplete downloads."""
 
 _LIBRARY, _OWN_IN_LIBRARIES = ".photoslibrary", frozenset({"originals", "masters"})
-"""Suffix of macOS photo libraries, and the folders with original images in a library. Images
-outside these folders are derived from the originals."""
+"""The suffix of macOS photo libraries, and the names of the folders with the original images in
+such a library. Images outside these folders are derived from the originals."""
 
 _OTHER_SUFFIXES = (
     RAW_SUFFIXES
@@ -83,7 +83,7 @@ _TITLES = {
     Reason.no_label: "in no label folder",
     Reason.beside_tables: "beside Parquet files",
 }
-"""Title of a table row for each reason."""
+"""For each reason, the title of its table row."""
 
 _SENTENCES = {
     Reason.other_format: f"Vouch reads {', '.join(FORMATS)}. Convert the file.",
@@ -100,7 +100,7 @@ _SENTENCES = {
     Reason.no_label: "The file is in no sub-folder, but the sub-folders are the labels.",
     Reason.beside_tables: "The Parquet files of the folder are the source; this file is not read.",
 }
-"""The sentence in the report for each reason."""
+"""For each reason, the sentence in the report."""
 
 _SAID = (Reason.other_format, Reason.linked_folder, Reason.bad_name, Reason.no_label)
 """Reasons that are printed immediately, because part of the collection may be missing."""
@@ -108,7 +108,7 @@ _SAID = (Reason.other_format, Reason.linked_folder, Reason.bad_name, Reason.no_l
 
 @dataclass(frozen=True, slots=True)
 class LeftOutFile:
-    """A file of a source that is not read as an image.
+    """A file that belongs to a source but is not read as an image.
 
     Attributes
     ----------

@@ -23,8 +23,8 @@ N_VALIDATION_VIEWS = 1000
 the validation views."""
 
 MIN_SPLIT = 3
-"""Minimum number of images of a label from which one image is held out. The other two images form a
-positive pair."""
+"""If a label has at least this number of images, one image is held out, unless the label's groups
+are too large. If the label has three images, the other two form a positive pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator
 
     One half of the images is for training and evaluation, the other half is for calibration. To
     make a calibration query absent, its original image is hidden, so the query finds only near
-    misses. These near misses must be as similar as the near misses of a new photograph. This
-    requires that the encoder was not trained on the original image.
+    misses. These near misses must be as similar as the near misses of a new photograph. They are as
+    similar only if the encoder was not trained on the original image.
     """
     assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
     gallery = folder(config.dataset.path, labelled=False)
@@ -264,8 +264,8 @@ def stratified(
 
     Parameters
     ----------
-    at_least_one_left : whether each label with three or more images gets an image on the second
-        side. A label gets none if its groups are too large.
+    at_least_one_left : whether the second side gets at least one image of each label with three or
+        more images. The second side gets no image of a label whose groups are too large.
     keep : whether each label keeps an image on the first side. Without groups, this option has no
         effect.
     """

@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance, ImageFilter
 from index_builder.datasets.images import LabelledImages, Pixels, changed
 
 KEPT = (0.6, 0.95)
-"""Minimum and maximum share of the image's width, and of the image's height, that a crop keeps."""
+"""Minimum and maximum share of the width that a crop keeps; the same limits hold for the height."""
 
 TURN = 8.0
 """Maximum rotation in degrees, in either direction."""

@@ -62,9 +62,9 @@ RANGES: Mapping[str, float] = {
     "features.16": 30.3,
     "features.17.conv.2": 9.77,
 }
-"""Quantisation ranges: the largest magnitude that can be represented, for each projection and for
-the sum in each block. On 100 photographs of Caltech-101, one value in 10,000 is larger
-(`tests.benchmarks.bench_encoders`)."""
+"""Quantisation ranges: for each projection, and for the sum in each block, the largest magnitude
+that the quantised activation can represent. On 100 photographs of Caltech-101, one value in 10,000
+is larger (`tests.benchmarks.bench_encoders`)."""
 
 RELU6 = 6.0
 """The maximum activation. Quantisation clips values above this maximum, as ReLU6 does."""

@@ -102,7 +102,7 @@ def file_name(name: str) -> str:
 
 
 def _written(target: Path, origin: Mapping[str, str], write: Callable[[Path], None]) -> Path:
-    """Return ``target``; if it has no encoder of this ``origin``, first write the encoder."""
+    """Write the encoder if ``target`` has no encoder of this ``origin``; return ``target``."""
     if is_encoder(target, origin):
         return target
     with writing(f"the encoder in {target}"):

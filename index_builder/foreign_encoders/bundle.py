@@ -118,8 +118,8 @@ def write_encoder(
 
     Raises
     ------
-    ParityError : the encoder disagrees with its source, or the precision loses too much recall.
-        Nothing is written.
+    ParityError : the encoder disagrees with its source, or the recall in the lower precision is too
+        low. In this case, nothing is written.
     EncoderSourceError : the graph cannot be run.
     OutputError : the disk is full, or ``directory`` has other files.
     """

@@ -38,5 +38,5 @@ GEM_EXPONENT = 3.0
 """The initial exponent of the generalised mean in Radenović et al. 2019."""
 
 GEM_FLOOR = 1e-6
-"""The minimum of a feature in the generalised mean. Features below this minimum are raised to the
-minimum."""
+"""The minimum value of features in the generalised mean. Smaller features are raised to this
+value."""

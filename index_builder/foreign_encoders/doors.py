@@ -72,13 +72,14 @@ class EncoderChoices:
 
     @property
     def brings_weights(self) -> bool:
-        """True if no weights must be fetched: the weights are in a file, or random."""
+        """True if no weights have to be fetched: the weights are in a file, or random."""
         return self.untrained or self.weights is not None
 
     def input_format(self, beside: Path) -> InputFormat:
         """Read the preprocessing from the given file, or search for a file.
 
-        The search covers the folder of the model ``beside`` and the parent folder.
+        The file is searched for in the folder of the model file ``beside``, and in the parent
+        folder.
 
         Raises
         ------
@@ -241,11 +242,13 @@ def _text_tower(network: ForeignNetwork, choices: EncoderChoices) -> TextSource:
 
 
 def _library(name: str, module: str, hub: HubModel | None = None) -> Any:  # noqa: ANN401 - a module
-    """Import a source's module, or name the extra that installs its library.
+    """Import the module of a source of encoders.
+
+    If the library of the source is not installed, the error names the extra that installs it.
 
     Parameters
     ----------
-    hub : the model that the library will fetch; None if no model must be fetched.
+    hub : the model that the library will fetch; None if nothing has to be fetched.
 
     Raises
     ------

@@ -44,8 +44,8 @@ class ContractModule(nn.Module):
 
     Parameters
     ----------
-    network : see `ForeignNetwork.module`. If the network does not predict its uncertainty, the mean
-        equals the features, and the variance is zero.
+    network : see `ForeignNetwork.module`. If the network does not predict its uncertainty, the
+        features are also the embedding mean, and the embedding variance is zero.
     """
 
     mean: Tensor

@@ -21,7 +21,7 @@ class HubModel:
     Parameters
     ----------
     name : the model's name.
-    is_local : True if nothing must be fetched.
+    is_local : True if nothing has to be fetched.
     """
 
     def __init__(self, name: str, *, is_local: bool) -> None:

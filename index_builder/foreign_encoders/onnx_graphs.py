@@ -169,7 +169,7 @@ def _require_opset(path: Path, model: onnx.ModelProto) -> None:
 def _vector(
     outputs: Sequence[onnx.ValueInfoProto], name: str | None, pooling: Pooling, there: str
 ) -> onnx.ValueInfoProto:
-    """Return the output that gives the vector of an image; with pooling, the output to pool."""
+    """Return the output that gives an image's vector; with pooling, return the output to pool."""
     plain = pooling is Pooling.default
     ranks = {2} if plain else {3, 4}
     fitting = [

@@ -30,10 +30,10 @@ would agree if all vectors had nearly the same direction."""
 
 _ROUNDING = 1e-4
 """Maximum rounding error, relative to the largest absolute value of all vectors. If a vector
-differs from the mean by less than this, its centred cosine is not measured."""
+differs from the mean by less than this error, its centred cosine is not measured."""
 
 MIN_IMAGES = 5
-"""Minimum number of images, because the export is checked with batches of up to five."""
+"""Minimum number of images. The export is checked with batches of up to five images."""
 
 MOST_IMAGES = 32
 """Maximum number of images to compare. More images would take minutes and add nothing."""

@@ -191,7 +191,7 @@ def _height_and_width(size: object) -> tuple[int, int]:
 
 
 def _resample(name: str) -> Resample:
-    """Return timm's interpolation ``name``; for a random interpolation, bilinear."""
+    """Return timm's interpolation ``name``; for ``random``, return ``bilinear``."""
     known: dict[str, Resample] = {one: one for one in _RESAMPLES}
     return known["bilinear" if name == "random" else name]
 

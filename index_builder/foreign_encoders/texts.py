@@ -61,7 +61,7 @@ class TextSource:
 
 @dataclass(frozen=True, slots=True)
 class WrittenText:
-    """A written text tower, and its agreement with the library's text tower."""
+    """A text tower that was written, and how well it agrees with the library's text tower."""
 
     fingerprint: str
     context_length: int

@@ -174,6 +174,6 @@ def _n_prefix(model: nn.Module) -> int:
 
 
 def _pooler_output(found: Any) -> Tensor:  # noqa: ANN401 - of transformers
-    """Return the vector in a model's result; older transformers releases return only the vector."""
+    """Return the vector in ``found``; older releases of transformers return only the vector."""
     vector: Tensor = getattr(found, "pooler_output", found)
     return vector

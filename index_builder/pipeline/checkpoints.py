@@ -18,7 +18,8 @@ TRAINING_REPORT = "training.json"
 def members_of(config: EncoderConfig, run: Run) -> list[tuple[EncoderConfig, Run]]:
     """Return the configuration and the run of each encoder that a build trains.
 
-    A single encoder uses the run of the build. The members of an ensemble have runs in sub-folders.
+    A single encoder uses the run directory of the build. Each member of an ensemble has its own run
+    directory, in a sub-folder.
     """
     configs = method_of(config).members(config)
     if len(configs) == 1:

@@ -116,10 +116,10 @@ def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inpu
 
 
 def export_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
-    """Write the head of ``encoder``, which maps features to embeddings; return True if written.
+    """Write the head of ``encoder``; return whether the head was written.
 
-    The head is written if the embedding depends only on the features, and if trunk and head
-    reproduce the embedding bit for bit.
+    The head maps features to embeddings. The head is written if the embedding depends only on the
+    features, and if trunk and head reproduce the embedding bit for bit.
     """
     path.unlink(missing_ok=True)
     file = onnx.utils.Extractor(onnx.load(encoder)).extract_model(

@@ -125,7 +125,7 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 def _item_queries(
     config: BuildConfig, run: Run, splits: Splits, images: LabelledImages, encoder: StoredEncoder
 ) -> ItemQueries | None:
-    """Return gallery items as queries; the layer that embeds an item was not fitted to it.
+    """Return gallery items as queries; each item is embedded by a layer fitted without the item.
 
     Parameters
     ----------

@@ -13,8 +13,8 @@ _FEATURES = OUTPUT_NAMES[2]
 def joined(trunk: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto:
     """Return one graph: ``trunk``, from input to features, followed by ``head``.
 
-    The features of the graph are bit-identical to those of the trunk. The graph has the operator
-    version of the trunk.
+    The features of the graph are bit-identical to those of the trunk. The graph and the trunk have
+    the same version of ONNX's operators.
 
     Parameters
     ----------

@@ -143,7 +143,7 @@ class Run:
 
 
 def _is_first() -> bool:
-    """Return whether this process writes files; under ``torchrun``, only the first does."""
+    """Return whether this process writes files; under ``torchrun``, only the first one writes."""
     return int(os.environ.get("RANK", "0")) == 0
 
 

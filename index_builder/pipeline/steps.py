@@ -73,7 +73,7 @@ __all__ = [
 N_PARITY_IMAGES = max(PARITY_BATCHES)
 
 MIN_POSITIVES = 2
-"""Minimum number of images of a label: a positive pair has two."""
+"""Minimum number of images of a label, because a positive pair consists of two images."""
 
 
 def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
