@@ -60,9 +60,9 @@ def calibration_queries(
 ) -> CalibrationQueries:
     """Search the gallery with all queries that the decision layer is fitted to.
 
-    If too few labels are withheld, each matched query is used a second time, as an absent query:
-    its label is hidden from the result list and the outlier detector. If the queries are views, the
-    absent queries are the original pictures, not the views.
+    If too few labels are withheld, each matched query is used a second time, as an absent query.
+    The query's label is then hidden from the result list and from the outlier detector. If the
+    queries are views, the absent queries are the original pictures, not the views.
 
     Parameters
     ----------
@@ -147,9 +147,9 @@ def calibrate_gallery(
     are_views : whether the queries are augmented views of gallery images, because there are no
         labels. Each image is then its own label.
     unseen : whether the encoder was not trained on the gallery's images.
-    enough : sufficient number of matched queries. If there are fewer and the gallery is ``unseen``,
-        gallery images become queries, too; each is hidden from its own results. If labels have
-        parents, ``enough`` is at least `ENOUGH_WITH_PARENTS`.
+    enough : sufficient number of matched queries. If there are fewer matched queries and the
+        gallery is ``unseen``, gallery images become queries, too; each is hidden from its own
+        results. If labels have parents, ``enough`` is at least `ENOUGH_WITH_PARENTS`.
     rule : the rule for a match, and the parents of labels.
     items : items that replace the matched queries of ``queries``.
 
@@ -159,7 +159,7 @@ def calibrate_gallery(
     """
     smallest_side = encoder.metadata.input.smallest_side
     pictures = MeasuredPictures(smallest_side)
-    # Views may be made from pictures of reduced size, so the quality of views is not measured.
+    # Views can be made from pictures of reduced size, so the quality of views is not measured.
     are_measured = smallest_side is None or not are_views
     setup, observed = observe_gallery(
         encoder,

@@ -93,9 +93,9 @@ def calibrate_texts(
     """Search with every caption, and fit the decision layer for texts to the results.
 
     Absent queries are captions without a match. If all captions have a match, each caption is used
-    a second time, as an absent query: its label is hidden from the result list and the outlier
-    detector. The served detector is fitted to all captions with a match. For the calibration, each
-    caption is scored by a detector that was not fitted to this caption.
+    a second time, as an absent query. The label of the caption is then hidden from the result list
+    and from the outlier detector. The served detector is fitted to all captions with a match. For
+    the calibration, each caption is scored by a detector that was not fitted to this caption.
 
     Raises
     ------

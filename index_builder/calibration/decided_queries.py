@@ -36,7 +36,7 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
     absent = [row for row, truth in enumerate(truths) if truth is None]
     unlabelled = kept.unlabelled
     if unlabelled is not None and matched:
-        # No layer was fitted to a reviewed query, so its mean does not depend on its label.
+        # No layer was fitted to a reviewed query, so the query's mean does not depend on its label.
         unlabelled = HalfRows.concatenate(
             [unlabelled, _rows([drawn[row] for row in matched], "mean")]
         )
@@ -49,7 +49,7 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
 
 
 def _truth(said: Decided | None, gallery: Gallery) -> str | None:
-    """Return the true label; None if nothing matches.
+    """Return the true label of a query; None if the gallery has no match for the query.
 
     In a gallery without labels, return the id of the match.
     """

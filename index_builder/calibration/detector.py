@@ -38,8 +38,8 @@ to 0.000, one seed)."""
 
 LEAST_OF_LABEL = 5
 """Minimum number of reference images of a label. If the label has fewer images, all are used.
-Without reference images of its label, a query of a small or new label would look like an
-outlier."""
+If the detector had no reference image of a small or new label, a query of this label would look
+like an outlier."""
 
 Floats = NDArray[np.float64]
 
@@ -58,7 +58,7 @@ def fit_detector(
 
     Raises
     ------
-    CalibrationError : fewer than `MIN_REFERENCES` images.
+    CalibrationError : there are fewer than `MIN_REFERENCES` images.
     """
     from sklearn.decomposition import PCA  # noqa: PLC0415 - slow
 

@@ -1,8 +1,8 @@
 """Makes absent queries from matched queries: hides the label of each query.
 
-Hiding the label from the result list is not enough: an outlier detector fitted to the label would
-give the query a low score. So each query is scored by a detector that was fitted without the
-query's label.
+Hiding the label from the result list is not enough: an outlier detector that was fitted to images
+of the label would give the query a low score. So each query is scored by a detector that was fitted
+without the query's label.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ N_FOLDS = 20
 """Maximum number of label folds. A detector fitted without a fold lacks all labels of the fold, not
 only the query's label. So the outlier scores of queries with a hidden label are higher than the
 scores of truly absent queries in the service. With 15 labels of Caltech-101 in ten folds, truly
-absent queries got a match 1.23 times as often as queries with a hidden label. With the same labels
-in 15 folds, the factor was 1.10."""
+absent queries got a match 1.23 times as often as queries with a hidden label. With 15 folds instead
+of ten, the factor was 1.10."""
 
 
 @dataclass(frozen=True, slots=True)

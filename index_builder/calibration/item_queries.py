@@ -1,4 +1,4 @@
-"""Uses the items of a gallery as calibration queries, so that no image must be held out.
+"""Uses the items of a gallery as calibration queries, so that no image has to be held out.
 
 Each item is a query, with which the rest of the gallery is searched. If the encoder's last layer
 was fitted to an item, the similarities of this item are too high. So each item is embedded by a

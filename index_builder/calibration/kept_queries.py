@@ -1,6 +1,6 @@
 """Stores calibration queries as arrays in the bundle, to recalibrate without images.
 
-A stored query consists of its embedding in half precision and its label. Item features are in
+A stored query consists of an embedding, in half precision, and a label. Item features are in
 `model_store.bundles.item_features`.
 """
 

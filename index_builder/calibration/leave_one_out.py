@@ -133,8 +133,8 @@ def whole_groups(
 ) -> NDArray[np.int64]:
     """Choose at most ``n_most`` images from ``order``; no group is split.
 
-    Each image is excluded from its own results together with its group. If a group were split, the
-    image would find the group's other images.
+    The results of an image exclude the image and all other chosen images of its group. If a group
+    were split, an image would find the images of its group that were not chosen.
 
     Parameters
     ----------

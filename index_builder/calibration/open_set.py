@@ -161,7 +161,7 @@ class Outcomes:
         }
 
     def _rolled_up(self, level: str) -> dict[str, Any]:
-        """Return the share of answers that rolled up to ``level``, and their error."""
+        """Return the share and the error of the answers that rolled up to ``level``."""
         rows = self._levels == level
         weight = float(self._weights[rows].sum())
         wrong = float(self._weights[rows & ~self._rolled_right].sum())

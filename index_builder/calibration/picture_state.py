@@ -18,15 +18,15 @@ from model_store.encoder.contract import Encoder
 
 N_DEGRADED, LEAST_DEGRADED = 160, 40
 """Maximum and minimum number of gallery images in a fit. The fit also uses one degraded copy of
-each image. A fit to 160 images separates degraded from clean photographs no worse than a fit to 300
-images (AUROC 0.95 on new photographs of 38 labels)."""
+each image. After a fit to 160 images, the AUROC of degraded against clean photographs is no lower
+than after a fit to 300 images (0.95 on new photographs of 38 labels)."""
 
 RIDGE = 0.5
 """Ridge penalty divided by the number of features."""
 
 N_FOLDS = 8
-"""Number of cross-fitted heads. Each head is fitted to seven eighths of the images, and measures
-the other eighth."""
+"""Number of cross-fitted heads. Each head is fitted to seven eighths of the images, and is applied
+to the other eighth."""
 
 LEAST_SCALE = 1e-3
 """Constant that is added to the standard deviation of each log feature, to avoid a division by

@@ -22,7 +22,8 @@ class MeasuredPictures:
     ----------
     smallest_side : minimum side, in pixels, of an image decoded at reduced size. If a side of a
         decoded image is shorter than this minimum, the image was decoded at full size. Such an
-        image is measured immediately. All other images must be decoded again for the measurement.
+        image is measured immediately. All other images have to be decoded again for the
+        measurement.
     """
 
     def __init__(self, smallest_side: int | None) -> None:

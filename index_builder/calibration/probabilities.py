@@ -26,14 +26,15 @@ signals would overfit. Before release 0.3 there were twelve signals; six of the 
 measurable effect."""
 
 FEW_LABELS, N_SIGNALS_OF_FEW = 15, (3, 4)
-"""With fewer than `FEW_LABELS` absent labels, fewer signals are tried. On six labels of CUB, twelve
-signals overfitted: with four signals, the AUROC of absent queries was higher by 0.02."""
+"""If the absent queries have fewer than `FEW_LABELS` labels, fewer signals are tried. On six labels
+of CUB, twelve signals overfitted: with four signals, the AUROC of absent queries was higher by
+0.02."""
 
 _STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
-"""Kinds of absent queries that differ from truly absent queries. With these kinds, a fit uses only
-the first four signals. An encoder separates the images of a training label from all other images.
-If a training label is hidden, queries of this label find items of many other labels. A truly absent
-query finds items of few labels."""
+"""Kinds of absent queries that differ from truly absent queries. If the absent queries are of these
+kinds, a fit uses only the first four signals. An encoder separates the images of a training label
+from all other images. If a training label is hidden, queries of this label find items of many other
+labels. A truly absent query finds items of few labels."""
 
 _MOST_LOG_ODDS = 20.0
 """Maximum magnitude of the intercept, which is unbounded if every query has a match."""

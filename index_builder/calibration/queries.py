@@ -25,9 +25,9 @@ Integers = NDArray[np.int64]
 Names = tuple[str, ...]
 
 LEAST_LABELS = 10
-"""Minimum number of withheld labels. With fewer withheld labels, each matched query is also used as
-an absent query, with its label hidden. In a gallery with few labels, hidden labels are easier to
-detect than truly new labels."""
+"""Minimum number of withheld labels. If fewer labels are withheld, each matched query is also used
+as an absent query, and the label of this query is hidden. In a gallery with few labels, hidden
+labels are easier to detect than truly new labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ class CalibratedGallery:
 class LeaveOneOut:
     """Gallery images as queries; each image and its group are hidden from the image's results.
 
-    No model may be fitted to these images. A model gives better results for images that it was
-    fitted to than for held-out queries.
+    The models that give the results must not be fitted to these images. A model gives better
+    results for images that it was fitted to than for held-out queries.
 
     Attributes
     ----------
@@ -123,9 +123,9 @@ class LeaveOneOut:
         numbers mean the same cluster.
     sources : see `CalibrationQueries`.
     places : index of each ``matched`` query among the gallery images.
-    n_put : number of added items among ``matched``: items that were added to the gallery after the
-        held-out queries were chosen. Added items come first in ``matched``. Held-out queries do not
-        represent added items.
+    n_put : number of queries in ``matched`` that are added items. Added items were added to the
+        gallery after the held-out queries were chosen. They come first in ``matched``. Held-out
+        queries do not represent added items.
     """
 
     matched: RetrievedQueries
@@ -151,8 +151,8 @@ class CalibrationQueries:
         labels.
     clusters : cluster numbers of ``matched``; copies and photographs of one object share a number.
     sources : source of each matched query; None if unknown.
-    withheld : further absent queries: images of withheld labels. None if ``absent`` has these
-        images, or if no labels are withheld.
+    withheld : further absent queries: images of withheld labels. None if ``absent`` already
+        contains these images, or if no labels are withheld.
     absent_sources : source of each image of a withheld label.
     absent_labels : label of each such image.
     absent_rivals : n / m. The gallery has n labels; images of withheld labels were compared with m

@@ -23,7 +23,7 @@ from model_store.errors import CertificateError
 SCHEMA_VERSION = 2
 
 CERTIFIED_FILES = (CALIBRATION_FILE, ARRAYS_FILE, EVALUATION_FILE)
-"""Files of a bundle; the numbers of the certificate are computed from these files."""
+"""The files of a bundle from which the numbers of the certificate are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def content(bundle: CertifiedBundle, day: date, seen: Observed | None) -> dict[s
     Parameters
     ----------
     day : date of the certificate.
-    seen : feedback records of the service; None to leave them out.
+    seen : feedback records of the service; if None, the certificate has no feedback.
     """
     manifest, calibration = bundle.manifest, bundle.calibration
     return {

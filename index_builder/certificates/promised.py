@@ -21,7 +21,7 @@ OTHER_QUERIES = (
 
 
 def promises(calibration: Calibration) -> list[dict[str, Any]]:
-    """Return the guarantees for all sources together, then the guarantees for each source."""
+    """Return the guarantees for all sources together, and the guarantees for each source."""
     return [_of_source(calibration, source) for source in (None, *calibration.sources)]
 
 

@@ -25,8 +25,8 @@ from model_store.images import FORMATS, decode_image
 logger = logging.getLogger(__name__)
 
 SEEN_SIDE = 512
-"""Images are decoded to compare them. Large JPEGs are decoded at a fraction of their size, but
-their shorter side keeps at least this number of pixels."""
+"""Images are decoded so that they can be compared. Large JPEGs are decoded at a fraction of their
+size, but their shorter side keeps at least this number of pixels."""
 
 
 MOST_KEPT_BYTES = 2**28

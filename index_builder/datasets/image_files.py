@@ -130,7 +130,7 @@ class LeftOutFile:
 
 @dataclass(slots=True)
 class LeftOut:
-    """The files of a source that are not read as images, in the order of the source."""
+    """The files in a source that are not read as images, in the order of the source."""
 
     files: list[LeftOutFile] = field(default_factory=list)
 
@@ -142,8 +142,8 @@ class LeftOut:
     def takes(self, name: str, head: Callable[[], bytes]) -> bool:
         """Return whether to decode a file as an image; record each file that is not decoded.
 
-        A file of unknown content with the suffix of an image is decoded, too. If decoding fails,
-        the file counts as an unreadable image.
+        If the content of a file is unknown, but its suffix is that of an image, the file is
+        decoded, too. If decoding fails, the file counts as an unreadable image.
 
         Parameters
         ----------

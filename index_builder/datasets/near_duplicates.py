@@ -1,7 +1,7 @@
 """Near-duplicates: copies of a photograph in another size or format, or with small edits.
 
 Near-duplicates are found by a fingerprint of the pixels, not by the encoder. If embeddings were
-compared instead, errors of the encoder would affect the choice of its test queries.
+compared instead, errors of the encoder would affect the choice of the encoder's test queries.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Splits:
         of the gallery is for training; the calibration queries are views of the other half.
     validation : images for the choice of the prior precision; the encoder is not trained on them.
     calibration : queries for the calibration. Without labels, these queries are views of items.
-        Otherwise, these queries are in no other part.
+        Otherwise, these queries are not in any other part of the data.
     evaluation : queries for the evaluation, chosen like ``calibration``.
     labelled : whether labels are known. Without known labels, each image is its own label.
     items_are_queries : whether the items are also the queries with a match. Each item is then
@@ -259,8 +259,8 @@ def stratified(
     """Divide images at random into two sides; the first side has ``share`` of each label's images.
 
     Both sides keep the order of the source. No group is divided. So if a label has large groups,
-    the first side can get more or less than ``share`` of this label, even all its images. Over all
-    labels, the first side has about ``share`` of the images.
+    the first side can get more or less than ``share`` of this label, or even all images of the
+    label. Over all labels, the first side has about ``share`` of the images.
 
     Parameters
     ----------

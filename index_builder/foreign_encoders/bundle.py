@@ -133,7 +133,7 @@ def write_encoder(
             exact.rename(path)
             cost = None
         else:
-            # The loss is measured on other images than the quantisation uses.
+            # The loss is measured on images that the quantisation does not use.
             reduce_precision(exact, path, precision, pixels[::2])
             cost = precision_cost(exact, path, pixels[1::2], labels_of(images[1::2]))
             require_recall(cost, recall_tolerance)

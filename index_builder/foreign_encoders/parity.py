@@ -92,8 +92,8 @@ def parity_images(folder: Path | None, most: int = MOST_IMAGES) -> list[ParityIm
 
     Parameters
     ----------
-    most : maximum number of images from the folder. The images are evenly spread over the sorted
-        names.
+    most : maximum number of images from the folder. The file names of these images are evenly
+        spread over the sorted names of all files.
 
     Raises
     ------

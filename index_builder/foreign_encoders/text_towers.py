@@ -46,8 +46,8 @@ def text_source(
     Parameters
     ----------
     tower : token ids (B, L) int64 → embedding mean (B, D). If the tower predicts its uncertainty,
-        it returns embedding mean and embedding variance. If ``reads_mask``, the tower also takes
-        the attention mask.
+        it returns embedding mean and embedding variance. If ``reads_mask`` is true, the tower also
+        takes the attention mask.
     tokenizer : tokenizer that pads and truncates to L.
     cleaning, ids, reference : see `TextSource`.
     """

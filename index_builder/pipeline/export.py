@@ -215,7 +215,7 @@ def traced(
 
 
 def optimised(file: onnx.ModelProto) -> onnx.ModelProto:
-    """Fold constants and simplify the graph; without this, inference takes a fifth longer.
+    """Fold constants and simplify the graph; otherwise, inference would take a fifth longer.
 
     The passes are those of `onnxscript.optimizer.optimize` without one rule, which joins two slices
     of a tensor. The rule compares all pairs of nodes; for a vision transformer, the rule takes nine

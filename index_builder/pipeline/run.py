@@ -97,8 +97,8 @@ class Run:
 
         Parameters
         ----------
-        to_write : whether write access is required. If it is not required, a read-only directory is
-            used without a lock.
+        to_write : whether write access is required. If write access is not required, a read-only
+            directory is used without a lock.
 
         Raises
         ------

@@ -271,10 +271,10 @@ def _require_input(encoder: MetricEncoder, images: LabelledImages) -> None:
 def _store_features(
     config: EncoderConfig, run: Run, encoder: MetricEncoder, images: LabelledImages
 ) -> None:
-    """Give the encoder a cache of features, so that the steps of a build compute them once.
+    """Give the encoder a cache of features, so that the features are computed only once in a build.
 
-    The cache is used only for a frozen trunk on a CPU. ONNX Runtime computes the features, as for
-    the gallery.
+    The cache is used only for a frozen trunk on a CPU. As for the gallery, ONNX Runtime computes
+    the features.
     """
     if not config.network.frozen or trunk_device(config.training).type != "cpu":
         run.trunk.unlink(missing_ok=True)
