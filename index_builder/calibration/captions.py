@@ -94,8 +94,9 @@ def calibrate_texts(
 
     Absent queries are captions without a match. If all captions have a match, each caption is used
     a second time, as an absent query. The label of the caption is then hidden from the result list
-    and from the outlier detector. The served detector is fitted to all captions with a match. For
-    the calibration, each caption is scored by a detector that was not fitted to this caption.
+    and from the outlier detector. The detector that the service uses is fitted to all captions with
+    a match. For the calibration, each caption is scored by a detector that was not fitted to this
+    caption.
 
     Raises
     ------

@@ -84,13 +84,13 @@ def fit_calibration(
 ) -> Calibration:
     """Fit the calibration of a gallery to queries.
 
-    The served models are fitted to all queries. All evidence and measurements come from five-fold
-    cross-fits. Gallery images can be additional queries; each is excluded from its own results. A
-    new photograph of a label can find all items of the label. A gallery image cannot find itself,
-    so it can find one item fewer and is a slightly harder query. The fits of probabilities,
-    operating points and result sets use held-out queries and gallery images. Percentiles of
-    uncertainties use only held-out queries. Outlier p-values use held-out queries and items added
-    later.
+    The models that the service uses are fitted to all queries. All evidence and measurements come
+    from five-fold cross-fits. Gallery images can be additional queries; each is excluded from its
+    own results. A new photograph of a label can find all items of the label. A gallery image cannot
+    find itself, so it can find one item fewer and is a slightly harder query. The fits of
+    probabilities, operating points and result sets use held-out queries and gallery images.
+    Percentiles of uncertainties use only held-out queries. Outlier p-values use held-out queries
+    and items added later.
 
     Parameters
     ----------

@@ -71,8 +71,8 @@ class CrossFittedLayers:
         ----------
         items : N items of the gallery.
         features : (N, F) features of ``items``.
-        fitted_to : the items that the served layer is fitted to.
-        weight : (D, F), the served layer.
+        fitted_to : the items to which the layer that the service uses is fitted.
+        weight : (D, F), the weights of the layer that the service uses.
         seed : seed of the folds.
         """
         generator = np.random.default_rng(seed)

@@ -15,7 +15,8 @@ from model_store.decision import Calibration
 from model_store.decision.operating import exact_interval
 
 CONFIDENCE = 0.95
-"""Confidence level of the exact intervals for counted shares (Clopper & Pearson 1934)."""
+"""Confidence level of the exact intervals of shares that are computed from counts (Clopper &
+Pearson 1934)."""
 
 MOST_GROUPS = 20
 """Maximum number of groups in the report, which lists the groups with the most errors."""

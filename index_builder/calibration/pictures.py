@@ -11,8 +11,8 @@ from index_builder.progress import track
 from model_store.images.quality import ordinary_limits, quality_measures
 
 N_MEASURED = 250
-"""Minimum number of queries to measure. If there are fewer queries than this number, all queries
-are measured. Queries that are not yet measured are decoded again."""
+"""Minimum number of queries whose quality is measured. If there are fewer queries than this number,
+all queries are measured. Queries that are not yet measured are decoded again."""
 
 
 class MeasuredPictures:

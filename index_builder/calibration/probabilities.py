@@ -253,8 +253,8 @@ def _cross_fit(examples: Examples, folds: Integers, n_signals: int) -> CrossFit:
 def fit_choice(examples: Examples, n_signals: int = len(SIGNALS)) -> LogisticModel:
     """Fit a conditional logit (McFadden 1974): which label, if any, is the match.
 
-    Minimises the weighted mean of −log P(truth) plus `RIDGE` ‖w‖². Each label has log-odds w · x +
-    b against "no match", see `choice_probabilities`.
+    The fit minimises the weighted mean of −log P(truth) plus `RIDGE` ‖w‖². Each label has log-odds
+    w · x + b against "no match", see `choice_probabilities`.
 
     Parameters
     ----------

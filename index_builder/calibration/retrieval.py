@@ -413,7 +413,7 @@ def _means_without(
 ) -> NDArray[np.float32]:
     """Return the mean direction (B, D) of each query's label without the ``hidden`` items (B, m).
 
-    The row is zero if only hidden items have the label.
+    A row is zero if all items of the query's label are hidden.
     """
     rest = label_sums(gallery, item_codes)[codes]
     for column in hidden.T:

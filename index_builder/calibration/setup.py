@@ -147,7 +147,7 @@ class RetrievalSetup:
 
     @property
     def calibrated(self) -> CalibratedGallery:
-        """The description of the gallery for its calibration."""
+        """The description of the gallery that its calibration needs."""
         return CalibratedGallery.of(
             *(self.encoder, self.gallery, self.detector, self.means),
             *(self.n_candidates, self.rule),

@@ -33,7 +33,7 @@ class _Strict(BaseModel):
 
 
 class Said(_Strict):
-    """Served probabilities compared with users' feedback, see `FeedbackSummary`."""
+    """The service's probabilities, compared with users' feedback; see `FeedbackSummary`."""
 
     n: _Count
     probability: float
