@@ -93,8 +93,8 @@ def read_command_line(arguments: Sequence[str]) -> Settings:
 def misspelt_variables(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield misspelt ``VOUCH_*`` variables, each with the most similar setting.
 
-    For example ``VOUCH_KEY``, misspelt for ``VOUCH_KEYS``: if it were ignored, the service would
-    start without API keys.
+    For example, an operator may write ``VOUCH_KEY`` instead of ``VOUCH_KEYS``. If the service
+    ignored this variable, the service would start without API keys.
     """
     for name in sorted(names):
         plain = name.removeprefix(PREFIX).lower()

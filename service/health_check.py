@@ -23,7 +23,7 @@ TIMEOUT_S = 4.0
 """Timeout of the check in seconds, shorter than the container's timeout for the check."""
 
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
-"""If a Service is named vouch, Kubernetes sets ``VOUCH_PORT`` to a value that begins like this."""
+"""The beginning of the value of ``VOUCH_PORT`` that Kubernetes sets if a Service is named vouch."""
 
 
 def address_in(variables: Mapping[str, str]) -> tuple[str, int, bool]:

@@ -24,7 +24,7 @@ class RedisCalls:
     Parameters
     ----------
     timeout_s : timeout of a call with all its round trips, in seconds.
-    without_it : text for the log: the fallback that replaces an unreachable Redis.
+    without_it : text for the log that states what replaces Redis while Redis is unreachable.
     """
 
     def __init__(self, timeout_s: float, without_it: str) -> None:

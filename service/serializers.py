@@ -1,7 +1,7 @@
 """Converts the core's answers to the records of `service.schemas`; needs no web framework.
 
 The service sends these records as JSON. `vouch_search` returns the same records for a local
-gallery. The field names are therefore equal.
+gallery. Local answers and answers of the service therefore have the same field names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PictureUrls = Callable[[str], tuple[str | None, str | None]]
 OUTLIER_METHOD = "conformal"
 
 _LEAST_PLANNED = 1e-9
-"""If alpha is at most this value, the message states "more than a billion" needed queries."""
+"""If alpha is at most this value, a message states that more than a billion queries are needed."""
 
 
 def search_answer(
@@ -199,7 +199,7 @@ def absent_share(
     origin: schemas.ShareOrigin,
     adopted_at: str | None,
 ) -> schemas.AbsentShare | None:
-    """Describe the share of absent queries behind a decision; None without calibration."""
+    """Describe the share of absent queries that a decision used; None without calibration."""
     if calibration is None or decision.absent_share is None:
         return None
     return schemas.AbsentShare(

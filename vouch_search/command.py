@@ -136,10 +136,10 @@ def _search(
 
 
 class Journal:
-    """A file beside the table with the finished answers. An interrupted search resumes from it.
+    """A file that contains the finished answers. An interrupted search resumes from this file.
 
-    The file has one JSON line for each image. Its name depends on gallery and options. A changed
-    image file is searched again.
+    The file is in the folder of the table. It has one JSON line for each image. The name of the
+    file depends on the gallery and the options. A changed image file is searched again.
     """
 
     def __init__(self, out: Path, gallery: SearchableGallery, options: argparse.Namespace) -> None:

@@ -91,7 +91,7 @@ class Gallery:
 
     @property
     def labels(self) -> Sequence[str]:
-        """The distinct labels of its items."""
+        """The distinct labels of the gallery's items."""
         return tuple(self._bundle.retriever.gallery.held_labels)
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ def images_of(images: object) -> list[ImageInput]:
 
     Raises
     ------
-    TypeError, ValueError : ``images`` is no list or folder, or the folder has no images.
+    TypeError, ValueError : ``images`` is neither a list nor a folder, or the folder has no images.
     """
     if isinstance(images, str | os.PathLike):
         folder = Path(images).expanduser()

@@ -141,10 +141,10 @@ def risk_coverage(
 ) -> Axes:
     """Draw the share of wrong results against the share of answered queries (risk–coverage).
 
-    The query with the highest probability is answered first. The shaded band ends at the upper
-    confidence bound, if the source has one. The marked point is the error of the verdict ``match``;
-    a bar connects this point to the guaranteed bound. The dashed line is the gallery's maximum
-    error.
+    The queries are answered in the order of their probabilities, the highest first. The shaded band
+    ends at the upper confidence bound, if the source has one. The marked point is the error of the
+    verdict ``match``; a bar connects this point to the guaranteed bound. The dashed line is the
+    gallery's maximum error.
 
     Parameters
     ----------
@@ -199,9 +199,10 @@ def roc(
 
     Parameters
     ----------
-    source : a gallery or a ``Calibration``: the scores are the probabilities that the gallery has a
-        match. Or scores (N,) of queries with a match; a larger score means a likelier match.
-    absent : (M,) scores of absent queries, if ``source`` is scores.
+    source : a gallery or a ``Calibration``, or scores (N,) of queries with a match. For a gallery
+        or a ``Calibration``, a score is the probability that the gallery has a match for the query.
+        A larger score means that a match is more likely.
+    absent : (M,) scores of absent queries, if ``source`` contains scores.
     label : the name of the curve in the legend.
     """
     from index_builder.metrics import auroc  # noqa: PLC0415 - slow
@@ -462,7 +463,7 @@ def svg(
 
 
 def _style() -> AbstractContextManager[None]:
-    """Return the matplotlib style of `svg`: SVG text, not paths, in the placeholder colour."""
+    """Return the matplotlib style that `svg` uses: text stays text, in the placeholder colour."""
     try:
         from matplotlib import rc_context  # noqa: PLC0415 - an extra
     except ImportError as error:

@@ -75,7 +75,7 @@ class Access:
     rates : the rate limiter.
     rate : default rate limit of a caller; None for no limit.
     origins : web origins whose pages may send writes.
-    elsewhere : scope of callers on other machines that have no key; used only with ``local_only``.
+    elsewhere : scope of callers without a key on other machines; used only with ``local_only``.
     local_only : whether only programs on this machine get the scope ``keyless``.
     """
 
@@ -109,7 +109,7 @@ class Access:
 
     @property
     def summary(self) -> str:
-        """Return a sentence on who may send requests, for the log."""
+        """Return a text for the log that states which callers may send requests."""
         if self.keyless == "admin":
             return _KEYLESS
         others = "no access" if self.keyless is None else f"anyone, with the scope {self.keyless}"

@@ -65,7 +65,8 @@ class Caller:
     def stream(self) -> str:
         """Return the name of the caller in the drift test.
 
-        The name is made from the key, the IPv4 address, or the /64 network of an IPv6 address.
+        For a caller with a key, the name is made from the key. For other callers, it is made from
+        the IPv4 address, or from the /64 network of the IPv6 address.
         """
         if self.name is not None:
             return self.account

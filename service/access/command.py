@@ -113,7 +113,7 @@ def show(path: Path, _: argparse.Namespace) -> None:
 
 
 def _hand_out(kept: ApiKey, text: str) -> None:
-    """Print only the key to standard output, for a pipe, and notes to standard error."""
+    """Print the key to standard output, so that a pipe gets only the key; print notes to stderr."""
     print(text)
     print(
         f"vouch-keys: {kept.id} ({kept.name}) may {kept.scope}. The key is not stored, and is "

@@ -36,7 +36,8 @@ PREFIX = "vouch"
 SECRET_BYTES = 32
 MAX_NAME = 100
 LOOK_AFTER_S = 1.0
-"""Seconds between two checks of the file: a revoked key is refused within a second."""
+"""Seconds between two checks of the file of keys. A revoked key is therefore refused after at most
+one second."""
 
 
 GalleryPattern = Annotated[str, Field(pattern=r"^[a-z0-9*][a-z0-9*._-]{0,63}$")]

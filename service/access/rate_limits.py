@@ -100,14 +100,15 @@ class Tallies:
 
 
 class Rates:
-    """Counts requests in fixed periods of the clock; all callers have the same periods.
+    """Counts requests in fixed periods of time; the periods begin at the same time for all callers.
 
     Around the start of a period, a caller can send twice the limit in a short time. A sliding
     window would prevent this. But fixed periods need only one number and one round trip to Redis,
     and ``Retry-After`` is exact.
 
     Each process also counts the requests in its own memory. If Redis restarts without its data,
-    the counts in memory stay valid. While Redis is unreachable, each replica counts alone.
+    the counts in memory stay valid. While Redis is unreachable, each replica counts only its own
+    requests.
     """
 
     def __init__(self, redis_url: str | None, timeout_s: float) -> None:

@@ -107,7 +107,8 @@ class GalleryManagement:
         Parameters
         ----------
         bundle_id : id of the bundle, listed by ``vouch-build bundles``.
-        share : share of the gallery's queries; None for the service's setting.
+        share : share of the gallery's queries that the shadow bundle also answers; if None, the
+            service's setting applies.
 
         Raises
         ------

@@ -31,8 +31,8 @@ class UnknownQueriesClient:
 
         Parameters
         ----------
-        precision : of all pairs within groups, the minimum expected share that shows the same
-            identity.
+        precision : minimum precision of the groups. The precision is the expected share of pairs
+            of queries in the same group that show the same identity.
         limit : maximum number of groups; the largest are first.
 
         Examples
@@ -63,8 +63,8 @@ class UnknownQueriesClient:
 
         Parameters
         ----------
-        query_ids : members to enrol; None for all.
-        item_ids : id of the new item, by query id; default: the query id.
+        query_ids : members of the group to enrol; if None, all members are enrolled.
+        item_ids : maps the id of a query to the id of its new item; by default, both ids are equal.
         precision : the value of ``precision`` in the call that listed the group.
 
         Raises

@@ -47,7 +47,7 @@ class Prepared:
 
 
 class Decoder(Protocol):
-    """Decodes uploads to the encoder's input.
+    """Decodes uploaded images to arrays that the encoder takes as input.
 
     Attributes
     ----------

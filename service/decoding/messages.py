@@ -109,5 +109,5 @@ def read_reply(
 
 
 def _thumbnail(data: bytes) -> Thumbnail:
-    """Return a decoder's thumbnail; the media type never comes from the decoder."""
+    """Return a decoder's thumbnail, with a media type that is read from the first bytes."""
     return Thumbnail(data, "image/png" if data.startswith(b"\x89PNG") else "image/jpeg")

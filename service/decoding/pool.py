@@ -186,7 +186,8 @@ class DecoderPool:
 
         Parameters
         ----------
-        who : account whose place is released when the new decoder is ready.
+        who : account of a caller that holds a place among the decoders; the place is released when
+            the new decoder is ready. None if no place has to be released.
         """
         restarted = self._spawn(self._restart())
         if who is not None:

@@ -101,8 +101,8 @@ class _Ruleset(ctypes.Structure):
 
 _CREATE_RULESET, _RESTRICT_SELF, _NO_NEW_PRIVILEGES = 444, 446, 38
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""Number of kinds of file access that each Landlock version controls; version 5 and later control
-16."""
+"""For each Landlock version, the number of kinds of file access that the version controls. Version
+5 and later versions control 16 kinds."""
 
 
 def _landlock() -> Callable[[], object]:

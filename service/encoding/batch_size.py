@@ -13,16 +13,16 @@ import numpy as np
 from model_store.encoder.contract import Embeddings, Encoder, Inputs
 
 GAIN = 1.1
-"""Minimum gain in speed. A larger batch, or a turn of parallel batches, is used only if it
-multiplies the images per second by at least this factor."""
+"""Minimum gain in speed. A larger batch size is used only if it multiplies the number of images per
+second by at least this factor. The same applies to batches that run in parallel."""
 
 BATCHES_IN_A_TURN = 16
 """Maximum number of batches in a turn, on a single processor; see `Batches.alone`."""
 
 BATCHES_OF_A_PROCESSOR = 4
-"""With several processors: maximum number of batches in a turn for each processor. In a longer
-turn, processors are idle for a smaller share of the time, but images wait longer for the last
-batch."""
+"""Maximum number of batches in a turn for each processor, if there are several processors. In a
+longer turn, processors are idle for a smaller share of the time, but images wait longer for the
+last batch."""
 
 TURN_S = 0.25
 """Maximum duration of a turn in seconds. All images of a turn wait for the slowest batch, and a
@@ -33,14 +33,15 @@ _REPETITIONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The batches with which an encoder is fastest.
+    """The batch size, and the number of batches in a turn, with which an encoder is fastest.
 
     Attributes
     ----------
     size : measured maximum batch size.
     turn : maximum number of batches in a turn.
-    alone : whether a turn should begin only when no other work runs. True on a single processor:
-        each switch between encoding and other work empties the processor's caches.
+    alone : whether a turn should begin only when no other work runs. This is true on a single
+        processor, because each switch between encoding and other work empties the processor's
+        caches.
     """
 
     size: int
@@ -66,10 +67,10 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
 
 
 def useful_turn(encoder: Encoder, size: int, limit: int, n_processors: int) -> int:
-    """Measure how many batches of ``size`` images are best in one turn, at most ``limit``.
+    """Measure how many batches of ``size`` images a turn should have; return at most ``limit``.
 
-    If there are several processors, the batches of a turn run in parallel. Then the result is 1
-    unless parallel batches are faster and their embeddings have the same bits.
+    If there are several processors, the batches of a turn run in parallel. In this case, the result
+    is 1 if parallel batches are not faster than single batches, or give embeddings with other bits.
     """
     n = min(n_processors, limit)
     images = _noise(encoder, n * size)
@@ -93,14 +94,14 @@ def blank_images(encoder: Encoder, n: int) -> Inputs:
 
 
 def _noise(encoder: Encoder, n: int) -> Inputs:
-    """Return ``n`` images of random pixels: their embeddings reveal differences in rounding."""
+    """Return ``n`` images of random pixels, whose embeddings show differences in rounding."""
     expected = encoder.metadata.input
     images = np.random.default_rng(0).integers(0, 256, (n, *expected.shape), dtype=np.uint8)
     return images.astype(expected.dtype)
 
 
 def _images_per_second(encoder: Encoder, images: Inputs, at_once: int | None = None) -> float:
-    """Return the highest of several measured speeds; other work can only slow a measurement."""
+    """Return the highest of several measured speeds, because other work only reduces a speed."""
     fastest = np.inf
     for _ in range(_REPETITIONS):
         started = time.perf_counter()

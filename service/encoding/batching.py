@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 _ENDS = "The service ends. Send the image again."
 
 _LOOP_TURNS = 10
-"""Iterations of the event loop between two calls of the encoder. In these iterations, the service
-answers the queries that were just encoded, and reads and decodes new requests."""
+"""Number of iterations of the event loop between two calls of the encoder. In these iterations, the
+service answers the queries that were just encoded. It also reads and decodes new requests."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -64,7 +64,7 @@ class MicroBatcher:
         images. GPUs need this, because their arithmetic depends on the batch size.
     shares : schedulers of other work. A turn waits until these schedulers are idle, but no longer
         than the previous turn took, and at most `TURN_S`; see `Batches.alone`.
-    observe : called with the facts of each batch.
+    observe : function that is called after each batch, with a record of the batch.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class MicroBatcher:
 
         Returns
         -------
-        None. If the encoder stopped: the images to encode after a restart of the encoder.
+        If the encoder stopped, the images that must be encoded after its restart; otherwise None.
         """
         outcome = await self._compute([one.image for one in taken])
         if isinstance(outcome, Embeddings):

@@ -31,7 +31,7 @@ _DESCRIBED: TypeAdapter[_Described] = TypeAdapter(_Described)
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """An encoded query: its predictive distribution, and facts of its image or text."""
+    """An encoded query: its predictive distribution, and a description of its image or text."""
 
     image: QueryImage | None
     predictive: Predictive
@@ -75,7 +75,7 @@ class Cache(Protocol):
 
     @property
     def state(self) -> str:
-        """Return a sentence on the store and its state."""
+        """Return the name of the store and its state as text."""
 
     @property
     def is_reachable(self) -> bool:
@@ -174,7 +174,7 @@ class RedisCache:
 
     @property
     def state(self) -> str:
-        """Return the store as text, with a note if Redis was unreachable at the last attempt."""
+        """Return the text ``redis``, with a note if Redis was unreachable at the last attempt."""
         return "redis" if self.is_reachable else "redis (unreachable)"
 
     @property
@@ -228,8 +228,8 @@ def open_cache(settings: Settings) -> Cache:
 
 
 KEY_VERSION = 9
-"""The version of the cache entries. It changes if the format of entries changes, or the
-computation of their numbers. Every key contains the version."""
+"""The version of the cache entries; every key contains it. The version must be increased if the
+format of the entries changes, or if the numbers in the entries are computed differently."""
 
 
 def key_prefix(retriever: Retriever, gallery: str = "") -> str:

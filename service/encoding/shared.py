@@ -21,8 +21,8 @@ from model_store.processors import ProviderChoice
 
 FindFile = Callable[[], Path]
 OpenFound = Callable[[FindFile, ProviderChoice, int], Encoder]
-"""Opens an encoder; the function is called again at each restart, because the file may have
-moved."""
+"""A function that opens an encoder. At each restart of the encoder, the `FindFile` is called again,
+because the file may have moved."""
 
 _Key = tuple[str, ProviderChoice, int]
 
@@ -50,7 +50,7 @@ class _Held:
     encoder: Encoder | None = None
 
     def file(self) -> Path:
-        """Return a file that still exists."""
+        """Return the first copy of the encoder's file that still exists."""
         return next((file for file in self.files if file.exists()), self.files[0])
 
 

@@ -40,7 +40,7 @@ class SideBySide:
         self._threads = ThreadPoolExecutor(n, thread_name_prefix="batch")
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images`` in batches of ``at_once``; see `Encoder.encode`."""
+        """Embed ``images`` in batches of ``at_once`` images; see `Encoder.encode`."""
         if at_once is None or len(images) <= at_once:
             return self._whole.encode(images)
         narrow = self._opened()

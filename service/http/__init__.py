@@ -3,7 +3,7 @@
 ::
 
     server             starts uvicorn with the limits of this package
-    drain              the delay between a stop signal and the end
+    drain              the delay between a stop signal and the end of the service
     connections        limits on connections and request heads
     transport          closes a connection without losing the answer; timeouts
     bounded_request    limits the cost of parsing a body

@@ -1,4 +1,7 @@
-"""The drain: a delay between the stop signal and the end, so that load balancers can react."""
+"""The drain: a delay between the stop signal and the end of the service.
+
+During the drain, load balancers can remove the service.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class Drain:
 
     Attributes
     ----------
-    seconds : duration of the drain; the service then accepts no more connections.
+    seconds : duration of the drain; after the drain, the service accepts no new connections.
     begun : whether a stop signal was received.
     """
 

@@ -91,7 +91,7 @@ class UnderstoodRoute(APIRoute):
 
 
 def _check_address(route: APIRoute, request: Request) -> None:
-    """Refuse an address if another address has the same text after decoding.
+    """Refuse an address that has the same text after decoding as another address.
 
     Servers replace invalid UTF-8, keep a bare `%`, and decode `%2F` to a slash. Without this check,
     several addresses would name the same item, or its picture.

@@ -44,9 +44,9 @@ MetricT = TypeVar("MetricT", Counter, Histogram)
 
 @lru_cache(maxsize=4096)
 def _of(metric: MetricT, *labels: str) -> MetricT:
-    """Return the child of a metric for these labels, from a cache.
+    """Return the child of a metric for these label values; children are cached.
 
-    A search uses a dozen children.
+    The cache saves time, because a search changes a dozen children.
     """
     return metric.labels(*labels)
 

@@ -112,10 +112,10 @@ def stage_times(search: SearchRecord) -> Iterator[tuple[str, int, int]]:
     """Yield each stage of a search with its start and end, in nanoseconds since 1970.
 
     The service measures the durations of the stages, but not their start times. This function
-    therefore assumes start times. The stages until encoding follow one another from the start of
-    the search. The later stages end at the end of the search. Between these two groups, the query
-    waited for a thread. Another request may have started the encoding. In this case, `decode` and
-    `encode` begin before the search.
+    therefore assumes start times. The first stage begins when the search begins, and the other
+    stages up to encoding follow without gaps. The last of the later stages ends when the search
+    ends. Between these two groups, the query waited for a thread. Another request may have started
+    the encoding. In this case, `decode` and `encode` begin before the search.
     """
     lengths = {stage: round(1e9 * seconds) for stage, seconds in search.seconds.items()}
     total = lengths.pop("total", sum(lengths.values()))

@@ -27,7 +27,7 @@ def raise_file_limit() -> None:
 
 
 def galleries_at_once(wanted: int, connections: int) -> int:
-    """Return how many galleries can be open, at most ``wanted``.
+    """Return the number of galleries that can be open at the same time, at most ``wanted``.
 
     The ``connections`` and all other files also count against the limit.
     """

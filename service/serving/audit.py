@@ -25,7 +25,7 @@ its id is stored."""
 
 
 def is_drawn(purpose: str, query_id: str, share: float) -> bool:
-    """Return whether a query is drawn. A hash decides, so all replicas draw the same queries."""
+    """Return whether the hash of a query's id draws the query; all replicas draw the same ones."""
     drawn = hashlib.blake2b(f"{purpose}:{query_id}".encode(), digest_size=8).digest()
     return int.from_bytes(drawn, "big") < share * 2**64
 
@@ -37,7 +37,8 @@ class ReviewDraw:
     Attributes
     ----------
     probability : probability with which the answer was drawn.
-    evenly : whether the answer would also be drawn if all answers had the smallest probability.
+    evenly : whether the answer would also have been drawn with the smallest probability of all
+        answers.
     """
 
     probability: float
@@ -149,5 +150,5 @@ class Audit:
 
 
 def _first(answer: Answer) -> float | None:
-    """Return the match probability of the first item; None without items."""
+    """Return the match probability of the first item; None if the answer has no items."""
     return answer.matches[0].match_probability if answer.matches else None

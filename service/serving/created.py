@@ -27,7 +27,7 @@ class Listed:
 
     Attributes
     ----------
-    title : title of the gallery; empty for a built gallery.
+    title : title of the gallery; empty for a gallery that the operator built.
     n_items : number of items; None if the gallery is not open.
     """
 

@@ -19,7 +19,7 @@ results."""
 
 @dataclass(frozen=True, slots=True)
 class ExaminedPage(Generic[FoundT]):
-    """The problems found in a part of a gallery, and the items that they name.
+    """The problems that were found in a part of a gallery, and the items with these problems.
 
     Attributes
     ----------

@@ -64,8 +64,8 @@ class DriftReport:
 class DriftWatch:
     """Tests the queries of each caller separately, so that no caller affects another's answers.
 
-    A further test counts the queries of all callers. Its result is only reported, and changes no
-    answer.
+    A further test counts the queries of all callers. The result of this test is only reported; it
+    changes no answer.
 
     Each test counts each image once, because repeated queries are not exchangeable.
 
@@ -183,7 +183,7 @@ class DriftWatch:
 
 
 def _is_new(seen: dict[int, None], key: int, most: int) -> bool:
-    """Add an id; return whether the id is new. Above ``most`` ids, the oldest id is removed."""
+    """Add an id; return whether it is new. If there are more than ``most``, remove the oldest."""
     if key in seen:
         return False
     seen[key] = None

@@ -118,7 +118,7 @@ class SearchEngine:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """The outcome of the gallery's calibration, at the time of the fit."""
+        """The outcome of the gallery's calibration when the calibration was fitted."""
         return outcome_of(self.bundle.retriever.calibration, self.bundle.manifest.metrics)
 
     @classmethod
@@ -383,7 +383,7 @@ class SearchEngine:
         return entry if entry is not None and entry.predictive.samples.shape == shape else None
 
     async def canary(self) -> float:
-        """Decode, encode and search with an empty image, without the cache; return the seconds.
+        """Search with an empty image, without the cache; return the duration in seconds.
 
         Raises
         ------

@@ -34,8 +34,8 @@ from model_store.errors import NotReady, PointerUnreadable, VouchError
 logger = logging.getLogger(__name__)
 
 RETRY_REFUSED_S = 30.0
-"""Seconds between two attempts to open a refused bundle, if no other bundle of the gallery may
-answer. Each attempt hashes every byte of the bundle."""
+"""Seconds between two attempts to open a refused bundle, while no other bundle of the gallery is
+allowed to answer. Each attempt hashes every byte of the bundle."""
 
 Mark = tuple[int, int, int, int]
 
@@ -71,10 +71,10 @@ class Following:
         self._refused_at: dict[str, tuple[str, float]] = {}
 
     async def ahead(self, bundle: Bundle) -> str | None:
-        """Return the bundle id in `CURRENT`, if ``bundle`` may lack changes of that bundle.
+        """Return the id of the bundle in `CURRENT`, if it may have changes that ``bundle`` lacks.
 
-        None if ``bundle`` has all changes. If `CURRENT` names another bundle, the activation of
-        that bundle starts.
+        Return None if ``bundle`` has all changes. If `CURRENT` names another bundle, the activation
+        of that bundle starts.
         """
         root, name, served = bundle.root, bundle.name, bundle.directory.name
         if root is None:
@@ -126,7 +126,7 @@ class Following:
         return named == bundle_id and not self._is_overruled(bundle.name, bundle_id)
 
     async def overrule(self, bundle: Bundle, instead: str) -> None:
-        """Serve the bundle ``instead``, and ignore `CURRENT`, because it cannot be written."""
+        """Serve the bundle ``instead``, and ignore `CURRENT`, because `CURRENT` is read-only."""
         named = await self.named(bundle)
         if named is not None:
             self._overruled[bundle.name] = _Overruled(named, instead)

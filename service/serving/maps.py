@@ -1,4 +1,4 @@
-"""The planes of gallery maps: the two axes of a map, computed again when its gallery changes."""
+"""The planes of gallery maps. A plane, the two axes of a map, changes only with its gallery."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def directory_of(now: Bundle, bundle_id: str) -> Path:
 
 
 class OnDemand:
-    """Opens the galleries of a folder on demand, each once.
+    """Opens the galleries of a folder on demand; concurrent requests for a gallery open it once.
 
     Parameters
     ----------

@@ -9,8 +9,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 QUICK_S = 2e-3
-"""Work with less CPU time than this, in seconds, is quick: a thread would cost about the same
-time."""
+"""Work counts as quick if it needs less CPU time than this, in seconds. To start such work on a
+thread would cost about as much time as the work."""
 
 LATE_S = 10e-3
 """Maximum wall time of work in the event loop, in seconds. Slower work runs on threads again."""
@@ -20,7 +20,7 @@ N_QUICK = 16
 
 
 class Pace:
-    """Estimates from recent run times whether work is quick; new work counts as not quick.
+    """An estimate, from recent run times, of whether work is quick; new work is not quick.
 
     Work becomes quick after `N_QUICK` consecutive runs below `QUICK_S` of CPU time. At least one of
     these runs must also be below `QUICK_S` of wall time. Therefore work is not quick if every run

@@ -110,8 +110,8 @@ class SearchResult:
     Attributes
     ----------
     query_id : hash of the request's content.
-    share_origin : origin of the share of absent queries. The probabilities were computed with this
-        share.
+    share_origin : origin of the share of absent queries (queries without a match in the gallery).
+        The probabilities were computed with this share.
     seconds : duration of each stage, in order, and ``total``.
     audit : whether the answer was drawn at random for review.
     gone : ids of found items that were deleted or replaced after the search; these items are not

@@ -1,10 +1,10 @@
 """Refits stale calibrations in a separate process.
 
 A calibration is stale after too many changes. A refit is also needed after labels were added or
-deleted. Until the refit, queries of an added label get no match, and queries of a deleted label are
-absent queries. The service does not import the index builder. If `vouch-build` is installed, the
-service runs `vouch-build calibrate BUNDLES`. This command publishes a new bundle, which the service
-then activates.
+deleted. Until the refit, queries that show an added label get no match. Queries that show a deleted
+label have no match in the gallery. The service does not import the index builder. If `vouch-build`
+is installed, the service runs `vouch-build calibrate BUNDLES`. This command publishes a new bundle,
+which the service then activates.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Recalibrator:
 
     Parameters
     ----------
-    command : command that takes the bundle directory as its last argument; empty: start nothing.
+    command : command that takes the bundle directory as its last argument; if it is empty, no
+        process is started.
     period_s : seconds between checks.
     signing_key : file of the private key that signs new bundles.
     decisions : feedback file; the refit uses the reviewed queries of the random draws as evidence.
@@ -113,7 +114,7 @@ class Recalibrator:
         return attempt.succeeded
 
     def _has_other_labels(self, bundle: Bundle, last: _Attempt | None, now: float) -> bool:
-        """Return whether labels have changed since the calibration, and a refit may start now."""
+        """Return whether a refit may start now because labels changed after the calibration."""
         state = bundle.manifest.id, bundle.version
         has_settled = self._seen.get(bundle.name) == state
         self._seen[bundle.name] = state

@@ -131,7 +131,7 @@ class Galleries:
             yield Lease(served.engine, served.engine.bundle)
 
     async def _answering(self, name: str) -> Served:
-        """Return the engine that may answer; if its bundle is being opened, wait for it."""
+        """Return the engine that may answer for a gallery; wait if its bundle is being opened."""
         until = time.monotonic() + SWITCH_TIMEOUT_S
         while True:
             served = await self._served.find(name)
@@ -310,7 +310,7 @@ class Galleries:
         return await self.activate(name, before)
 
     async def watch(self) -> None:
-        """Send canaries and follow each `CURRENT` in an endless loop."""
+        """Send a canary to each gallery, and check each file `CURRENT`, in an endless loop."""
         while True:
             await asyncio.sleep(self._period_s)
             for engine in self.fixed():

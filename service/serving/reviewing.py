@@ -38,7 +38,7 @@ REASON_OF: Final[dict[Verdict, CaseReason]] = {
     "no_match": "absent",
     "out_of_distribution": "alien",
 }
-"""The reason for keeping a query, by its verdict."""
+"""Maps the verdict on a query to the reason for which the query is kept."""
 
 N_FOUND = 10
 """Number of an answer's items that a reviewer sees."""
@@ -88,7 +88,9 @@ class ReviewedGallery:
 
 
 class ReviewKeeper:
-    """Keeps queries of one gallery for review; writes them every few seconds, and before a lease.
+    """Keeps queries of one gallery for review.
+
+    The queries are written every few seconds, and before cases are leased to a reviewer.
 
     A crash loses the unwritten queries, but no decision.
 

@@ -172,7 +172,7 @@ class Shadow:
         self._more.set()
 
     def forget(self, query_id: str) -> None:
-        """Delete a query on request; the counts still include it."""
+        """Delete a query on request; the counts of compared queries do not change."""
         self._seen.pop(query_id, None)
         self._take(query_id)
         kept = [one for one in self.recent if one.query_id != query_id]

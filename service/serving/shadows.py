@@ -40,7 +40,7 @@ _LOOKED_AT_ONCE = 1_000
 
 
 class ReadOnlyCache:
-    """A read-only view of the live cache, for shadows."""
+    """A read-only view of the service's cache, for shadow bundles."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -60,13 +60,13 @@ class ReadOnlyCache:
         return await self._cache.get(key)
 
     async def put(self, key: str, entry: CacheEntry) -> None:
-        """Store nothing: shadow entries would displace live entries."""
+        """Store nothing, because entries of a shadow would displace entries of the service."""
 
     async def remove(self, key: str) -> None:
         """Delete nothing, because a shadow stores nothing."""
 
     async def close(self) -> None:
-        """Do nothing; the live cache stays open."""
+        """Do nothing, because the service still uses the cache."""
 
 
 class Shadows:
@@ -178,7 +178,7 @@ class Shadows:
             return shadow
 
     async def _follow(self, engine: SearchEngine, terms: ShadowTerms | None) -> None:
-        """Make the shadow equal to the terms in `SHADOW`, unless the shadow is being changed."""
+        """Start, replace or end the shadow as `SHADOW` demands, unless a change is in progress."""
         if self._changing.locked() or not _differs(engine, terms):
             return
         async with self._changing:
@@ -202,9 +202,9 @@ class Shadows:
             _log("shadow ended", shadow)
 
     def _wanted(self, engine: SearchEngine) -> ShadowTerms | None:
-        """Return the terms in the file `SHADOW`.
+        """Return the shadow bundle and the share that the file `SHADOW` contains.
 
-        If the file cannot be read, return the terms of the running shadow.
+        If the file cannot be read, return the bundle and the share of the running shadow.
         """
         bundle = engine.bundle
         if bundle.root is None or bundle.key in self._unwritten:

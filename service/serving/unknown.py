@@ -36,7 +36,7 @@ class NamedGroup:
     id : see `group_id`.
     rows : rows of the members in the queries, the medoid first, then by probability.
     probabilities : probability of each member, in the order of ``rows``.
-    probability : of all pairs in the group, the expected share that shows the same identity.
+    probability : expected share of pairs of members that show the same identity.
     """
 
     id: str
@@ -61,7 +61,7 @@ class UnknownQueries:
     ----------
     queries : queries of open cases that are not items of the gallery.
     groups : the largest first.
-    precision : of all pairs within groups, the expected share that shows the same identity.
+    precision : expected share of pairs of queries in the same group that show the same identity.
     n_labels : number of labels of the gallery from which P(same identity) was learned.
     """
 
@@ -97,8 +97,8 @@ class UnknownGroups:
 
         Parameters
         ----------
-        precision : of all pairs within groups, the minimum expected share that shows the same
-            identity.
+        precision : minimum precision of the groups. The precision is the expected share of pairs
+            of queries in the same group that show the same identity.
 
         Raises
         ------
@@ -154,8 +154,8 @@ def enrolled(
 
     Parameters
     ----------
-    query_ids : members of the group; None for all.
-    item_ids : id of the new item, by query id; default: the query id.
+    query_ids : members of the group to enrol; if None, all members are enrolled.
+    item_ids : maps the id of a query to the id of its new item; by default, both ids are equal.
     item : label and metadata of all new items.
     pictures : thumbnail and preview, by query id.
 

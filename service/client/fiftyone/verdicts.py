@@ -21,7 +21,7 @@ _FIELDS = {
 }
 
 _WRITTEN_TOGETHER = 64
-"""Number of samples per write. An interruption loses the answers to at most this many samples."""
+"""Number of samples per write. If the run is interrupted, at most this many answers are lost."""
 
 _ASKED_TOGETHER = 4
 """Number of concurrent requests; the service encodes their images as one batch."""

@@ -37,7 +37,7 @@ def feedback_answer(
 
 
 def decision_list(found: Sequence[Decided], limit: int) -> schemas.DecisionList:
-    """Describe at most ``limit`` decisions. If ``found`` has more, the list has a next page."""
+    """Describe the first ``limit`` decisions in ``found``; the rest is on the next page."""
     shown = found[:limit]
     more = len(found) > limit
     return schemas.DecisionList(

@@ -50,7 +50,7 @@ def image_url(bundle: Bundle, case: Case | None) -> str | None:
 
 
 def case_list(bundle: Bundle, found: Sequence[Case], limit: int) -> schemas.CaseList:
-    """Describe at most ``limit`` review cases. If ``found`` has more, there is a next page."""
+    """Describe the first ``limit`` review cases in ``found``; the rest is on the next page."""
     shown = found[:limit]
     return schemas.CaseList(
         cases=[review_case(bundle, case) for case in shown],

@@ -156,7 +156,7 @@ def query(
 def absent_share(
     lease: Lease, decision: Decision, origin: schemas.ShareOrigin
 ) -> schemas.AbsentShare | None:
-    """Describe the share of absent queries behind a decision; None without calibration."""
+    """Describe the share of absent queries that a decision used; None without calibration."""
     calibration, adopted_at = lease.bundle.retriever.calibration, lease.engine.operator.adopted_at
     return serializers.absent_share(calibration, decision, origin, adopted_at)
 
