@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 caller: ContextVar[str] = ContextVar("caller", default="")
-"""Account of the current request: a key or an address; empty for the service itself."""
+"""Account of the current request, a key or an address; empty for the work of the service itself."""
 
 
 @dataclass(frozen=True, slots=True)

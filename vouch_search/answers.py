@@ -211,7 +211,7 @@ class Answers(Sequence[Answer | Failure]):
 
 
 def counts_of(verdicts: Sequence[str | None]) -> str:
-    """Return the number of each verdict, such as ``3 match, 1 failed``; None counts as failed."""
+    """Return how often each verdict occurs, such as ``3 match, 1 failed``; None means failed."""
     counts = Counter(verdict or "failed" for verdict in verdicts)
     return ", ".join(f"{n} {name}" for name, n in counts.items())
 

@@ -147,7 +147,7 @@ class Gallery:
         ----------
         images : a list of images as `search` takes them, or a folder of image files.
         progress : show a progress bar.
-        n_jobs : number of threads; None for one thread for each processor.
+        n_jobs : number of threads; if None, one thread runs for each processor.
         errors : ``keep`` returns a `Failure` for an image whose search fails; ``raise`` raises the
             error.
 

@@ -96,7 +96,7 @@ def reliability(
     ----------
     source : a source (see the module), or probabilities (N,) in [0, 1].
     outcomes : (N,) whether each result is correct, if ``source`` is probabilities.
-    weights : (N,) weights of the results; None for equal weights.
+    weights : (N,) weights of the results; if None, all weights are equal.
     """
     ax = _axes(ax)
     if outcomes is None:
@@ -321,7 +321,7 @@ def gallery_map(
     Parameters
     ----------
     embeddings : a gallery, of `vouch_search` or `model_store`; or the embeddings of items (n, D).
-    uncertainties : (n,), for example the items' total variances; None for equal sizes.
+    uncertainties : (n,), for example the items' total variances; if None, all sizes are equal.
     labels : (n,) labels; the `N_NAMED` most frequent labels get a colour. If None, all items
         get the same colour.
     method : ``umap`` needs umap-learn; ``pca`` is linear; ``auto`` is UMAP if it is installed.
@@ -518,7 +518,7 @@ def _field(record: object, name: str, default: object = _REQUIRED) -> Any:  # no
 
 
 def _calibration(source: object) -> object:
-    """Return the calibration or calibration report of a gallery; return other sources unchanged.
+    """Return the calibration or the calibration report of a gallery; other sources are unchanged.
 
     Raises
     ------

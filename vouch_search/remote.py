@@ -115,7 +115,7 @@ class RemoteGallery:
 
         Parameters
         ----------
-        n_jobs : number of concurrent searches; None for 4.
+        n_jobs : number of concurrent searches; if None, 4 searches run concurrently.
         """
         checked_options(k, options)
         return in_threads(

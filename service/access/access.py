@@ -245,7 +245,7 @@ class Access:
         """Refuse a write that a web page of another origin sends through a visitor's browser.
 
         Through the browser, such a page can reach a service on the visitor's own machine. If the
-        service requires a key, the write fails anyway: the page has no key.
+        service requires a key, such a write fails anyway, because the page has no key.
         """
         origin = request.headers.get("origin")
         if origin is None or origin in self._origins:

@@ -23,7 +23,7 @@ class KeyLimits:
 
     @classmethod
     def of(cls, key: ApiKey) -> KeyLimits:
-        """Return the galleries and quotas of a key."""
+        """Return the galleries that a key allows, and the quotas of the key."""
         searches = None if key.searches is None else parse_rate(key.searches)
         return cls(key.galleries, searches, key.max_items, key.max_galleries)
 

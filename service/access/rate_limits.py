@@ -30,8 +30,8 @@ class Standing:
 
     Attributes
     ----------
-    limit : requests allowed in a period.
-    count : requests in this period so far, including this request.
+    limit : number of requests that are allowed in a period.
+    count : number of requests in this period so far, including this request.
     reset_s : seconds until the next period.
     """
 
@@ -64,7 +64,7 @@ class Tally:
         self._lost = 0
 
     def settle(self, before: int, shared: int | None, n: int = 1) -> int:
-        """Add ``n`` requests; return the count after them.
+        """Add ``n`` requests to the count, and return the new count.
 
         Parameters
         ----------

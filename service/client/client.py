@@ -421,9 +421,10 @@ class VouchClient:
         metadata: Mapping[str, Any] | EllipsisType = ...,
         idempotency_key: str | None = None,
     ) -> schemas.ItemWritten:
-        """Change the label or metadata of an item; its picture stays. ``...`` keeps a field.
+        """Change the label or metadata of an item; the picture of the item does not change.
 
-        ``label=None`` removes the label; ``metadata`` replaces all metadata.
+        The value ``...`` leaves a field unchanged. ``label=None`` removes the label. ``metadata``
+        replaces all metadata.
 
         Raises
         ------
@@ -542,7 +543,7 @@ class VouchClient:
         return ReviewQueueClient(gallery, self._http, self._send)
 
     def unknown(self, gallery: str) -> UnknownQueriesClient:
-        """Return a client for the queries of a gallery that had no match; it groups these queries.
+        """Return a client that groups the queries for which a gallery had no match.
 
         Examples
         --------
@@ -580,7 +581,7 @@ class VouchClient:
         Parameters
         ----------
         max_error : maximum share of wrong matches.
-        expected_absent : share of queries without a match; None for the gallery's share.
+        expected_absent : share of queries without a match; if None, the gallery's share is used.
         source : source of the queries; None for all sources.
         order : order of results; None for the gallery's default.
 

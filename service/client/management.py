@@ -66,7 +66,7 @@ class GalleryManagement:
     def describe(
         self, gallery: str, *, title: str | None = None, description: str | None = None
     ) -> schemas.GalleryDetail:
-        """Change the title or description of a gallery. An argument of None changes nothing.
+        """Change the title or description of a gallery; None leaves a value unchanged.
 
         Examples
         --------

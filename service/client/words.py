@@ -32,7 +32,7 @@ def search_in_words(answer: schemas.SearchAnswer) -> str:
 
 
 def decision_in_words(answer: schemas.DecisionAnswer) -> str:
-    """Return as text a decision on neighbours from another store."""
+    """Return the text that describes a decision on neighbours from another store."""
     found = [
         (one.id, one.label, one.similarity, one.match_probability) for one in answer.neighbours
     ]

@@ -1,4 +1,4 @@
-"""The pool of decoders: a file that crashes, hangs or exhausts its decoder fails one request only.
+"""The pool of decoders; if a file crashes, hangs or exhausts its decoder, only one request fails.
 
 The library pebble (version 5) is not used: its pool has one pipe for all workers, and ends when a
 worker is killed. Here every decoder has its own socket, so decoders fail independently.
@@ -29,15 +29,15 @@ T = TypeVar("T")
 logger = logging.getLogger("service")
 
 RETRY_S = 1.0
-"""Delay before a decoder that failed to start is started again, in seconds."""
+"""Delay in seconds before the service again starts a decoder that failed to start."""
 
 
 class DecoderPool:
     """Decodes image files in disposable processes.
 
-    Use the pool as an asynchronous context manager; inside, all processes are ready. Requests wait
-    for a free process: callers take turns, and each caller's requests keep their order. If there
-    are several processes, one caller never occupies all of them.
+    Use the pool as an asynchronous context manager; inside the context, all processes are ready.
+    Requests wait for a free process. Callers take turns, and the requests of one caller are
+    processed in their order. If there are several processes, one caller never occupies all of them.
 
     - An image beyond its `DecodingBudget` is refused as `ImageTooCostly`. An image that crashes its
       decoder is refused as `CorruptImage`. The process is replaced; other requests are not

@@ -1,4 +1,4 @@
-"""The sandbox of a decoder: no access to files, network and other processes.
+"""The sandbox of a decoder: no access to files, to a network or to other processes.
 
 A decoder parses untrusted files. A decoder that runs an attacker's code can only compute, and
 return wrong pixels. The decoder cannot read keys, galleries or other processes, and cannot reach a

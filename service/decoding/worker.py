@@ -1,4 +1,4 @@
-"""The decoder process: it only turns image files into prepared pictures.
+"""The decoder process, which only turns image files into prepared pictures.
 
 Image files are not trusted. Image parsers may crash, hang or use too much memory. The parsers
 therefore run here, one file at a time, in a process that the service can kill and replace.

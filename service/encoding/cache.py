@@ -1,4 +1,4 @@
-"""Cache of predictive distributions: equal image bytes are encoded once.
+"""Cache of predictive distributions, so that images with equal bytes are encoded only once.
 
 A hit returns the same bits as the first computation. A key contains all inputs of the computation:
 encoder, decision layer, number of samples and image bytes.

@@ -1,4 +1,4 @@
-"""The queues of images for encoders: one queue per encoder, for all its galleries."""
+"""The queues of images for encoders; all galleries with the same encoder share one queue."""
 
 from __future__ import annotations
 

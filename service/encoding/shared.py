@@ -1,4 +1,4 @@
-"""Encoders that bundles share: each encoder runs once for all its bundles.
+"""Encoders that bundles share; each encoder runs once for all bundles that use it.
 
 Encoders are compared by the digest of their file, so one process can serve a thousand galleries
 with the same encoder.
@@ -43,7 +43,7 @@ class SharedEncoder(ForwardingEncoder):
 
 @dataclass(eq=False, slots=True)
 class _Held:
-    """An encoder, and the copies of its file: one in each bundle that uses the encoder."""
+    """An encoder, and the copies of its file; each bundle that uses the encoder has one copy."""
 
     files: list[Path] = field(default_factory=list)
     opening: threading.Lock = field(default_factory=threading.Lock)

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol with a lingering close and limits on heads, times and connections.
+"""uvicorn's HTTP/1.1 protocol with a lingering close, and limits on heads, times and connections.
 
 A proxy must limit the connections of each client: see ``docker/``.
 """

@@ -217,8 +217,9 @@ def _errors(
 
     Parameters
     ----------
-    known : names that the route reads in this ``place`` of the request.
-    elsewhere : names that the route reads in the other place, for a hint in the error.
+    known : names that the route reads in ``place``, a part of the request.
+    elsewhere : names that the route reads in the other part of the request, for a hint in the
+        error.
     """
     counts: dict[str, int] = {}
     for name, _ in sent:

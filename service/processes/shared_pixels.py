@@ -49,7 +49,7 @@ class SharedPixels:
         return pixels
 
     def close(self) -> None:
-        """Close the file; it is deleted once both processes have closed it."""
+        """Close the file; the file is deleted after both processes have closed it."""
         self._file.close()
 
 

@@ -118,7 +118,7 @@ class AbsentShareWatch:
         return unsaved
 
     def put_back(self, unsaved: Sequence[float]) -> None:
-        """Put back values that could not be stored; `unsaved` then returns them again."""
+        """Put back values that could not be stored; the next call of `unsaved` returns them."""
         newer = list(self._unsaved)
         self._unsaved.clear()
         self._unsaved.extend([*unsaved, *newer])

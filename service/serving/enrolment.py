@@ -15,7 +15,7 @@ _GREY_PIXEL = bytes.fromhex(
 )
 
 NO_PICTURE = Thumbnail(_GREY_PIXEL, "image/png"), b""
-"""Thumbnail and preview of an item whose query image was not kept."""
+"""Thumbnail and preview of an item that was made from a query without a stored image."""
 
 
 async def item_of_query(lease: Lease, query_id: str, item: ItemOfQuery) -> Upsert:

@@ -157,7 +157,7 @@ class Following:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _confirm(self, name: str, served: str, mark: Mark | None) -> None:
-        """Record that `CURRENT` names the served bundle; valid until `CURRENT` is written again."""
+        """Record that `CURRENT` names the served bundle; the record ends at the next write."""
         if mark is not None:
             self._confirmed[name] = served, mark
         self._lift(name, served)
@@ -183,7 +183,7 @@ class Following:
             self.obey(name)
 
     def _begin(self, name: str, named: str, *, again: bool) -> None:
-        """Start an activation unless one runs; ``again`` also retries a bundle refused earlier."""
+        """Start an activation if none runs; with ``again``, also retry a refused bundle."""
         task = self._switches.get(name)
         if task is not None and not task.done():
             return

@@ -35,7 +35,7 @@ class SearchParameters:
     limit : number of items in the answer.
     alpha : rate of false alarms of the outlier flag.
     coverage : requested coverage of the result set.
-    where : filter on the items that may be found; None for all.
+    where : filter on the items that the search may find; None if it may find all items.
     diversity : rule that leaves out an item if a nearer item already represents it.
     expected_absent : share of the caller's queries without a match, from the request.
     of_key : share of the caller's queries without a match, from the caller's key.

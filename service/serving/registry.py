@@ -257,7 +257,7 @@ class Galleries:
         return receipt
 
     async def compact(self, name: str) -> Switched:
-        """Merge a bundle and its changes into a new bundle, and serve it.
+        """Merge a bundle and its changes into a new bundle, and serve the new bundle.
 
         Raises
         ------

@@ -28,7 +28,7 @@ class EngineResources:
     feedback : stores users' feedback and the state of drift tests.
     audit_share : share of matches to draw for review, if feedback is stored.
     on_drift : see `SearchEngine.on_drift`.
-    answered : stores the embeddings of queries; None if only the cache has the queries.
+    answered : store of the embeddings of queries; None if queries are only in the cache.
     reviews, review_terms : the review queue and its options; None without a review queue.
     queues : batch queues of the encoders.
     """

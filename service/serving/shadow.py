@@ -148,7 +148,7 @@ class Shadow:
         return len(self._waiting)
 
     def offer(self, data: bytes, parameters: SearchParameters, found: SearchResult) -> None:
-        """Queue a query if the query is drawn and the queue has room; never waits.
+        """Queue a query if the query is drawn and the queue has room; do not wait.
 
         Parameters
         ----------
@@ -180,7 +180,7 @@ class Shadow:
         self.recent.extend(kept)
 
     async def close(self, why: str) -> None:
-        """End the shadow and release its bundle; its counts stay."""
+        """End the shadow and release its bundle; the counts of the shadow are kept."""
         if self.ended is not None:
             return
         self.ended, self.ended_at = why, time.time()

@@ -179,7 +179,7 @@ def calibration_report(
 
 
 def _written_at(lease: Lease) -> datetime:
-    """Return when the calibration was written: the file's modification time.
+    """Return the time when the calibration was written, from the modification time of its file.
 
     A bundle contains no dates.
     """
