@@ -34,14 +34,14 @@ def build(
     Parameters
     ----------
     images : a folder with a sub-folder of images for each label; or a manifest, an archive, a URL.
-    encoder : a name such as ``timm:NAME``, or the path of an encoder; None for the built-in
-        encoder.
-    name : name of the gallery; None for the folder's name.
+    encoder : a name such as ``timm:NAME``, or the path of an encoder; if None, the built-in encoder
+        is used.
+    name : name of the gallery; if None, the name of the folder is used.
     labels : whether the sub-folders are labels.
     require : conditions on the measured quality, such as ``recall_at_1>=0.8``; if a condition is
         not met, nothing is published.
-    bundles : directory to publish into; None for ``bundles/<name>``.
-    run : directory to work in; None for ``runs/<name>``.
+    bundles : directory in which the bundle is published; ``bundles/<name>`` if None.
+    run : working directory; ``runs/<name>`` if None.
     progress : show the plan, the steps and the outcome on standard error.
 
     Raises

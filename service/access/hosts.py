@@ -98,7 +98,10 @@ def _bare(name: str) -> str:
 
 
 def _host_of(scope: Scope) -> str | None:
-    """Return the name in the header Host; None for HTTP/1.0 without Host, which no browser uses."""
+    """Return the name in the header Host.
+
+    Return None for an HTTP/1.0 request without this header. No browser sends such a request.
+    """
     sent = [value for name, value in scope["headers"] if name == b"host"]
     if not sent and scope.get("http_version", "1.1") == "1.0":
         return None

@@ -97,7 +97,10 @@ def read(response: httpx2.Response, answer: type[AnswerT]) -> AnswerT:
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
-    """Return the seconds of ``Retry-After``; None for a date, which the service never sends."""
+    """Return the delay in ``Retry-After``, in seconds.
+
+    Return None if the header contains a date. The service never sends a date.
+    """
     value = response.headers.get("retry-after", "")
     return float(value) if value.isdigit() else None
 

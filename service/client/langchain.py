@@ -35,8 +35,8 @@ class VouchRetriever(BaseRetriever):
     client : client of the service; the caller closes it.
     limit : maximum number of documents.
     min_match_probability : minimum match probability of documents after the first.
-    text_key : metadata key of a document's text; None to use the label, or the id of an item
-        without a label.
+    text_key : metadata key of a document's text. If None, the text is the label of the item, or the
+        id of an item without a label.
     """
 
     client: VouchClient

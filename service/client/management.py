@@ -49,8 +49,8 @@ class GalleryManagement:
 
         Parameters
         ----------
-        like : gallery whose encoder is used; None for the first gallery that the service was
-            started with.
+        like : gallery whose encoder is used; if None, the first of the galleries that the service
+            was started with.
 
         Raises
         ------

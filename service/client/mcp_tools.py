@@ -58,7 +58,7 @@ class Tools:
     Parameters
     ----------
     client : client of the service.
-    folders : folders whose images may be read; empty: only images in base64 are accepted.
+    folders : folders whose images may be read; if empty, only images in base64 are accepted.
     """
 
     def __init__(self, client: VouchClient, folders: Sequence[Path] = ()) -> None:

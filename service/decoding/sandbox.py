@@ -106,7 +106,7 @@ _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 
 
 def _landlock() -> Callable[[], object]:
-    """Return a function that makes the kernel refuse all paths; since Landlock 4, also all ports.
+    """Return a function that makes the kernel refuse all paths; from Landlock 4 on, also all ports.
 
     The package `landlock` (1.0.0.dev5) does not support ports and scopes.
     """

@@ -50,7 +50,10 @@ cores. Costly images of one caller can occupy all decoders except one."""
 
 
 def main() -> None:
-    """Serve requests until the socket closes; arguments: the descriptors of socket and pictures."""
+    """Serve requests until the socket closes.
+
+    The arguments are the file descriptors of the socket and of the shared picture file.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # the service ends this process
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)

@@ -53,7 +53,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.bounded.release()
 
     def shutdown(self) -> None:
-        """Close the connection when its current request is answered, or now if it is idle.
+        """Close the connection after its current request is answered, or immediately if it is idle.
 
         If part of the request has not arrived, the connection waits for a limited time.
         """

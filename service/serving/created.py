@@ -100,8 +100,8 @@ class CreatedGalleries:
 
         Parameters
         ----------
-        like : gallery whose encoder is used; None for the first gallery that the service was
-            started with.
+        like : gallery whose encoder is used; if None, the first of the galleries that the service
+            was started with.
         visible : returns whether the caller's key can use a gallery.
         most : maximum number of created galleries that the key can use; None for no maximum.
 

@@ -1,4 +1,4 @@
-"""Checks a gallery for its curator, one bounded part for each request."""
+"""Checks a gallery for its curator; each request checks a part of limited size."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ async def look_at_files(engine: SearchEngine) -> None:
 
 
 def require_whole(engine: SearchEngine) -> None:
-    """Raise `NotReady` if a file of the engine's bundle was changed while in use."""
+    """Raise `NotReady` if a file of the engine's bundle was changed while it was served."""
     if engine.changed_file is not None:
         raise NotReady(
             f"{engine.changed_file} of the bundle of {engine.bundle.name!r} was changed while it "

@@ -62,7 +62,8 @@ class Galleries:
     start : starts an engine for an open bundle, and returns it after its first canary.
     period_s : seconds between canaries, and between checks of `CURRENT`.
     observe : called after each attempt to serve another bundle, with the gallery and the outcome.
-    compact_after : number of changes after which a gallery is compacted; 0: never automatically.
+    compact_after : number of changes after which a gallery is compacted; if 0, no gallery is
+        compacted automatically.
     keep_bundles : see `prune`; applied after a compaction.
     signing_key : file of the private key that signs compacted bundles.
     folder : folder of created galleries. A created gallery is opened on demand; the least recently

@@ -82,7 +82,7 @@ class UnknownQueries:
 
 
 class UnknownGroups:
-    """Groups queries without a match; caches the groups until queries or gallery change.
+    """Groups queries without a match; caches the groups until the queries or the gallery change.
 
     Grouping takes seconds; it runs on a separate thread, one gallery at a time.
     """
