@@ -109,5 +109,5 @@ def read_reply(
 
 
 def _thumbnail(data: bytes) -> Thumbnail:
-    """Return a decoder's thumbnail, with a media type that is read from the first bytes."""
+    """Return a thumbnail; its media type follows from its bytes, and is never sent by a decoder."""
     return Thumbnail(data, "image/png" if data.startswith(b"\x89PNG") else "image/jpeg")

@@ -64,7 +64,7 @@ class BoundedTransport:
             self._transport.write_eof()
 
     def limit(self, seconds: float | None) -> None:
-        """Abort the connection after ``seconds``, instead of an earlier limit; None sets no limit."""
+        """Abort the connection after ``seconds``; None only removes the earlier limit."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -126,7 +126,7 @@ class Following:
         return named == bundle_id and not self._is_overruled(bundle.name, bundle_id)
 
     async def overrule(self, bundle: Bundle, instead: str) -> None:
-        """Serve the bundle ``instead``, and ignore `CURRENT`, because `CURRENT` is read-only."""
+        """Serve the bundle ``instead``, and ignore `CURRENT`, because a write to it failed."""
         named = await self.named(bundle)
         if named is not None:
             self._overruled[bundle.name] = _Overruled(named, instead)
@@ -157,7 +157,7 @@ class Following:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _confirm(self, name: str, served: str, mark: Mark | None) -> None:
-        """Record that `CURRENT` names the served bundle; the record ends at the next write."""
+        """Record that `CURRENT` names the served bundle; this holds until the next write."""
         if mark is not None:
             self._confirmed[name] = served, mark
         self._lift(name, served)

@@ -248,7 +248,7 @@ class Lease:
         return decided, Answered(review.query_id, answer, lease._fingerprint())
 
     async def again(self, query_id: str, parameters: SearchParameters) -> SearchResult:
-        """Answer an earlier query again, without encoding its image again.
+        """Answer an earlier query again, without encoding it again.
 
         Raises
         ------

@@ -311,7 +311,7 @@ class Galleries:
         return await self.activate(name, before)
 
     async def watch(self) -> None:
-        """Send a canary to each gallery, and check each file `CURRENT`, in an endless loop."""
+        """Send canaries, and check the file `CURRENT` of each gallery, in an endless loop."""
         while True:
             await asyncio.sleep(self._period_s)
             for engine in self.fixed():
