@@ -18,7 +18,7 @@ ENSEMBLE_FORMAT = "ensemble-posterior/1"
 class EnsemblePosterior:
     """Last layers of M members, rotated so that their embeddings can be compared.
 
-    An image has M unit embeddings, one of each member. The posterior's mean and variance are the
+    An image has M unit embeddings, one from each member. The posterior's mean and variance are the
     mean and variance of these M embeddings, so 1 − ‖mean‖ is their spherical variance. This is the
     mixture of Lakshminarayanan et al. 2017 with members of variance zero.
 
@@ -62,8 +62,8 @@ class EnsembleFit:
     ----------
     posterior
     agreement : for each member, the mean cosine between the member's embeddings and the first
-        member's embeddings of the training images. The first value is before the rotation, the
-        second value is after the rotation.
+        member's embeddings of the training images. The first value is measured before the rotation,
+        and the second value after the rotation.
     """
 
     posterior: EnsemblePosterior

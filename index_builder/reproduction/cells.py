@@ -1,4 +1,4 @@
-"""Measures methods × seeds. A cell is one method with one seed; finished cells are kept."""
+"""Measure methods × seeds. A cell is one method with one seed; finished cells are kept."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Plan:
 
     Attributes
     ----------
-    base : configuration of the protocol; its seed is ignored.
+    base : configuration of the protocol; the seed in this configuration is ignored.
     methods : names in `METHODS`, or `DECISION`.
     seeds : a seed determines the training and which images are held out.
     directory : the output folder.
@@ -89,7 +89,7 @@ class Plan:
 
 
 def methods_named(wanted: str) -> list[str]:
-    """Return the methods that ``wanted`` names, and then the decision layer.
+    """Return the names of the methods in ``wanted``; the last name is always the decision layer.
 
     Parameters
     ----------

@@ -37,7 +37,8 @@ def reproduce(
 
     Parameters
     ----------
-    protocol : a name in `PROTOCOLS` or `COMPARISONS`. The methods of a comparison are fixed.
+    protocol : a name in `PROTOCOLS` or `COMPARISONS`. For a comparison, the methods cannot be
+        chosen.
 
     Returns
     -------

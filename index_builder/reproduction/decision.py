@@ -1,4 +1,4 @@
-"""Fits Vouch's decision layer to the development task of a protocol; applies the layer to the test.
+"""Fit Vouch's decision layer to the development task of a protocol; apply the layer to the test.
 
 The fit learns two functions. The first function maps the signals of a result list to match
 probabilities. The second function maps the signals of an image to an outlier score. As in the
@@ -32,8 +32,8 @@ from model_store.encoder.contract import Encoder
 from model_store.gallery import FaissGallery
 
 N_FOLDS = 5
-"""Number of folds of a gallery whose items are also the queries. The outlier score of an item comes
-from a detector that was fitted without the fold of the item."""
+"""Number of folds into which a gallery is divided if its items are also the queries. The outlier
+score of an item comes from a detector that was fitted without the fold of the item."""
 
 Floats = NDArray[np.float64]
 
@@ -69,7 +69,7 @@ class World:
 def world_of(
     encoder: Encoder, task: Task, directory: Path, seed: int, *, hide_labels: bool = False
 ) -> World:
-    """Index the gallery of a task in ``directory``; fit its outlier detector and label means.
+    """Index a task's gallery in ``directory``; fit the gallery's outlier detector and label means.
 
     With ``hide_labels``, absent queries are simulated: queries with a match whose label is hidden
     in the gallery.

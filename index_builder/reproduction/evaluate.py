@@ -1,4 +1,4 @@
-"""Measures one method, or the decision layer, on the test of a protocol."""
+"""Measure one method, or the decision layer, on the test of a protocol."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ consensus is correct."""
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The metrics of a test; the metrics were computed from the signals and the result lists."""
+    """The metrics of a test, and the signals and result lists that give these metrics."""
 
     metrics: Result
     signals: Signals
@@ -120,7 +120,7 @@ def measure_method(
 def evaluate_decision(
     config: ProtocolConfig, run: Run, data: ProtocolData, directory: Path
 ) -> Evaluation:
-    """Return metrics, curves and pictures of the decision layer on the encoder of a method.
+    """Return metrics, curves and pictures of the decision layer, which uses the encoder of the run.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def measure_decision(
 
 
 def _asking(world: World, data: ProtocolData) -> World:
-    """Return the world with the queries of the test; the gallery stays the same."""
+    """Return the same opened gallery with the queries of the test."""
     return replace(world, task=data.test)
 
 

@@ -84,7 +84,7 @@ def _bayesian_triplet(title: str, **fields: str | bool) -> PaperMethod:
 
 
 def _choices(key: str) -> tuple[str, ...]:
-    """Return the values that the configuration allows for a key of the Laplace posterior."""
+    """Return the allowed values of a configuration key of the Laplace posterior."""
     return get_args(LaplaceConfig.model_fields[key].annotation)
 
 
@@ -138,16 +138,17 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
 
     Parameters
     ----------
-    base : the configuration to change. Its posterior is replaced. If the method and ``base`` use
-        Laplace, the options for prior and temperature are kept. The objective is kept if the method
-        accepts any objective; otherwise, the method has its own loss.
+    base : the configuration to change. Its posterior is replaced. If both the method and ``base``
+        use a Laplace posterior, the options for prior and temperature are kept. The objective is
+        kept if the method accepts any objective; otherwise, the contrastive loss replaces the
+        objective.
     name : a name in `METHODS`.
     checkpoint : checkpoint of a ``deterministic`` encoder. Post-hoc methods use this checkpoint;
         other methods train an encoder.
 
     Raises
     ------
-    ConfigError : the method does not exist, or does not fit ``base``.
+    ConfigError : the method does not exist, or cannot be combined with ``base``.
     """
     if name not in METHODS:
         raise ConfigError(f"No method {name!r}. There are: {', '.join(METHODS)}.")
@@ -171,7 +172,7 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
 
 
 def _carried_over(base: EncoderConfig, method: PaperMethod) -> dict[str, Any]:
-    """Return the prior and temperature of ``base`` if ``base`` and ``method`` use Laplace."""
+    """Return the prior and temperature of ``base`` if both ``base`` and ``method`` use Laplace."""
     if base.posterior.method != "laplace" or "laplace" not in method.posterior["method"]:
         return {}
     shared = {"prior_precision", "prior_chosen_by", "prior_scale", "temperature"}

@@ -1,4 +1,4 @@
-"""Computes all metrics and curves of one method from arrays."""
+"""Compute all metrics and curves of one method from arrays."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ N_STRUCTURE = 10_000
 """Maximum number of queries for metrics of the structure of the embedding."""
 
 MAX_CLUSTERS = 1_000
-"""Maximum number of labels for NMI. With more labels than this, k-means would take most of the
-time."""
+"""Maximum number of labels for NMI. With more labels, k-means would take most of the time."""
 
 N_POINTS = 120
 """Number of points of a curve on the page."""

@@ -1,4 +1,4 @@
-"""Writes a report as one HTML page without scripts or other files, in light or dark colours."""
+"""Write a report as one HTML page, without scripts and other files, in light or dark colours."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Method = Mapping[str, Any]
 
 N_HUES = 8
-"""Number of colours; with more methods, colours repeat."""
+"""Number of colours; if there are more methods, colours are used again."""
 
 N_SHOWN = 4
 """Number of methods that charts initially show in colour."""

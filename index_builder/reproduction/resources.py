@@ -1,4 +1,4 @@
-"""Measures wall time and peak memory, and describes the machine."""
+"""Measurement of wall time and peak memory, and a description of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches the gallery of a task with an encoder, and marks the true matches in the results."""
+"""Search the gallery of a task with an encoder, and mark the true matches in the results."""
 
 from __future__ import annotations
 

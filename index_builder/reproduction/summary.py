@@ -1,4 +1,4 @@
-"""Combines cells into a report: means over seeds, tables, and the machines that measured."""
+"""Combine cells into a report: means over seeds, tables, and the machines that were used."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ SEEN_BY_THE_DECISION_LAYER = (
 
 
 def further_outliers(report: Report) -> tuple[Column, ...]:
-    """Return columns for all kinds of outliers except the first."""
+    """Return a column for each kind of outliers except the main kind, which has its own columns."""
     protocol = report["protocol"]
     return tuple(
         Column(
@@ -190,8 +190,9 @@ def report_of(plan: Plan, cells: Sequence[Cell], failures: Sequence[Failure] = (
     Returns
     -------
     A JSON object with ``protocol``, ``seeds``, ``epochs``, ``methods``, ``failures``, ``machines``
-    and ``config``. A method has the metrics of each seed, means and standard deviations over seeds,
-    and costs. Each method also has the curves and pictures of the first seed.
+    and ``config``. The entry of a method contains the metrics of each seed, their means and
+    standard deviations over the seeds, and the costs. The entry also contains the curves and
+    pictures of the first seed.
     """
     protocol = PROTOCOLS[plan.base.dataset.protocol]
     first = cells[0]

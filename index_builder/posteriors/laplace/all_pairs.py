@@ -87,16 +87,17 @@ def positives_curvature(
 ) -> Curvature:
     """Diagonal curvature of `positives` over all ordered pairs of a label, Warburg et al. Eq. 99.
 
-    The sums include pairs of an image with itself, because the terms of such a pair cancel exactly.
-    The targets do not count these pairs. The cost is N D F R multiplications. R is the rank of the
-    unit embeddings of a class: at most D and at most the class size.
+    The sums include the pairs of an image with itself, because the terms of such a pair cancel
+    exactly. In the targets, these pairs are not counted as positive pairs. The cost is N D F R
+    multiplications. R is the rank of the unit embeddings of a class: at most D and at most the
+    class size.
 
     Parameters
     ----------
     features : re-iterable blocks of φ; they are read once, and once more for each group of classes.
     labels, weight, bias, targets, split : as in `fixed_curvature`.
-    max_bytes : memory for the features of a group of classes. A class that needs more memory than
-        this forms its own group.
+    max_bytes : memory for the features of a group of classes. A class whose features need more
+        memory forms its own group.
     """
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)

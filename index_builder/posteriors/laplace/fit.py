@@ -58,8 +58,9 @@ class LaplaceFit:
     data_scale : factor that converts H from a mean to a sum over the data.
     log_marginal_likelihood : evidence of the prior precision, without the constant term of the
         data.
-    temperature : factor on the variances; below 1 narrows the posterior.
-    temperature_search : values of the criterion, if validation chose the temperature.
+    temperature : factor on the variances; a temperature below 1 makes the posterior narrower.
+    temperature_search : the candidate temperatures and the criterion's value for each; None unless
+        validation chose the temperature.
     """
 
     posterior: LaplacePosterior
@@ -159,11 +160,12 @@ def fit_laplace(
     prior_precision : λ; if None, ``prior_chosen_by`` chooses it.
     prior_chosen_by : how to choose the prior precision if ``prior_precision`` is None: relative to
         the mean curvature (`relative_prior_precision`), or by the largest marginal likelihood.
-    prior_scale : see `PriorScale`; only for Kronecker factors.
-    data_scale : factor on H. If None, it is the number of images N, so that each image counts as
-        one observation.
+    prior_scale : see `PriorScale`; used only with Kronecker factors.
+    data_scale : factor on H. If None, the number of images N is the factor, so that each image
+        counts as one observation.
     generator : draws the minibatches for `full`, whose sum over N² pairs does not factorise. The
-        minibatches give an unbiased estimate; `fixed` and `positives` are exact and draw nothing.
+        minibatches give an unbiased estimate; `fixed` and `positives` are computed exactly, without
+        minibatches.
     plan : how the minibatches are drawn; if None, the default plan is used.
 
     Raises

@@ -5,9 +5,9 @@ the last layer has a closed form, the last layer is also fitted again for each f
 left-out labels are absent queries; held-out images of the other labels are queries with a match.
 The uncertainty of a query is the standard deviation of its similarity to the nearest item. Two
 AUROCs measure how well this uncertainty detects wrong first results and absent queries. The score
-of a prior is the sum of the two AUROCs. The temperature hardly changes an AUROC. The score of a
-temperature therefore measures how well sampled neighbours predict the label of a query (see
-`votes`).
+of a prior is the sum of the two AUROCs. The temperature hardly changes the AUROCs, so they cannot
+choose the temperature. The score of a temperature therefore measures how well sampled neighbours
+predict the label of a query (see `votes`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FRACTIONS = {"kronecker": (30.0, 3.0, 0.3, 0.03), "diagonal": (0.01, 0.1, 1.0, 0
 """Candidate prior precisions, relative to the mean curvature, in order of preference."""
 
 LEAST_GAIN = 0.01
-"""A prior is good enough if its sum of AUROCs is at most this much below the largest sum.
+"""A prior is good enough if its sum of AUROCs is at most this value below the largest sum.
 Validation chooses the first prior, in order of preference, that is good enough. The value is about
 one standard error on five data sets."""
 
@@ -43,7 +43,8 @@ each spread gives one candidate temperature."""
 
 TYPICAL_SPREAD = 0.3
 """Priors are compared at the same spread: the temperature of each prior is set to give this spread.
-On five data sets, votes chose temperatures that give spreads of 0.2 to 1.4."""
+On five data sets, the posteriors had spreads of 0.2 to 1.4 at the temperatures that `votes`
+chose."""
 
 N_FOLDS = 4
 
@@ -217,7 +218,8 @@ class _Asked:
     def variances(self, fractions: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
         """Return the relative variances of the queries and of their nearest items, for each prior.
 
-        For queries: v / ‖m‖² (Q, D). For items: Σ_d v_d / ‖m‖² (Q,).
+        The relative variance of a query is v / ‖m‖² (Q, D). The relative variance of an item is Σ_d
+        v_d / ‖m‖² (Q,).
         """
         curvature = self.fit.curvature * self.fit.data_scale
         priors = [fraction * curvature.mean for fraction in fractions]
@@ -246,8 +248,8 @@ class _Asked:
     def votes(self, variance: Tensor, temperatures: Sequence[float], seed: int) -> Tensor:
         """Return how many of `N_SAMPLES` samples vote for the query's true label, (T, n).
 
-        The product of noise and gallery is computed only once, and then scaled for each
-        temperature.
+        The inner products of the noise and the gallery's embeddings are computed only once, and are
+        then scaled for each temperature.
         """
         n = len(self.is_right)
         directions = functional.normalize(self.mean[:n])

@@ -62,7 +62,7 @@ class MinibatchPlan:
         return minibatches
 
     def probability(self, targets: AnchorTargets, i: Tensor, j: Tensor, same: Tensor) -> Tensor:
-        """Return the probability that a minibatch holds both images of a pair.
+        """Return the probability that a minibatch contains both images of a pair.
 
         Parameters
         ----------

@@ -46,8 +46,9 @@ class OnlineLaplace(Generic[Sum]):
     prior_precision : inverse prior variance of each weight, > 0.
     memory_factor : α in (0, 1]; the average is over about the last 1 / α minibatches.
     initial_precision : ≥ 0, added to the prior precision for sampling; the added value decays with
-        (1 - α)^t. With 0, the standard deviations of untrained weights are larger than the weights,
-        so sampled layers are noise. (The authors' code starts with a curvature of 1e6.)
+        (1 - α)^t. If this value is 0, the standard deviations of untrained weights are larger than
+        the weights, so sampled layers are noise. (The authors' code starts with a curvature of
+        1e6.)
     """
 
     decayed: Sum
@@ -162,10 +163,10 @@ def online_step(
     weight, bias : (D, F), (D,); the parameters of the layer.
     margin, approximation, split, drawn : as in `minibatch_curvature`.
     loss : L, a function of embeddings (B, D) and labels; if None, `minibatch_loss` is used. The
-        curvature is always the curvature of `minibatch_loss`. The positive term of `minibatch_loss`
-        has the same minima as L.
-    n_samples : number of layers to draw; 0 for the point form.
-    generator : draws the layers; required for the expectation form.
+        curvature is always computed from `minibatch_loss`, even if L is a different loss. The
+        positive term of `minibatch_loss` has the same minima as L.
+    n_samples : number of layers to draw for the expectation form; with 0, the point form is used.
+    generator : random generator that draws the layers; the expectation form requires it.
 
     Returns
     -------

@@ -94,7 +94,7 @@ def weights_between(
 
 
 def _by_pairs(features: Tensor, u: Tensor, own: Tensor, y: Tensor, pairs: Tensor) -> Curvature:
-    """Sum over pairs by products (D x P) (P x F); fast for few pairs or a large D."""
+    """Sum over pairs with products (D x P) (P x F); this is fast for few pairs or a large D."""
     first, second = pairs
     u_first, u_second = u[first], u[second]
     cosines = (u_first * u_second).sum(1, keepdim=True)
@@ -109,7 +109,7 @@ def _by_pairs(features: Tensor, u: Tensor, own: Tensor, y: Tensor, pairs: Tensor
 
 
 def _by_dimensions(features: Tensor, u: Tensor, own: Tensor, y: Tensor) -> Curvature:
-    """Compute φ_fᵀ M_d φ_f with a matrix M_d (B, B) for each dimension d; fast for a small D."""
+    """Compute φ_fᵀ M_d φ_f with a matrix M_d (B, B) for each dimension d; fast if D is small."""
     n_rows, dim = u.shape
     weight, bias = u.new_empty(dim, features.shape[1]), u.new_empty(dim)
     y_cosine = y * (u @ u.T)

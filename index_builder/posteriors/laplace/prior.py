@@ -18,7 +18,7 @@ FeltCurvature = Curvature | KroneckerCurvature
 PRIOR_FRACTION = {"kronecker": 3.0, "diagonal": 0.01}
 """Default ratio of the prior precision to the mean curvature, see `relative_prior_precision`. With
 Kronecker factors, the curvature of a few feature directions is many times the mean curvature. With
-a diagonal, the weights have similar curvatures."""
+a diagonal curvature, the weights have similar curvatures."""
 
 _BISECTIONS = 60
 """Number of bisections in log λ, enough for float64 precision from any start interval."""
@@ -79,7 +79,8 @@ def relative_prior_precision(curvature: FeltCurvature, fraction: float) -> float
     precision is far above the curvature, the posterior has the same width in all directions; the
     uncertainty is then only the norm of the features. If the prior precision is far below the
     curvature, the posterior is also narrow in directions that only noise determines. Between these
-    extremes, the choice hardly matters. The temperature sets the overall width of the posterior.
+    two extremes, the choice of the prior precision hardly matters. The temperature sets the overall
+    width of the posterior.
 
     Raises
     ------
@@ -114,8 +115,8 @@ def tune_prior_precision(curvature: FeltCurvature, weight: Tensor, bias: Tensor)
     """Find the prior precision with the largest evidence.
 
     The derivative with respect to log λ is ½ (γ - λ ‖θ‖²). Here γ is the number of well-determined
-    parameters, Σ_k H_k / (H_k + λ) for a diagonal (MacKay 1992). With increasing λ, γ falls and λ
-    ‖θ‖² rises. There is therefore one root, which bisection in log λ finds.
+    parameters, which is Σ_k H_k / (H_k + λ) for a diagonal curvature (MacKay 1992). With increasing
+    λ, γ falls and λ ‖θ‖² rises. There is therefore one root, which bisection in log λ finds.
 
     Raises
     ------

@@ -28,9 +28,10 @@ class AnchorTargets:
 
     Attributes
     ----------
-    positive : (N,), y_ij for j with the label of i; 0 if there is no such j.
-    negative : (N,), -y_ij for j of another label inside the margin.
-    class_size : (N,), number of images with the label of i, itself included.
+    positive : (N,), y_ij for an image j that has the same label as i; 0 if no other image has the
+        label.
+    negative : (N,), -y_ij for an image j that has another label than i and is inside the margin.
+    class_size : (N,), number of images with the label of i, including image i.
     n_classes : number of labels.
     """
 

@@ -24,7 +24,8 @@ def temper_by_validation(
     Parameters
     ----------
     candidates : temperatures to try.
-    criterion : computed on data that are used neither for training nor for the evaluation.
+    criterion : measures the quality of a posterior, on data that are used neither for training nor
+        for the evaluation.
 
     If several temperatures are equally good, the largest of these temperatures is chosen. If the
     best temperature is the smallest or largest candidate, the temperature is 1; see

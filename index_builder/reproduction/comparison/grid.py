@@ -1,4 +1,4 @@
-"""Measures data sets × seeds × objectives. A cell is one encoder; finished cells are kept."""
+"""Measure data sets × seeds × objectives. A cell is one encoder; finished cells are kept."""
 
 from __future__ import annotations
 

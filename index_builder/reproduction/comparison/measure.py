@@ -1,4 +1,4 @@
-"""Measures one encoder of an objective, with several posteriors and with the decision layer."""
+"""Measure the encoder of one objective, with several posteriors and with the decision layer."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ PRIORS: Mapping[str, LaplaceConfig] = {
         structure="diagonal", prior_chosen_by="validation"
     ),
 }
-"""Other ways to choose the prior, which are compared with the default. The default is
-Kronecker-factored, with a prior relative to the curvature and a temperature by validation."""
+"""Other ways to choose the prior, which are compared with the default. The default is a
+Kronecker-factored posterior. Its prior is relative to the curvature, and validation chooses its
+temperature."""
 
 
 def measure_encoder(
@@ -64,7 +65,7 @@ def measure_encoder(
 
     Parameters
     ----------
-    config : configuration of the encoder; its posterior is ignored.
+    config : configuration of the encoder; the posterior in this configuration is ignored.
     run : a run in a temporary directory, which is removed before and after the measurement.
     shared : the run that stores the frozen trunk and its features, for all encoders of a data set.
     priors : further Laplace posteriors for the same encoder.
@@ -118,9 +119,9 @@ def _on_shared_trunk(
 
     Returns
     -------
-    The configuration of the run; its last layer starts as the whitening of the features. All
-    objectives of a seed start from the same whitening. Each seed has its own whitening, because
-    each seed has its own training images.
+    The configuration of the run. In this configuration, the last layer starts as the whitening of
+    the features. All objectives of a seed start from the same whitening. Each seed has its own
+    whitening, because each seed has its own training images.
     """
     start = Run(shared.directory / f"seed-{config.seed}")
     if not start.checkpoint.exists():

@@ -44,7 +44,7 @@ def _cost(stage: str) -> Callable[[Cell], float | None]:
 
 
 def _views(metric: str, *, larger_is_better: bool) -> tuple[Figure, ...]:
-    """Return four columns of a metric: for cosine, length, Laplace posterior and decision layer."""
+    """Return the columns of a metric for four signals: cosine, length, Laplace and decision."""
     return (
         Figure("cosine", larger_is_better, _metric(LAPLACE, f"similarity_{metric}")),
         Figure("length", larger_is_better, _metric(NORM, metric)),
@@ -117,7 +117,7 @@ def _objective(kind: str, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _priors(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Compare the ways to choose the prior; each of the ``cells`` has results for every way."""
+    """Compare the ways to choose the prior; each of the ``cells`` has results for all ways."""
     if not cells:
         return []
     ways = {DEFAULT_PRIOR: [cell["metrics"][LAPLACE] for cell in cells]}
@@ -215,7 +215,7 @@ def write_page(summary: Summary, path: Path) -> None:
 
 
 def _best(data_set: Mapping[str, Any]) -> dict[str, list[float | None]]:
-    """Return the best mean of each column."""
+    """Return, for each column, the best mean over all objectives."""
     found: dict[str, list[float | None]] = {}
     for group, figures in GROUPS.items():
         found[group] = []

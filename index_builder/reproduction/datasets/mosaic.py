@@ -1,4 +1,4 @@
-"""Reads mosaics: small images of equal size, stored row by row in one lossless image file."""
+"""Read mosaics: small images of equal size, stored row by row in one lossless image file."""
 
 from __future__ import annotations
 

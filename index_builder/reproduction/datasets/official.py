@@ -1,4 +1,4 @@
-"""Code for all readers of published data sets: find the data, and check their completeness."""
+"""Find published data sets, and check that they are complete; all readers use this module."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def cifar10(origin: Origin) -> Official:
 
 
 def svhn(origin: Origin) -> LabelledImages | None:
-    """Return the test part of SVHN; None if it is missing and `Origin.download` is not set.
+    """Return the test part of SVHN; None if the file is missing and `Origin.download` is not set.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Reads tables in text files of data sets."""
+"""Read the tables that data sets store in text files."""
 
 from __future__ import annotations
 

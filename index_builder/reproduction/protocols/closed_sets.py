@@ -21,10 +21,10 @@ from index_builder.reproduction.protocols.protocol import (
 )
 
 HELD_OUT = 1 / 12
-"""Share of the training images for calibration: 5,000 of 60,000."""
+"""Share of the training images that are held out for calibration: 5,000 of 60,000."""
 
 SMALL = 1 / 10
-"""Share of Fashion-MNIST in the small protocol."""
+"""Share of the Fashion-MNIST images that the small protocol uses."""
 
 HELD_OUT_GALLERY = 12_500
 """Number of held-out images in the authors' setting; 10,000 of these form the gallery, as in the

@@ -24,21 +24,22 @@ from index_builder.reproduction.protocols.protocol import (
 )
 
 N_OUTLIERS = 250
-"""Number of outliers of each kind; with this number, two digits of an AUROC are significant."""
+"""Number of outliers of each kind. With so many outliers, two digits of an AUROC are
+significant."""
 
 N_CLOTHES, N_CLOTHES_ASKED = 1000, 500
-"""Two numbers of Fashion-MNIST images: the images for training and gallery, and the queries."""
+"""Number of Fashion-MNIST images for training and for the gallery, and number of queries."""
 
 CHARACTERS, CHARACTERS_ASKED = 80, 40
-"""Two numbers of Omniglot characters: the characters for training and calibration, and the other
-characters for the test. A character has 20 drawings."""
+"""Number of Omniglot characters for training and calibration, and number of other characters for
+the test. A character has 20 drawings."""
 
 CATEGORIES_ASKED = 0.3
 """Share of the categories of Caltech-101 that are in the test."""
 
 VALIDATION_SHARE = 0.1
-"""Share of validation images. Larger protocols use 2 % of the images for validation. Here, 2 %
-would be only a dozen images."""
+"""Share of the images that are used for validation. Larger protocols use 2 % of the images for
+validation. Here, 2 % would be only a dozen images."""
 
 
 def load_fashion_mnist_tiny(

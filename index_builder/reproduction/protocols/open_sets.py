@@ -36,8 +36,8 @@ def load_omniglot(
 ) -> ProtocolData:
     """Omniglot: background alphabets for training; evaluation drawings are queries and gallery.
 
-    Near outliers are the digits of MNIST. They are inverted to dark strokes on a bright background,
-    as in Omniglot.
+    Near outliers are the digits of MNIST. The digits are inverted, so that they have dark strokes
+    on a bright background, as in Omniglot.
     """
     found = omniglot(origin)
     test = all_against_all(found.parts["evaluation"])
@@ -91,7 +91,7 @@ def load_in_shop(
 def load_msls(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """MSLS: queries and gallery from the validation cities; matches are within 25 m of a query."""
+    """MSLS: the validation cities have queries and gallery; a match is within 25 m of a query."""
     places = msls(origin)
     parts = places.official.parts
 

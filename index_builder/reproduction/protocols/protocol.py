@@ -43,7 +43,7 @@ class Task:
     positions: Positions | None = None
 
     def own_rows(self) -> NDArray[np.int64] | None:
-        """Return the gallery rows (B,) of the queries; None if the queries are not items."""
+        """Return each query's row in the gallery, (B,); None if the queries are not items."""
         if not self.leave_one_out:
             return None
         row_of = {name: row for row, name in enumerate(self.gallery.ids)}
@@ -93,9 +93,9 @@ class ProtocolData:
         for fitting the decision layer and for all choices.
     development_outliers : outliers for calibration; the test has other outliers.
     test : the published test.
-    test_outliers : outliers by the name of their kind; the papers report results for the first
-        kind.
-    partial : incomplete parts, see `Official.partial`.
+    test_outliers : the outliers of each kind; the key is the kind's name. The papers report results
+        for the first kind.
+    partial : the incomplete parts of the data set, see `Official.partial`.
     """
 
     training: LabelledImages

@@ -1,4 +1,4 @@
-"""Matching: the cost volume, the most similar disparity (winner), and its uncertainty."""
+"""Matching: the cost volume, the most similar disparity (the winner), and its uncertainty."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def cost_volume(left: Tensor, right: Tensor, most: int) -> Tensor:
 
 
 def matched(volume: Tensor, temperature: float) -> Disparities:
-    """Choose each pixel's most similar disparity; compute the uncertainty from all similarities.
+    """Choose the disparity with the highest similarity for each pixel, and compute its uncertainty.
 
-    The probability of a disparity is p(d) ∝ exp(s_d / T): a softmax of the similarities over all
-    disparities.
+    The uncertainty depends on the similarities of all disparities. The probability of a disparity
+    is p(d) ∝ exp(s_d / T): a softmax of the similarities over all disparities.
 
     Parameters
     ----------

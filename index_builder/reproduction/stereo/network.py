@@ -17,7 +17,8 @@ PATCH = 9
 """Height and width of the receptive field of four 3 × 3 convolutions."""
 
 MARGIN = 0.2
-"""Required gap between the cosine of the positive and of the negative (Žbontar & LeCun 2016)."""
+"""Margin m of the triplet loss: the required difference between cos(a, p) and cos(a, n) (Žbontar &
+LeCun 2016)."""
 
 NEAR, FAR = 4, 10
 """Minimum and maximum distance of a negative from the positive in pixels (for KITTI)."""
@@ -101,7 +102,7 @@ def train_patches(
 
 
 class Triplets:
-    """Draws triplets of crops; all pixels with a known disparity are equally likely anchors.
+    """A sampler of triplets of crops; all pixels with a known disparity are equally likely anchors.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ _NOISE = 4.0
 """Standard deviation of the noise in synthetic pairs, in grey levels from 0 to 255."""
 
 _GAINS = (0.85, 1.15)
-"""Brightness of the right image relative to the left image, in synthetic pairs."""
+"""Minimum and maximum brightness of a synthetic right image, relative to the left image."""
 
 _N_PLANES = 6
 """Number of planes in front of the background of a synthetic pair."""
