@@ -19,8 +19,8 @@ class EnsemblePosterior:
     """Last layers of M members, rotated so that their embeddings can be compared.
 
     An image has M unit embeddings, one from each member. The posterior's mean and variance are the
-    mean and variance of these M embeddings, so 1 − ‖mean‖ is their spherical variance. This is the
-    mixture of Lakshminarayanan et al. 2017 with members of variance zero.
+    mean and variance of these M embeddings, so 1 − ‖mean‖ is the spherical variance of the
+    embeddings. This is the mixture of Lakshminarayanan et al. 2017 with members of variance zero.
 
     Attributes
     ----------

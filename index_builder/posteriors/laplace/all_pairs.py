@@ -57,11 +57,12 @@ def fixed_curvature(
     ----------
     features : re-iterable blocks of φ, read twice.
     labels : (N,) int64.
-    weight, bias : (D, F), (D,); the last layer. Its dtype and device are also used for all other
-        tensors.
+    weight, bias : (D, F), (D,); the last layer. All other tensors get the dtype and the device of
+        the last layer.
     targets : targets of the data set.
     split : see `Split`.
-    margin : distance on the unit sphere, in (0, 2]; farther negatives have weight zero.
+    margin : distance on the unit sphere, in (0, 2]. A negative that is farther away than the margin
+        has weight zero.
     """
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)

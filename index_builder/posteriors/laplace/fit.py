@@ -45,7 +45,7 @@ LaplacePosterior = LastLayerPosterior | KroneckerPosterior
 
 @dataclass(frozen=True, slots=True)
 class LaplaceFit:
-    """A fitted posterior, its prior and its temperature, with the criteria for both choices.
+    """A fitted posterior, and its prior and temperature with the criteria that chose them.
 
     Attributes
     ----------

@@ -59,10 +59,11 @@ number."""
 MIN_QUERIES = 30
 
 N_IMAGES = 1000
-"""Maximum number of training images in the folds, and maximum number of validation images."""
+"""Maximum number of training images in the folds. The number of validation images has the same
+maximum."""
 
 N_NEIGHBOURS, LEAST_SPREAD = 10, 1e-6
-"""Two numbers for the fit of the pair correlation: how many nearest items of each query are used,
+"""For the fit of the pair correlation: the number of nearest items that are used for each query,
 and the minimum variance of the similarities."""
 
 N_QUERIES = 400

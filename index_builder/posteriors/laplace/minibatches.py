@@ -29,8 +29,10 @@ class MinibatchPlan:
     Attributes
     ----------
     n_minibatches : number of minibatches.
-    n_labels : labels in a minibatch, at least 2; all labels if the data have fewer.
-    n_images : images of each label, at least 2; all images if a label has fewer.
+    n_labels : number of labels in a minibatch, at least 2. If the data have fewer labels, all
+        labels are in the minibatch.
+    n_images : number of images of each label, at least 2. If a label has fewer images, all its
+        images are in the minibatch.
     """
 
     n_minibatches: int = 256

@@ -81,7 +81,7 @@ class OnlineLaplace(Generic[Sum]):
 
     @property
     def average(self) -> Sum:
-        """Curvature of the data, with the data scale, not clipped; zero before the first step."""
+        """Unclipped curvature of the data, with the data scale; it is 0 before the first step."""
         seen = 1 - (1 - self.memory_factor) ** self.n_steps
         return self.decayed * (1 / seen if seen else 0.0)
 

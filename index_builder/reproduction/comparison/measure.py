@@ -67,7 +67,8 @@ def measure_encoder(
     ----------
     config : configuration of the encoder; the posterior in this configuration is ignored.
     run : a run in a temporary directory, which is removed before and after the measurement.
-    shared : the run that stores the frozen trunk and its features, for all encoders of a data set.
+    shared : the run that stores the frozen trunk and the features that the trunk computed; all
+        encoders of a data set use this run.
     priors : further Laplace posteriors for the same encoder.
     """
     config = config.model_copy(update={"posterior": DeterministicConfig(method="deterministic")})

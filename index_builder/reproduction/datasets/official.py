@@ -35,9 +35,9 @@ class Official:
 
     Attributes
     ----------
-    parts : images by name of the part.
-    partial : incomplete parts, by name, with a text such as "100 of 200 images"; empty if the data
-        are complete.
+    parts : the images of each part; the key is the part's name.
+    partial : a text such as "100 of 200 images" for each incomplete part; the key is the part's
+        name. The mapping is empty if the data are complete.
     """
 
     parts: Mapping[str, LabelledImages]

@@ -107,7 +107,7 @@ class ProtocolData:
     partial: Mapping[str, str] = field(default_factory=dict)
 
     def splits(self) -> Splits:
-        """Return the data in the form that the steps of a build take."""
+        """Return the data in the form that the steps of a build require."""
         first = next(iter(self.test_outliers.values())).images
         nothing = self.test.queries.subset([])
         return Splits(
@@ -127,13 +127,13 @@ class Protocol:
     Attributes
     ----------
     title : title for display.
-    load : function that reads the data; its generator chooses the held-out images.
+    load : function that reads the data; the function's generator chooses the held-out images.
     fields : configuration tables of the protocol: network, training, calibration.
     published : the papers' results, method → metric → "mean ± sd".
     notes : differences from the papers, and the origin of the results.
-    shared_samples : whether the consensus is computed from sampled last layers, each used for all
-        images, as in the authors' code. If False, the embeddings of each image are sampled
-        independently.
+    shared_samples : whether the consensus is computed from sampled last layers, as in the authors'
+        code; each sampled last layer is used for all images. If False, the embeddings of each image
+        are sampled independently.
     """
 
     title: str

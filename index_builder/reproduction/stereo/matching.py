@@ -77,8 +77,8 @@ def fitted_temperature(similarities: Tensor, disparities: NDArray[np.float32]) -
 
     Parameters
     ----------
-    similarities : (most + 1, n), columns of `cost_volume` for n pixels; their images were not used
-        for training.
+    similarities : (most + 1, n), columns of `cost_volume` for n pixels. The images of these pixels
+        were not used for training.
     disparities : (n,), true disparities of these pixels.
     """
     values = similarities.double()
