@@ -189,7 +189,7 @@ def _inside_margin_sums(
 
     Returns
     -------
-    Counts (N, 1), or sums (N, D) with ``with_directions``.
+    Counts (N, 1) or, if ``with_directions`` is true, sums (N, D).
     """
     order = torch.argsort(labels, stable=True)
     z, ends = z[order], torch.unique_consecutive(labels[order], return_counts=True)[1].cumsum(0)

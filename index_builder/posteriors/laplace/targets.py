@@ -93,12 +93,12 @@ def minibatch_targets(is_positive: Tensor, is_inside: Tensor, dtype: torch.dtype
     """Return targets that estimate sums over the data set from the pairs of a minibatch.
 
     The targets are Warburg et al. 2023, Eq. 20, times the factor |D²| / |B| of Eq. 21. A positive
-    pair has the target 1 / |B_pos|, a negative pair inside the margin -1 / |B_neg|. |B_neg| also
-    counts the negative pairs outside the margin. The estimates for `global` are unbiased under two
-    conditions. First, positive pairs and negative pairs are each drawn uniformly. Second, all
-    minibatches have the same number of positive pairs and the same number of negative pairs. If the
-    classes have equal size, a sampler that draws labels, and then n images of each label, fulfils
-    both conditions.
+    pair has the target 1 / |B_pos|, and a negative pair inside the margin has the target -1 /
+    |B_neg|. |B_neg| also counts the negative pairs outside the margin. The estimates for `global`
+    are unbiased under two conditions. First, positive pairs and negative pairs are each drawn
+    uniformly. Second, all minibatches have the same number of positive pairs and the same number of
+    negative pairs. If the classes have equal size, a sampler that draws labels, and then n images
+    of each label, fulfils both conditions.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ CARS = Publication(
 
 
 def cub(origin: Origin) -> Official:
-    """Load CUB-200-2011 (Wah et al. 2011): part ``train`` has classes 1 to 100, ``test`` the rest.
+    """Load CUB-200-2011 (Wah et al. 2011): classes 1 to 100 are in ``train``, others in ``test``.
 
     The split is the one used in metric learning (Musgrave et al. 2020). The split in the file
     train_test_split.txt is not used.
@@ -54,7 +54,7 @@ def cub(origin: Origin) -> Official:
 
 
 def cars(origin: Origin) -> Official:
-    """Load Cars-196 (Krause et al. 2013): part ``train`` has classes 1 to 98, ``test`` the rest.
+    """Load Cars-196 (Krause et al. 2013): classes 1 to 98 are in ``train``, others in ``test``.
 
     Raises
     ------

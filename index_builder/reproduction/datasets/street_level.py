@@ -27,7 +27,8 @@ CELL = 25.0
 """Side of a square in metres; training images in the same square have the same label."""
 
 _APART = 1e8
-"""Offset between cities in metres, because UTM coordinates of different zones may coincide."""
+"""Offset between cities in metres, because places in different UTM zones can have the same
+coordinates."""
 
 MSLS = Publication(
     "MSLS",
