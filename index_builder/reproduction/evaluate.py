@@ -235,8 +235,7 @@ def _drawn_layers(
     weights, biases = posterior.sample(N_SAMPLES, generator)
 
     def by_all(some: Tensor) -> Tensor:
-        """Return the embeddings (N, S, D) that S layers compute; the features are read only
-        once."""
+        """Return embeddings (N, S, D) from all S layers; the features are read only once."""
         return (some @ weights.flatten(0, 1).T).reshape(len(some), *biases.shape) + biases
 
     galleries = by_all(features)

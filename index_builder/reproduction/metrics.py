@@ -142,8 +142,7 @@ def curves(signals: Signals, correct: Bools) -> dict[str, Any]:
 
 
 def _thinned(x: Floats, y: Floats) -> list[list[float]]:
-    """Return at most `N_POINTS` points of a curve, sorted by x; its first and last points are
-    kept."""
+    """Return at most `N_POINTS` points of a curve, sorted by x, with its first and last point."""
     wanted = np.linspace(x[0], x[-1], N_POINTS)
     places = np.unique(np.r_[0, np.searchsorted(x, wanted).clip(max=len(x) - 1), len(x) - 1])
     return [
