@@ -71,7 +71,7 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """Import on first use: decoding images needs neither FAISS nor ONNX Runtime."""
+        """Import a module on first use, because not all programs need FAISS or ONNX Runtime."""
         if name not in _ROOMS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_ROOMS[name]), name)

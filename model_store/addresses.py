@@ -54,7 +54,7 @@ def require_no_user(parts: SplitResult, instead: str) -> None:
 
 
 def passwords_in(address: str) -> set[str]:
-    """Return the password of an address, both encoded and decoded; empty without a password."""
+    """Return an address's password, encoded and decoded; empty if the address has no password."""
     try:
         user, at, _ = urlsplit(address).netloc.rpartition("@")
     except ValueError:

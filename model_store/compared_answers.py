@@ -108,7 +108,7 @@ class ComparedAnswers:
 
     @property
     def probability_change(self) -> float | None:
-        """Mean change of the first item's match probability, if both bundles give one."""
+        """Mean change of the first item's match probability, if both bundles give a probability."""
         return self._sum / self.n_probabilities if self.n_probabilities else None
 
     def probability_interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:

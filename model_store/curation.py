@@ -157,9 +157,9 @@ def label_errors(gallery: Gallery, rows: Rows, confidence: float) -> list[LabelE
 def elected(
     votes: NDArray[np.int32], similarities: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Return the label (B,) with the largest weight, and its share (B,) of the weight of all votes.
+    """Return the label (B,) with the largest weight, and the label's share (B,) of all weight.
 
-    The label is −1 if fewer than `MIN_VOTERS` neighbours have the label.
+    The result is −1 in place of a label for which fewer than `MIN_VOTERS` neighbours have voted.
 
     Parameters
     ----------

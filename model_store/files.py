@@ -16,8 +16,8 @@ from typing import Any
 from filelock import FileLock
 
 _NUMBER_LENGTH = 8
-"""Number of hexadecimal digits at the end of a work folder's name. The digits distinguish it from a
-user's folders."""
+"""Number of hexadecimal digits at the end of a work folder's name. The digits distinguish a work
+folder from a user's folders."""
 
 PARTIAL = ".partial"
 """Suffix of unfinished files. An unfinished file that no process writes is left from a crash."""
@@ -129,7 +129,7 @@ def _locked(folder: Path, *, must: bool = False) -> int | None:
 
 
 class FreeSpace:
-    """Free disk space for files from an archive or a server.
+    """The free disk space that files from an archive or a server may use.
 
     A tenth of the initial free space is kept free, even if other programs write at the same time.
 

@@ -23,8 +23,8 @@ MAX_POINTS = 100_000
 """Maximum number of items on a map. The map of a larger gallery shows a seeded sample."""
 
 MAX_POINTS_ELSEWHERE = 5_000
-"""Maximum number of items on the map of a gallery on another machine, because its vectors are sent
-over the network."""
+"""Maximum number of items on the map of a gallery that is on another machine. The limit is low,
+because the vectors of the items are sent over the network."""
 
 N_SAMPLED = 10_000
 """Maximum number of items in the sample that determines the axes."""
@@ -37,7 +37,7 @@ LAST_STEP = 65_535
 """Largest coordinate; coordinates are uint16."""
 
 MAX_COLOURS = 8
-"""Maximum number of colours. People do not distinguish more colours."""
+"""Maximum number of colours. People cannot reliably distinguish a larger number of colours."""
 
 NO_COLOUR = 255
 """Colour code of an item that has none of the listed values."""

@@ -27,7 +27,7 @@ OF_QUERIES = Kept(8 * 2**20, 32 * 2**20)
 """The limits for a service. The largest kept block is 20 times the data of a query."""
 
 OF_INDEXING = Kept(32 * 2**20, 128 * 2**20)
-"""The limits for indexing. A batch of 64 images at 224 pixels has 10 MB, and is copied several
+"""The limits for indexing. A batch of 64 images at 224 pixels takes 10 MB, and is copied several
 times between decoder and encoder. glibc cannot keep blocks above 32 MiB."""
 
 GARBAGE_THRESHOLD = 10_000

@@ -9,13 +9,13 @@ BayesVLM (Baumann et al. 2026).
 
 Only the mean and the total variance of an item are used, so two quantities are approximated. First,
 the item's variance is assumed to be proportional to the query's variance in every dimension. This
-assumption is exact for a Kronecker-factored posterior: its variance is a factor of the image times
-a factor of the dimension. λ is the square root of the ratio of the image factors. Second, r is the
-cosine of the features under the posterior. The computation of this cosine would need all features
-of each item. So r is approximated by a + b s, fitted to validation images together with the
-posterior. On Caltech-101, Fashion-MNIST and CIFAR-10, the standard deviation differs by at most 2 %
-from the standard deviation over sampled layers (one division of each data set; `make bench
-NAME=uncertainty`).
+assumption is exact for a Kronecker-factored posterior. The variance of such a posterior is a
+product of two factors: one depends only on the image, and the other only on the dimension. λ is the
+square root of the ratio of the two images' factors. Second, r is the cosine of the features under
+the posterior. The computation of this cosine would need all features of each item. So r is
+approximated by a + b s, fitted to validation images together with the posterior. On Caltech-101,
+Fashion-MNIST and CIFAR-10, the standard deviation differs by at most 2 % from the standard
+deviation over sampled layers (one division of each data set; `make bench NAME=uncertainty`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ Correlation = tuple[float, float]
 INDEPENDENT: Correlation = (0.0, 0.0)
 
 OF_WEIGHTS = ("laplace", "online_laplace", "mc_dropout", "ensemble")
-"""Prefixes of the names of posteriors over weights. A draw of the weights moves all embeddings
-together. With any other posterior, the errors of different images are independent."""
+"""Prefixes of the names of posteriors over weights. With such a posterior, one draw of the weights
+changes all embeddings, so their errors are correlated. With any other posterior, the errors of
+different images are independent."""
 
 _NOTHING = np.finfo(np.float32).tiny
 """A tiny variance. Similarities have eight decimals. With this variance, the order of two different
@@ -154,7 +155,7 @@ class Pairs:
         """Return a·b / ‖b‖ (S, n) for S draws: the similarities times ‖a‖.
 
         The part of ε along ĝ changes ‖b‖ and a·b by the same factor, so this part cancels. The dot
-        product of a and the rest of ε is a single normal number.
+        product of a and the rest of ε is one normally distributed number.
 
         Parameters
         ----------

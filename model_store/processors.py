@@ -27,7 +27,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def usable_processors(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
-    """Return the number of processors that affinity mask and CPU quota allow, at least 1.
+    """Return the number of processors that the affinity mask and the CPU quota allow, at least 1.
 
     More threads than the quota allows do not compute faster, because the kernel suspends them.
 

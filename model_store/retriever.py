@@ -44,7 +44,7 @@ from model_store.sphere import base_noise
 from model_store.verdicts import Order
 
 DEFAULT_ALPHA = 0.05
-"""False-alarm rate of the outlier flag if neither the request nor a calibration gives one."""
+"""False-alarm rate of the outlier flag that applies if request and calibration state no rate."""
 
 
 _noise_of = lru_cache(maxsize=16)(base_noise)
@@ -156,7 +156,8 @@ class Retriever:
     def n_gone_labels(self) -> int:
         """The number of calibrated labels that have lost their last item.
 
-        If items have changed, every label is read, once for each state of the gallery.
+        If items have changed, the function reads the label of every item. The result is cached for
+        each state of the gallery.
         """
         if self.calibration is None or self.calibration.outdated is not None:
             return 0
@@ -180,7 +181,7 @@ class Retriever:
 
     @property
     def alpha(self) -> float:
-        """The false-alarm rate of the outlier flag if a request gives none."""
+        """The false-alarm rate of the outlier flag that applies if a request states no rate."""
         return DEFAULT_ALPHA if self.calibration is None else self.calibration.alpha
 
     def order_of(self, requested: Order | None) -> Order:
@@ -373,7 +374,10 @@ class Retriever:
         )
 
     def _items(self, shown: NDArray[np.int64], members: NDArray[np.int64]) -> dict[int, Item]:
-        """Look up items by row; an item in both result set and list is read once."""
+        """Look up items by row.
+
+        An item that is both in the result list and in the result set is read only once.
+        """
         rows = list(dict.fromkeys([*shown.tolist(), *members.tolist()]))
         return dict(zip(rows, self.gallery.items(np.array(rows, np.int64)), strict=True))
 

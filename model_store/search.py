@@ -239,7 +239,7 @@ def distinct(
 
 
 def rank_stability(similarities: NDArray[np.float32], k: int) -> NDArray[np.float64]:
-    """Return for each item the share of samples in which it is among the ``k`` most similar.
+    """Return, for each item, the share of samples in which this item is among the ``k`` nearest.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ class ShareStates:
     """A table of an SQLite file with one row for each bundle.
 
     All processes that share the file use the same row. Each process adds the queries that it has
-    served since its last update, and continues from the total.
+    served since its last update, and continues from the total of all processes.
     """
 
     def __init__(self, path: Path) -> None:

@@ -45,7 +45,7 @@ def faiss_threads(n: int) -> Iterator[None]:
 def threads_for(n_queries: int) -> int:
     """Return the number of threads for a search with ``n_queries`` queries in one call.
 
-    The search of one query is not split. On two cores, a search with waiting OpenMP threads took
-    three times as long as a search without these threads.
+    The search for a single query uses only one thread. On two cores, a search with waiting OpenMP
+    threads took three times as long as a search without these threads.
     """
     return 1 if n_queries == 1 else min(faiss.omp_get_max_threads(), _USABLE_PROCESSORS)

@@ -24,7 +24,7 @@ LEAST_QUERIES = 100
 """Minimum number of served queries for an estimate of the share."""
 
 _STEPS = 10**6
-"""Number of steps in the range of shares: the resolution of the estimate."""
+"""Number of steps into which the range of shares is divided. The estimate is exact to one step."""
 
 _HALF_CHI2 = 1.920729
 """Half of the 95 % quantile of χ² with one degree of freedom. At the ends of the interval, the log

@@ -24,7 +24,7 @@ class Jumper:
     Parameters
     ----------
     weights : (k,) initial share w_k of each bet; the shares sum to 1.
-    rate : J; with 0, no capital moves between bets.
+    rate : J; if J is 0, no capital moves between the bets.
     """
 
     def __init__(self, weights: Sequence[float], rate: float) -> None:

@@ -135,7 +135,10 @@ class Calibration:
 
     @property
     def default_share(self) -> float:
-        """The share of absent queries if the request, the API key and the operator give none."""
+        """The default share of absent queries.
+
+        It is used if the request, the API key and the operator state no share.
+        """
         return DEFAULT_ABSENT if self.expected_absent is None else self.expected_absent
 
     @property
@@ -210,7 +213,7 @@ class Calibration:
         return OrderedDict()
 
     def classes_of(self, label_codes: NDArray[np.int32]) -> NDArray[np.int8]:
-        """Return the size classes (g,) of labels by their codes (g,).
+        """Return the size classes (g,) of the labels that have the given codes (g,).
 
         An unknown label (added after the calibration, or −1) is in the class of labels with one
         item.
@@ -228,7 +231,7 @@ class Calibration:
         return classes
 
     def n_new_labels(self, n_labels: int) -> int:
-        """Return how many of a gallery's ``n_labels`` were added after the calibration."""
+        """Return how many of the gallery's ``n_labels`` labels were added after the calibration."""
         n_later = max(n_labels - len(self.label_classes), 0)
         return n_later + int((self.label_classes == UNKNOWN_CLASS).sum())
 
@@ -271,7 +274,7 @@ class Calibration:
         return hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()
 
     def outlier_fingerprint(self) -> str:
-        """Return a digest of the parts that read a query's features: detector and picture."""
+        """Return a digest of the parts that use a query's features: `detector` and `picture`."""
         digest = hashlib.sha256()
         for part in (self.detector, *([self.picture] if self.picture else [])):
             for name, value in _leaves(part):
@@ -280,7 +283,7 @@ class Calibration:
         return digest.hexdigest()
 
     def save(self, directory: Path, kind: QueryKind = "image") -> None:
-        """Write to ``directory``: numbers as JSON, arrays as NPZ without pickle."""
+        """Write the calibration to ``directory``: numbers as JSON, arrays as NPZ without pickle."""
         numbers_file, arrays_file = FILES[kind]
         arrays: dict[str, NDArray[Any]] = {}
         scalars: dict[str, Any] = {"signals": [*SIGNALS, *OUTLIER_SIGNALS]}

@@ -14,6 +14,7 @@ def first_where(holds: Callable[[int], bool], start: int, stop: int) -> int:
 
     Returns
     -------
-    ``stop`` if the condition is false for every step below ``stop``.
+    The first such step. The result is ``stop`` if the condition is false for every step below
+    ``stop``.
     """
     return start + bisect_left(range(start, stop), True, key=holds)

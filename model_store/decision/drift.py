@@ -35,8 +35,8 @@ drift raises the alarm again."""
 NOT_TESTED = message("drift_not_tested")
 
 _PRESENT = 0.6
-"""This share of the capital bets on a change before the last restart of the test. The rest of the
-capital bets on later changes."""
+"""Share of the capital that is bet on the hypothesis that the stream changed before the last
+restart of the test. The rest of the capital is bet on later changes."""
 
 _JUMP = 0.003
 """Part of the capital that moves, at each query, between the bets on later changes and a reserve.
@@ -70,8 +70,8 @@ _LEARNED_EVERY, _N_STEPS = 25, 20
 update."""
 
 _TAILS = (0.01, 0.03, 0.1, 0.25, 0.5)
-"""Upper tails of the distribution of absent calibration scores. Each tail is given by its share of
-the scores. The test compares served scores with these tails."""
+"""Upper tails of the distribution of absent calibration scores. Each number is the share of the
+scores that are in one tail. The test compares served scores with these tails."""
 
 _ETA = 0.01
 """Each tail has an upper bound. The probability that at least one of these bounds is too low is at
@@ -86,8 +86,8 @@ class DriftReference(Protocol):
     """The calibration scores of a drift test; many tests can share one reference."""
 
     n: int
-    """Number n of calibration queries. A smaller n lets bets fade faster, see `DriftTest`. If n is
-    0, bets do not fade."""
+    """Number n of calibration queries. If n is smaller, the bets fade after fewer queries, see
+    `DriftTest`. If n is 0, the bets do not fade."""
 
     edges: list[float]
     """Bin edges for the histogram of served scores."""
@@ -104,7 +104,9 @@ class DriftReference(Protocol):
 
 
 class MixtureReference:
-    r"""Bets against "served queries are a mixture of matched and absent queries", at any share.
+    r"""Factors of bets against "served queries are a mixture of matched and absent queries".
+
+    The hypothesis allows any share of absent queries.
 
     F_m and F_a are the distributions of matched and absent scores, and q is the distribution of a
     changed stream. The factor of a bet is the ratio of q to the nearest mixture (Grünwald et al.
@@ -154,7 +156,7 @@ class MixtureReference:
         self._alternatives = (self.n * np.array(alternatives) + smooth) / (self.n + _SMOOTHING)
 
     def factors(self, counts: list[float]) -> list[list[float]]:
-        """Return the factors (k, K) of the bets; ``counts`` first update the distributions."""
+        """Update the distributions with ``counts``, and return the factors (k, K) of the bets."""
         matched, absent = self._learned(np.array(counts))
         mixtures = np.outer(1 - _SHARES, matched) + np.outer(_SHARES, absent)
         nearest = (self._alternatives @ np.log(mixtures).T).argmax(axis=1)
@@ -178,13 +180,15 @@ class MixtureReference:
 
 
 class ExceedanceReference:
-    r"""Bets that served scores exceed the highest absent calibration scores too often.
+    r"""Factors of bets that too many served scores are high.
+
+    A score is high if it exceeds the k-th highest score of the absent calibration queries.
 
     Let F̄ be the probability that a score is above the k-th highest of n calibration scores: F̄ ~
-    Beta(k, n + 1 − k). An upper bound b of F̄ is computed for each tail. All bounds hold together
-    with probability 1 − η (Bonferroni). Each b is the larger of the bounds for matched and for
-    absent queries. A served score above the k-th highest calibration score multiplies the capital
-    by √b / b. Any other score multiplies the capital by (1 − √b) / (1 − b).
+    Beta(k, n + 1 − k). An upper bound b of F̄ is computed for each tail. The probability that all
+    bounds are correct is at least 1 − η (Bonferroni). Each b is the larger of the bounds for
+    matched and for absent queries. A served score above the k-th highest calibration score
+    multiplies the capital by √b / b. Any other score multiplies the capital by (1 − √b) / (1 − b).
 
     Served queries do not update this reference, because the quality of their images varies: after
     many good photographs, ordinary photographs would look like drift.
@@ -252,8 +256,9 @@ class DriftState:
     ----------
     counts : (K,) number of served queries in each bin since the last restart of the test.
     learned : (K,) value of ``counts`` at the last update of the reference.
-    numbers : ``edges`` are the bin edges. For each part, ``capital`` contains the log capital and
-        the shares of the bets. ``alarmed_for`` is the number of queries until the alarm ends.
+    numbers : the other values of the state, by name. ``edges`` contains the bin edges. For each
+        part, ``capital`` contains the log capital and the shares of the bets. ``alarmed_for`` is
+        the number of queries until the alarm ends.
     """
 
     counts: list[float]
@@ -262,7 +267,7 @@ class DriftState:
 
 
 class DriftTest:
-    r"""Bets against "served queries have the same distribution as the calibration queries".
+    r"""A test, by betting, of "served queries are distributed as the calibration queries".
 
     Each bet has a factor f, see `MixtureReference`. The capital has two parts. The first part bets
     that the stream changed before the last restart of the test. Each query multiplies this part by

@@ -41,7 +41,8 @@ _JUMP = 0.001
 capital to detect a late rise of the error rate."""
 
 _LEAST_RATE = 1e-6
-"""Minimum of the accepted error rate in the test; it replaces an accepted rate of 0."""
+"""Minimum accepted error rate of the test. If the accepted error rate is lower, for example 0, the
+test uses this value instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,9 @@ class BlockSums:
 class ErrorTest:
     r"""A sequential test of "the error rate of `match` is at most m", by betting.
 
-    For each served match, bet λ multiplies its share of the capital (Waudby-Smith & Ramdas 2024,
-    Estimating means of bounded random variables by betting) by
+    The method is from Waudby-Smith & Ramdas 2024, Estimating means of bounded random variables by
+    betting. Each bet has a parameter λ and a share of the capital. For each served match, this
+    share is multiplied by
 
         1 + λ (Z − m),    λ = a least / (1 + 4 m least),    0 < a < 4
 

@@ -64,8 +64,9 @@ class Evidence:
     likeliest_correct : (N,) whether the likeliest item is a true match.
     likeliest_classes : (N,) size class of the likeliest item's label.
     true_classes : (N,) size class of the query's own label; −1 for absent queries.
-    critical : (N,) largest threshold whose result set contains a true match. The value is ∞ if the
-        likeliest label is right, and −1 if no candidate is right or the query is absent.
+    critical : (N,) largest threshold with which the query's result set contains a true match. The
+        value is ∞ if the likeliest label is right, and −1 if no candidate is right or the query is
+        absent.
     clusters : (N,) cluster of each query. Queries of one cluster are not independent: they are
         copies, photographs of one object, or absent queries of one label.
     sources : (N,) index of the query's source in ``source_names``.
@@ -74,9 +75,9 @@ class Evidence:
     rivals : correction factor of the false-match rate. An absent query in the calibration may be
         compared with fewer wrong labels than an absent query in service. The factor is the number
         of wrong labels in service, divided by the number in the calibration. With n labels in the
-        gallery, the factor is n / (n − 1) if one label was hidden from each absent query. If m
-        labels were added to the gallery after the absent queries were compared with it, the factor
-        is n / (n − m). Otherwise, the factor is 1.
+        gallery, the factor is n / (n − 1) if one label was hidden from each absent query. If the
+        absent queries were compared with the gallery before m of the n labels were added, the
+        factor is n / (n − m). Otherwise, the factor is 1.
     levels : outcomes at the levels of parents; None if labels have no parents.
     outlier_p_values : (N,) p-value of the outlier score among ordinary queries; None for
         calibrations before release 0.3.

@@ -27,7 +27,8 @@ class Retrieved:
     ----------
     similarities : (n,) similarities of the found items. The first ``n_listed`` values belong to the
         nearest items in the whole gallery, in descending order. The other values belong to items
-        after the result list. These items may be returned too, for example under a filter.
+        that are not in the result list. The search may also return these items, for example under a
+        filter.
     label_codes : (n,) label codes of the found items; −1 for an item without a label.
     n_listed : number of leading items in the result list. The signals are computed from this list.
     listed : (m,) indexes of the items that may be returned, nearest first.
@@ -140,8 +141,9 @@ class MatchProbabilities:
     expected : (g,) probabilities for the expected share of absent queries.
     final : (g,) ``expected``, corrected by feedback. If the client knows that every true match
         passes the filter, the probabilities are conditioned on this fact.
-    nothing : probability that no item within the filter is a true match.
-    known : factor by which this condition multiplies all probabilities; 1 without the condition.
+    nothing : probability that no item that passes the filter is a true match.
+    known : factor by which all probabilities are multiplied to condition them on this fact; 1 if
+        the client does not know the fact.
     """
 
     fitted: Floats

@@ -40,8 +40,8 @@ class LabelMeans:
         ----------
         direction : (D,) unit direction of the query.
         label_codes : (n,) label codes of the candidates. Some candidates have no label (−1), or a
-            label that was added after the means were computed. For such a candidate, the function
-            returns the value in ``similarities``.
+            label that was added after the means were computed. For such a candidate, the result is
+            the candidate's own value in ``similarities``.
         similarities : (n,) similarities of the candidates.
         """
         n_known, codes = len(self.directions), label_codes.tolist()

@@ -1,9 +1,9 @@
 """Operating points: the coverage and error of thresholds on the match probability.
 
-Answers to photographs of one object are right or wrong together. The same is true for absent
-queries of one label. So the independent units are objects and labels, not queries. Bounds count
-each object as one query. Bounds count each absent label as one observation: the mean over the
-queries of this label.
+The answers to all photographs of one object are usually either all right or all wrong. The same is
+true for the absent queries of one label. So the independent units are objects and labels, not
+queries. For a bound, all queries that show one object count as one query. All absent queries of one
+label count as one observation: the mean over these queries.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ N_POINTS = 200
 """Maximum number of points of the risk-coverage curve."""
 
 OF_ACCEPTED = 0.05
-"""A guarantee has the error probability δ. This part of δ is for the bound of the accepted share of
-matched queries. The rest of δ is for the test of the error."""
+"""A guarantee is wrong with a probability of at most δ. This part of δ is used for the bound of the
+accepted share of matched queries. The rest of δ is used for the test of the error."""
 
 _RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
-"""Grid of false-match rates (FPIR). The test of an error searches this grid for the largest
-p-value."""
+"""Grid of false-match rates (FPIR). The test of an error computes a p-value for each rate in the
+grid, and uses the largest p-value."""
 
 _STRIDE = 10
 """Step of the coarse search over this grid. Then a fine search examines the rates near the best
@@ -48,8 +48,8 @@ _STEPS = 10**5
 """Number of steps between the errors 0 and 1: the resolution of an error bound."""
 
 MANY_TIMES = 50.0
-"""Maximum factor by which a plan multiplies the calibration queries. A plan finds the number of
-queries that a guarantee needs."""
+"""Maximum factor by which a plan multiplies the number of calibration queries. A plan is the search
+for the number of queries that a guarantee needs, see `Stream.multiple`."""
 
 _STEP = 1.1
 """A plan raises the number of queries in steps, until the number is enough. Each step multiplies
@@ -98,8 +98,8 @@ class Stream:
         queries.
     no_match : (n,) P(no match), for the share ``expected`` of absent queries.
     wrong : (n,) 1 if the first item is not a true match, else 0. If feedback has corrected the
-        probabilities, the observed outcomes no longer hold. In this case, the value is one minus
-        the corrected probability.
+        probabilities, the observed outcomes are no longer representative. In this case, the value
+        is one minus the corrected probability.
     counted : (n,) mask of the counted queries: one query of each object with a match, drawn at
         random.
     labels : (n,) for an absent query, the number of its label, from 0; −1 for other queries.
@@ -226,7 +226,10 @@ class Stream:
         )
 
     def false_match_rate(self, accepted: Bools) -> float:
-        """Return the FPIR, a mean over absent labels, if ``accepted`` (n,) queries get a match."""
+        """Return the FPIR that results if the ``accepted`` (n,) queries get the verdict `match`.
+
+        The FPIR is a mean over the absent labels.
+        """
         rate = float(self._of_labels @ (accepted & self.chosen)[self.absent])
         return min(self.rivals * rate, 1.0)
 
@@ -254,7 +257,7 @@ class Stream:
         return self._least_step(self._p_values_of(accepted), 0, _STEPS) / _STEPS
 
     def _least_step(self, p_value: PValue, start: int, stop: int) -> int:
-        """Return the smallest error, in steps, that is rejected; ``stop`` if none is."""
+        """Return the smallest error, in steps, that is rejected; ``stop`` if there is none."""
         return first_where(lambda step: self._rejects(p_value, step), start, stop)
 
     def _rejects(self, p_value: PValue, step: int) -> bool:
@@ -295,8 +298,9 @@ class Stream:
 
         For each F, p₁ is the binomial p-value of the observed number of errors. p₂ is the
         Chernoff–Hoeffding p-value of the observed label means. p₁ and p₂ use different queries, so
-        their combined p-value is p₁ p₂ (1 − ln p₁ p₂) (Fisher 1925). The result is the maximum over
-        F. A is replaced by its lower confidence bound, which uses the part `OF_ACCEPTED` of δ.
+        their combined p-value is p₁ p₂ (1 − ln p₁ p₂) (Fisher 1925). The result is the largest
+        combined p-value over all F. Instead of A, the function uses a lower confidence bound of A.
+        The error probability of this bound is δ times `OF_ACCEPTED`.
         """
         return self._p_values_of(accepted)(max_error)
 
@@ -356,7 +360,7 @@ class Stream:
         return p_value
 
     def _coverage_and_error(self, accepted: Bools) -> tuple[float, float]:
-        """Return the accepted share of the stream, and the wrong share of the accepted queries."""
+        """Return the share of queries that are accepted, and the error among these queries."""
         weight = self.weights[accepted] * np.where(self.absent[accepted], self.rivals, 1.0)
         coverage = float(weight.sum())
         return coverage, float(weight @ self.wrong[accepted]) / coverage if coverage else 0.0
@@ -463,8 +467,8 @@ class Stream:
     def queries_needed(self, max_error: float) -> int | None:
         """Return the number of objects that a guarantee of ``max_error`` needs.
 
-        The additional objects are assumed to have the same shares of outcomes as the present
-        objects.
+        The function assumes that the additional objects have the same shares of right and wrong
+        answers as the present objects.
 
         Returns
         -------
@@ -497,7 +501,11 @@ class Stream:
         return _STEP**steps if steps <= most else None
 
     def multiplied(self, times: float, absent_times: float) -> Stream:
-        """Return the stream with multiplied numbers of objects and of absent labels."""
+        """Return the stream as if more queries had been observed.
+
+        The number of objects is multiplied by ``times``, and the number of absent labels is
+        multiplied by ``absent_times``.
+        """
         return replace(self, times=times, absent_times=absent_times)
 
 
@@ -564,7 +572,7 @@ def exact_interval(share: float, n: float, confidence: float) -> tuple[float, fl
 
 
 def errors_allowed(n: int, coverage: float, delta: float) -> int:
-    """Return how many errors among ``n`` are possible while ``coverage`` is guaranteed, or −1.
+    """Return the maximum number of errors among ``n`` queries that permits ``coverage``.
 
     The result is −1 if no number guarantees the coverage. With the returned number of errors, the
     exact binomial test at level δ rejects "the error is above 1 − coverage".

@@ -1,4 +1,4 @@
-"""The outcome of a build in a few sentences; each has a code and parameters."""
+"""The outcome of a build in a few sentences; each sentence has a code and parameters."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ LEAST_MATCH_SHARE = 0.5
 share."""
 
 LEAST_CLASS_SHARE = 0.05
-"""If a size class gets no `match`, the outcome reports this only for a frequent class. In at least
-this share of matched queries, the first item must have this class."""
+"""If no first item of a size class gets the verdict `match`, the outcome reports this only for a
+frequent class. A class is frequent if it is the class of the first item in at least this share of
+the matched queries."""
 
 ACCEPTABLE_ERRORS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 """Values that the outcome may propose as the maximum error, in ascending order. If the gallery's
@@ -56,8 +57,8 @@ _RECALL: Mapping[str, str] = {
 """Sentences on recall, by kind of the queries."""
 
 _QUERIES = {"left_out_items": "items", "views_of_items": "views", "captions": "captions"}
-"""For each kind of queries in a calibration's report, the key of `_RECALL`. Any other kind means
-held-out queries."""
+"""For each kind of queries in a calibration's report, the key of `_RECALL`. A kind that is not in
+this table is treated as held-out queries."""
 
 _ABSENCE: Mapping[str, str] = {
     "absent_labels": "Measured with queries whose labels are kept out of the gallery.",
@@ -501,10 +502,10 @@ def _why_seldom(
 
 
 def _possible_share(promises: Promises, max_error: float) -> float:
-    """Return the share of `match` that more calibration queries would allow.
+    """Return the share of verdict `match` that would be possible with more calibration queries.
 
     The function multiplies the present number of calibration queries by `MANY_TIMES`, and assumes
-    that the outcomes have the same shares.
+    that the additional queries have the same shares of right and wrong answers.
     """
     stream = promises.stream
     threshold = stream.multiplied(MANY_TIMES, MANY_TIMES).widest(max_error)

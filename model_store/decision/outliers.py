@@ -33,7 +33,7 @@ _COSINE_FLOOR = 1e-4
 dominate the score."""
 
 _LEAST = np.finfo(np.float32).tiny
-"""Minimum divisor, for vectors of length zero."""
+"""Minimum divisor. It avoids a division by zero for a vector of length zero."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,10 @@ class OutlierDetector:
 
     @cached_property
     def _directions(self) -> NDArray[np.float32]:
-        """The gallery's directions, (D, M); with this layout, products take half the time."""
+        """The gallery's directions (D, M).
+
+        A matrix product with this layout takes half as long as with the layout (M, D).
+        """
         return np.ascontiguousarray(self.directions.T)
 
 
@@ -175,7 +178,7 @@ def _comparison(points: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _squared_lengths(points: NDArray[np.float32]) -> list[float]:
-    """‖t‖² of ``points`` (1, t), (B, 1 + r)."""
+    """Return ‖t‖² (B,) for ``points`` (1, t), (B, 1 + r)."""
     coordinates = points[:, 1:]
     squared: list[float] = np.vecdot(coordinates, coordinates).tolist()
     return squared

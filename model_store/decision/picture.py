@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LEAST_ANGLE = 0.05
-"""A soft lower bound at 0 replaces a negative prediction by a small positive angle. This value is
-the scale of the bound in radians. The bound hardly changes predictions above the scale."""
+"""A soft lower bound at 0 replaces a negative prediction by a small positive angle. This value
+is the scale of the bound, in radians. The bound hardly changes predictions that are larger than
+this value."""
 
 Floats = NDArray[np.floating]
 

@@ -1,4 +1,4 @@
-"""Guarantees for a stream of queries: thresholds, or reasons why there are none."""
+"""Guarantees for a stream of queries: thresholds, or reasons why no threshold is guaranteed."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ class MatchPromise:
         only if its first item has this size class.
     shortfall : the reason, with advice, if there is no threshold or if the threshold has no
         guarantee; else None.
-    guaranteed : whether the error is bounded. A threshold without this bound means that absent
-        queries have too few labels. In this case, only the error among matched queries is bounded.
+    guaranteed : whether the error is bounded. If there is a threshold but the error is not bounded,
+        the absent queries have too few labels. Then only the error among matched queries is
+        bounded.
     """
 
     size_class: str
@@ -77,7 +78,7 @@ class Promises:
     unknown_absence : reason why nothing is known about absent queries; None if something is known.
     unknown_rate : reason why no FPIR can be guaranteed; None if an FPIR can be guaranteed.
     doubt : reason why probabilities are not guaranteed at this share; None if they are guaranteed.
-        If neither ``doubt`` nor ``unknown_absence`` is None, no error is guaranteed.
+        If both ``doubt`` and ``unknown_absence`` are given, no bound of the error is guaranteed.
     sets : rule for result sets.
     """
 
@@ -143,7 +144,7 @@ class Promises:
 
     @property
     def gives_guarantee(self) -> bool:
-        """True if the error of some matches is guaranteed."""
+        """True if the error has a guaranteed bound for at least one size class."""
         return any(one is not None and math.isfinite(one[0]) and one[1] for one in self._found)
 
     def curve(self) -> list[OperatingPoint]:
@@ -203,7 +204,7 @@ class Promises:
         """Return the threshold for ``max_error``, and whether this error is guaranteed.
 
         If absent queries have too few labels, the threshold uses the bound of FPIR at confidence ½.
-        Then only the error among matched queries is guaranteed.
+        Then only the error among matched queries has a guaranteed bound.
         """
         if self.doubt is not None and self.unknown_absence is not None:
             return None
@@ -214,12 +215,12 @@ class Promises:
         return None if likely is None else (likely, False)
 
     def _lacking(self, stream: Stream) -> Message:
-        """Return the reason why the error among all matches is not guaranteed."""
+        """Return the reason why the error among all matches has no guaranteed bound."""
         cause = self.unknown_rate or self._too_few_labels_for(stream, self.max_error)
         return message("error_bounded_for_matched_queries", cause=cause)
 
     def _too_few_labels_for(self, stream: Stream, max_error: float) -> Message:
-        """Return a message that states how many additional labels would bound the error."""
+        """Return a message with the number of additional labels that a bound of the error needs."""
         times = stream.multiple(max_error, of_labels=True) or MANY_TIMES
         return message(
             "absent_labels_too_few_for_share",
@@ -334,5 +335,5 @@ UNKNOWN_TO_STRANGERS = message("absent_unknown_trained_labels")
 
 
 def least_labels(delta: float) -> int:
-    """Return how many absent labels are needed to bound FPIR at `WORST_RATE`."""
+    """Return the minimum number of absent labels for an FPIR bound of `WORST_RATE`."""
     return math.ceil(least_queries(WORST_RATE, delta))

@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 class ResultSet:
     """Items that contain a true match with a stated probability.
 
-    Items of one label are right or wrong together, so the set contains only the nearest item of
-    each likely label.
+    If one item of a label is a true match, all items of this label are true matches. So the set
+    contains only the nearest item of each likely label.
 
     Attributes
     ----------

@@ -63,7 +63,9 @@ def signals(
     outlier_score: float,
     n_listed: int | None = None,
 ) -> NDArray[np.float64]:
-    """Return the signals of each label in one query's result list, from the label's nearest item.
+    """Return the signals of each label that occurs in one query's result list.
+
+    The signals of a label are computed from the label's nearest item.
 
     All signals except the margin are logarithms or log-odds, so that a logistic regression adds up
     evidence.

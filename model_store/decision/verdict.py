@@ -1,4 +1,4 @@
-"""The verdict on one query, and the numbers behind it."""
+"""The verdict on one query, and the numbers that lead to this verdict."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def decide_without_items(
 
 
 def _options_without_effect(calibration: Calibration | None, terms: Terms) -> Message | None:
-    """Return a note on options that need a calibration; None without such options."""
+    """Return a note on options that need a calibration; None if there are no such options."""
     options = {"expected_absent": terms.expected_absent, "source": terms.source}
     names = [f"`{name}`" for name, value in options.items() if value is not None]
     if calibration is not None or not names:

@@ -136,7 +136,7 @@ class Embeddings:
 
     @cached_property
     def directions(self) -> NDArray[np.float32]:
-        """Unit means (B, D); `ValueError` for a mean of length zero."""
+        """The means (B, D), scaled to length 1; raises `ValueError` if a mean has length zero."""
         return unit_direction(self.mean)
 
     @cached_property

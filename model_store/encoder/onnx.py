@@ -160,7 +160,10 @@ def open_graph(
 
 
 def reason_of(error: Exception) -> str:
-    """Return why ONNX Runtime cannot run a graph, with advice and without source paths."""
+    """Return the reason why ONNX Runtime cannot run a graph, with advice.
+
+    Paths of source files are removed from the text.
+    """
     text = str(error)
     opset = re.search(r"Opset (\d+) is under development.*till opset (\d+)", text, re.DOTALL)
     if opset is not None:

@@ -127,7 +127,7 @@ def _purge_forgotten(connection: sqlite3.Connection) -> None:
 
 
 def is_forgotten(connection: sqlite3.Connection, gallery: str, query: AnsweredQuery) -> bool:
-    """Return whether a deletion of the query was requested between its answer and this write."""
+    """Return whether a deletion of the query was requested after the query was answered."""
     found = connection.execute(
         "SELECT 1 FROM forgotten WHERE gallery = ? AND query_id = ? AND forgotten_at >= ?",
         (gallery, query.query_id, query.noted_at),

@@ -49,7 +49,7 @@ class Case:
     reason : see `CASE_REASONS`.
     drawn : whether the query was drawn at random; independent of the reason.
     draw_probability : probability of the draw, see `ReviewDraws`; None if not drawn.
-    drawn_evenly : whether the query is also in the draw that gives all queries the same
+    drawn_evenly : whether the query also belongs to the draw in which all queries have the same
         probability.
     verdict : verdict of the answer.
     found : the first items of the answer, nearest first.
@@ -156,7 +156,10 @@ def listed(
 
 
 def selected(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Add the selection to a decision; it depends on the case and on the reviewer's lease."""
+    """Return the decision with a record of how its query was selected.
+
+    The record depends on the query's case and on the reviewer's lease of this case.
+    """
     case = find(connection, decided.gallery, decided.query_id)
     if case is None:
         return replace(decided, selection="volunteered", draw_probability=None)

@@ -21,8 +21,8 @@ gallery."""
 Selection = Literal["volunteered", "ordered", "drawn"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 """Selection of a reviewed query. ``volunteered``: the reviewer chose the query, possibly because
-its answer is wrong. ``ordered``: the review queue selected the query by its verdict. ``drawn``: the
-query was drawn at random with a known probability."""
+its answer is wrong. ``ordered``: the review queue selected the query because of the verdict.
+``drawn``: the query was drawn at random with a known probability."""
 
 COLUMNS = (
     "number",

@@ -38,7 +38,7 @@ class DrawnQuery:
 
 
 def drawn_queries(path: Path, gallery: str, encoder: str) -> list[DrawnQuery]:
-    """Return as many of the oldest drawn queries as possible, with few undecided queries.
+    """Return the oldest drawn queries: as many as possible with a small share of undecided queries.
 
     Parameters
     ----------

@@ -169,7 +169,7 @@ class FeedbackLog:
         return n_new
 
     def summary(self, bundle: str) -> FeedbackSummary | None:
-        """Summarise the feedback on a bundle; None without feedback."""
+        """Summarise the feedback on a bundle; None if there is no feedback."""
         if not self.path.exists():
             return None
         with opened(self.path) as connection:
@@ -183,8 +183,8 @@ class FeedbackLog:
     def ask(self, bundle: str, matches: Iterable[tuple[str, str, MatchDraw]]) -> None:
         """Store matches that were drawn for review, as tuples: query id, item id, draw.
 
-        If several processes have drawn the same match, the match is stored once. The sums of these
-        draws are added.
+        If several processes have drawn the same match, the match is stored only once. Its sums over
+        undrawn matches are then the totals over these processes.
         """
         now = time.time()
         rows = [
@@ -277,7 +277,7 @@ def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> S
 
 
 def _decide(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Add to a decision how its query was selected, and store the decision."""
+    """Record, with a decision, how the decision's query was selected; then store the decision."""
     return _take(connection, cases.selected(connection, decided))
 
 

@@ -208,7 +208,7 @@ class ReviewQueue:
         return {(reason, state): n for reason, state, n in rows}
 
     def picture(self, gallery: str, query_id: str) -> Picture | None:
-        """Return the picture of a case; None without a picture."""
+        """Return the picture of a case; None if the case has no picture."""
         with opened(self._path) as connection:
             row = connection.execute(
                 "SELECT data, media_type FROM cases JOIN case_images USING (number) "

@@ -165,7 +165,10 @@ class Grouping:
         return sorted(found, key=lambda group: (-len(group.rows), int(group.rows[0])))
 
     def _cut(self, components: Sequence[Joined], precision: float) -> float:
-        """Return the lowest log-odds with a mean P(same) of at least ``precision``; ∞ if none."""
+        """Return the lowest log-odds at which groups may be joined; ∞ if no log-odds are enough.
+
+        At these log-odds, the mean P(same) of all joined pairs is at least ``precision``.
+        """
         if not components:
             return np.inf
         heights = np.sort(np.concatenate([part.heights() for part in components]))[::-1]
@@ -228,7 +231,7 @@ def _halves(
 
     Parameters
     ----------
-    names : codes of the identities, in descending order of their numbers of images. With this
+    names : codes of the identities; the identity with the most images is first. With this
         order, the two halves have similar sizes.
     """
     for _ in range(_DIVISIONS):

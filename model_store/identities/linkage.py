@@ -22,7 +22,7 @@ N_NEIGHBOURS = 100
 """Number of nearest neighbours. Each image forms a pair with each of these neighbours."""
 
 FLOOR = -3.0
-"""Minimum log-odds at which images are joined. Less likely pairs never form a group."""
+"""Minimum log-odds at which images are joined. Images are never joined at lower log-odds."""
 
 MOST_TOGETHER = 4_000
 """Maximum number of images in a component. If a component is larger, the minimum log-odds of its

@@ -27,8 +27,9 @@ from model_store.decision.logistic import LogisticModel
 from model_store.sphere import unit_direction
 
 NEAREST = 0.1
-"""Share of the cohort with which an image is compared: the images nearest to this image. The
-setting is a share and not a number, because the cohort is smaller in the fit than in use."""
+"""Each image is compared only with its nearest images in the cohort. This value is
+the share of the cohort that these images form. It is a share and not a number, because the cohort
+is smaller in the fit than in use."""
 
 _LEAST_NEAREST = 5
 

@@ -43,10 +43,11 @@ class DecodingBudget:
 
 @contextmanager
 def spending(budget: DecodingBudget) -> Iterator[None]:
-    """Limit the cost of a block: `MemoryError` on too much memory, exit on too much CPU time.
+    """Limit the cost of a block.
 
-    The kernel measures the CPU time, and ends the process with SIGPROF. A parser cannot prevent
-    this.
+    If the block needs too much memory, `MemoryError` is raised. If the block uses too much CPU
+    time, the process ends. The kernel measures the CPU time, and ends the process with SIGPROF. A
+    parser cannot prevent this.
     """
     signal.setitimer(signal.ITIMER_PROF, budget.cpu_s)
     _limit_memory(budget.memory_bytes)

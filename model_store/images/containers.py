@@ -213,7 +213,7 @@ def _text_content(data: bytes) -> Content | None:
 
 
 def text_in_place_of_image(data: bytes) -> Content | None:
-    """Return the kind of text if a text was sent instead of an image; None for other bytes."""
+    """Return the kind of text that was sent instead of an image; None if the bytes are not text."""
     head = data[:_HEAD].removeprefix(b"\xef\xbb\xbf").lstrip()
     if len(head) < 2 or not all(byte in _PRINTABLE for byte in head):
         return None
@@ -254,7 +254,7 @@ def without_damaged_text(data: bytes) -> bytes | None:
 
 
 def webp_canvas(data: bytes) -> tuple[int, int] | None:
-    """Return width and height from the header of a WebP file; None without such a header."""
+    """Return width and height from the header of a WebP file; None if there is no such header."""
     kind, header = data[12:16], data[20:30]
     if len(header) < 10:
         return None

@@ -107,8 +107,8 @@ class DecodedImage:
     def losses(self) -> tuple[str, ...]:
         """The warnings about lost information: ignored parts, or irreversibly changed values.
 
-        An applied orientation is not a loss. A colour conversion that the file requires is also not
-        a loss.
+        The warning that an orientation was applied is left out, because no information is lost. A
+        warning about a colour conversion that the file requires is also left out.
         """
         flat = (_FLAT,) if (self.pixels == self.pixels[:1, :1]).all() else ()
         kept = (one for one in self.warnings if one != TURNED and not one.startswith(CONVERTED))

@@ -17,8 +17,8 @@ _TOPS = (255.0, 1023.0, 4095.0, 65_535.0)
 """
 
 _MIN_SHARE = 1 / 16
-"""Minimum share of the depth's range that the values must use. If they use less, the picture would
-be black, so the values are stretched."""
+"""Minimum share of a depth's range that the values of a picture must use. If the values use less,
+the picture would be black, so the values are stretched."""
 
 _ABOVE_ONE = 2.0
 """Float samples up to this value are treated as samples from 0 to 1 with some brighter
@@ -50,7 +50,7 @@ class Scale:
 
     @property
     def warning(self) -> str:
-        """One sentence about the loss of information."""
+        """One sentence for the user about the information that the conversion loses."""
         if self.stretched:
             return (
                 "More than eight bits per channel were rescaled to eight; the values from "
@@ -86,7 +86,7 @@ def scale_of(dtype: np.dtype[Any], low: float, high: float) -> Scale:
 
 
 def extremes(values: Samples) -> tuple[float, float]:
-    """Return the smallest and the largest finite sample; 0 and 0 without finite samples."""
+    """Return the smallest and the largest finite sample; 0 and 0 if no sample is finite."""
     if values.dtype.kind == "f":
         values = values[np.isfinite(values)]
     return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)

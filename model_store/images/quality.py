@@ -49,7 +49,10 @@ class _Reason:
     advice: str
 
     def applies(self, value: float, ordinary: float | None) -> bool:
-        """Return whether ``value`` is beyond the limit and, if not None, beyond ``ordinary``."""
+        """Return whether ``value`` is beyond the limit.
+
+        If ``ordinary`` is not None, the value must also be beyond ``ordinary``.
+        """
         limits = [self.limit] if ordinary is None else [self.limit, ordinary]
         return value < min(limits) if self.below else value > max(limits)
 

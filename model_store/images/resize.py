@@ -96,7 +96,7 @@ class Preprocessing:
         return np.asarray(canvas)
 
     def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the width and height of a resized image, before the crop; it had ``size``."""
+        """Return the width and height to which an image of ``size`` is resized, before the crop."""
         width, height = size
         side = self.resized_side
         to_width, to_height = (self.width, self.height) if side is None else (side, side)
@@ -110,9 +110,10 @@ class Preprocessing:
         return int(to_height * width / height), to_height
 
     def _offset(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the left and top position of a resized image on the input; negative for a crop.
+        """Return the left and top position of a resized image on the input.
 
-        The widths of the left and top borders are rounded down.
+        A position is negative if the image is cropped there. The widths of the left and top borders
+        are rounded down.
         """
         cut_off = round if self.crop_offset == "even" else int
         spare = self.width - size[0], self.height - size[1]
@@ -137,7 +138,10 @@ def encode_thumbnail(pixels: NDArray[np.uint8]) -> tuple[bytes, str]:
 
 
 def encode_icon(thumbnail: bytes, side: int) -> bytes | None:
-    """Re-encode a thumbnail as a JPEG of at most ``side`` pixels; None if it is no larger."""
+    """Re-encode a thumbnail as a JPEG with sides of at most ``side`` pixels.
+
+    The result is None if no side of the thumbnail is longer than ``side``.
+    """
     image = Image.open(io.BytesIO(thumbnail))
     if max(image.size) <= side:
         return None
@@ -158,8 +162,8 @@ def encode_preview(
     ----------
     pixels : (H, W, 3), possibly from reduced decoding.
     side : maximum length of the preview's longer side, in pixels.
-    again : function that decodes the same image with a given minimum side. This function is called
-        if ``pixels`` are smaller than ``side``.
+    again : function that decodes the same image with a given minimum side. `encode_preview` calls
+        this function if the longer side of ``pixels`` is shorter than ``side``.
     """
     if side is None:
         return b""

@@ -17,7 +17,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from model_store.images.tiff import COLOUR_TAGS
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Converts the values of a channel (0 to 1) to linear light; 1 is paper white."""
+"""A function that converts the values of a channel (0 to 1) to linear light; 1 is paper white."""
 
 Primaries = tuple[tuple[float, float], ...]
 """Chromaticities (x, y) of red, green, blue and white."""
@@ -226,7 +226,10 @@ def _stated(name: str, primaries: Primaries, kind: str, gamma: float) -> ColourS
 
 
 def _curve(kind: str, gamma: float) -> Curve:
-    """Return the curve with a name; "narrow" is for values from 16 to 235 instead of 0 to 255."""
+    """Return the curve with the name ``kind``.
+
+    A name that ends with "narrow" is a curve for channel values from 16 to 235 instead of 0 to 255.
+    """
     if kind.endswith(" narrow"):
         full = _curve(kind.removesuffix(" narrow"), gamma)
         return lambda values: full(((values * 255 - 16) / 219).clip(0, 1))
@@ -258,7 +261,7 @@ def _pq(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _hlg(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ITU-R BT.2100: scene light from 0 to 1."""
+    """Convert HLG values to scene light from 0 to 1 (ITU-R BT.2100)."""
     a, b, c = 0.17883277, 0.28466892, 0.55991073
     return np.where(values <= 0.5, values**2 / 3, (np.exp((values - c) / a) + b) / 12)
 

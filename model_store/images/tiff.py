@@ -1,4 +1,4 @@
-"""TIFF: reads the declared layout of a file, and decodes kinds that Pillow misreads.
+"""Reads the declared layout of a TIFF file, and decodes the kinds of TIFF that Pillow misreads.
 
 Pillow reads the usual kinds of TIFF. For other kinds, Pillow fails, or returns wrong pixels without
 an error. For example, it may swap bytes, read planes as rows, or read signed numbers as unsigned.
@@ -230,7 +230,11 @@ def tiff_layout(data: bytes) -> TiffLayout | None:
 
 
 def _pages(data: bytes) -> Iterator[dict[int, tuple[int, ...]]]:
-    """Yield the tags of each page, until a page is not a preview or a limit is reached."""
+    """Yield the tags of each page.
+
+    The function stops after the first page that is not a preview, and at a limit on the number of
+    pages.
+    """
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in {b"+\0", b"\0+"}
     count, size, offset = ("Q", 20, "Q") if big else ("H", 12, "I")

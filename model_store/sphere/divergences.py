@@ -101,7 +101,7 @@ def log_bhattacharyya_coefficient(
 def _resultant(
     concentration: ArrayLike, other_concentration: ArrayLike, cosine: ArrayLike
 ) -> NDArray[np.float64]:
-    """‖κ_p μ_p + κ_q μ_q‖ as √((κ_p − κ_q)² + 2 κ_p κ_q (1 + cos)), without cancellation."""
+    """Return ‖κ_p μ_p + κ_q μ_q‖ without cancellation, as √((κ_p − κ_q)² + 2 κ_p κ_q (1 + cos))."""
     kappa = np.asarray(concentration, dtype=np.float64)
     other_kappa = np.asarray(other_concentration, dtype=np.float64)
     squared = (kappa - other_kappa) ** 2 + 2 * kappa * other_kappa * (1 + _cut(cosine))

@@ -6,9 +6,9 @@ On the unit sphere of R^D, the density is p(x) = C_D(κ) exp(κ μᵀx). With ν
 
 All functions are derived from the cumulant generating function of μᵀx under the uniform
 distribution, K(κ) = log E[exp(κ μᵀx)] = log C_D(0) − log C_D(κ). K is 0 at κ = 0, so K can have
-full *relative* accuracy near κ = 0. log C_D cannot, because it is a large constant plus a tiny
-term. The derivatives are K' = A_D and K'' = A_D' = 1 − A_D² − (D − 1) A_D / κ. This form of A_D' is
-not used, because it has cancellation.
+full *relative* accuracy near κ = 0. log C_D cannot have this accuracy, because log C_D is a large
+constant plus a tiny term. The derivatives are K' = A_D and K'' = A_D' = 1 − A_D² − (D − 1) A_D / κ.
+This form of A_D' is not used, because it has cancellation.
 
 Method: First, Debye's uniform expansion (DLMF 10.41.3) is evaluated at order 24 or higher, in a
 logarithmic form without cancellation. Then the recurrence of the Bessel functions computes the
@@ -165,7 +165,7 @@ def _debye_cumulants(kappa: NDArray[np.float64], order: float) -> _Cumulants:
 
 
 def _power_series(kappa: NDArray[np.float64], order: float) -> NDArray[np.float64]:
-    """K from exp K = Σ_m (κ²/4)^m / (m! (ν+1)_m) (DLMF 10.25.2), for κ² / 4(ν+1) < 0.1."""
+    """Compute K for κ² / 4(ν+1) < 0.1, from exp K = Σ_m (κ²/4)^m / (m! (ν+1)_m) (DLMF 10.25.2)."""
     total = np.zeros_like(kappa)
     for m in range(10, 0, -1):
         total = kappa**2 / (4 * m * (order + m)) * (1 + total)
@@ -173,7 +173,9 @@ def _power_series(kappa: NDArray[np.float64], order: float) -> NDArray[np.float6
 
 
 def _debye_corrections() -> NDArray[np.float64]:
-    """Coefficients of the polynomials E_k(s), and of the terms of their first two derivatives in κ.
+    """Return the coefficients of the polynomials E_k(s).
+
+    The result also has the coefficients of the terms of the first two derivatives in κ.
 
     Debye's series is Σ U_k(p) ν^−k, with p = ν/h. The logarithm of this series has the derivative Σ
     ℓ_k ν^−k in p. The recurrence of the U_k (DLMF §10.41(ii)) gives
@@ -186,8 +188,8 @@ def _debye_corrections() -> NDArray[np.float64]:
 
     Returns
     -------
-    (n_terms + 1, n_terms, 3) : the axes are the power j of s, the power k − 1 of 1/h, and the
-    function.
+    (n_terms + 1, n_terms, 3) : the first axis is the power j of s. The second axis is the power k −
+    1 of 1/h. The third axis is the function: E_k, or the terms of its first or second derivative.
     """
     s = Polynomial([0.0, 1.0])
     derivatives = [Polynomial([1 / 8, -5 / 8])]

@@ -104,13 +104,14 @@ def base_noise(fingerprint: str, n_samples: int, dim: int) -> NDArray[np.float32
     """Return the fixed standard normal noise of an encoder; it is equal on every machine.
 
     The random bits are SHAKE-256 of the fingerprint and D, so they do not depend on the version of
-    a library. The inverse cumulative distribution function converts each 64 bits to a normal
-    number. Rounding to float32 removes differences between mathematics libraries. The draws are
-    antithetic pairs: row 2i + 1 is minus row 2i. So if S is even, the mean of the draws before
-    normalisation is exact. If a function of the noise is monotone, its estimate has less variance
-    with these pairs than with independent draws. An example is the estimate of P(one item is nearer
-    than another item). An estimate of a spread has the same variance as with S / 2 independent
-    draws. The first rows of a sample can be used as a smaller sample.
+    a library. The inverse cumulative distribution function converts each group of 64 bits to a
+    number with the standard normal distribution. Rounding to float32 removes differences between
+    mathematics libraries. The draws are antithetic pairs: row 2i + 1 is minus row 2i. So if S is
+    even, the mean of the draws before normalisation is exact. If a function of the noise is
+    monotone, its estimate has less variance with these pairs than with independent draws. An
+    example is the estimate of P(one item is nearer than another item). An estimate of a spread has
+    the same variance as with S / 2 independent draws. The first rows of a sample can be used as a
+    smaller sample.
 
     Parameters
     ----------
