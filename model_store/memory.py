@@ -44,8 +44,8 @@ def tune_malloc(kept: Kept = OF_QUERIES) -> None:
 
     By default, glibc returns every freed block above 128 KiB to the system immediately. The system
     must then clear new pages for the next query. These pages cost 26 page faults per query: a tenth
-    of the service's CPU time, without the encoder's time. With other C libraries, the function has
-    no effect.
+    of the service's CPU time, if the encoder's time is not counted. With other C libraries, the
+    function has no effect.
     """
     with suppress(OSError, AttributeError):
         tune = ctypes.CDLL(None).mallopt

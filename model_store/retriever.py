@@ -44,7 +44,7 @@ from model_store.sphere import base_noise
 from model_store.verdicts import Order
 
 DEFAULT_ALPHA = 0.05
-"""False-alarm rate of the outlier flag that applies if request and calibration state no rate."""
+"""False-alarm rate of the outlier flag if neither the request nor a calibration states a rate."""
 
 
 _noise_of = lru_cache(maxsize=16)(base_noise)

@@ -146,7 +146,7 @@ class ServedShare:
             raise ValueError(f"{self.counts.shape=}; wanted {self._centres.shape}")
 
     def observe(self, no_match: float) -> None:
-        """Count a served query, given its P(no match) at the assumed share."""
+        """Add a served query to the histogram, given its P(no match) at the assumed share."""
         bounded = min(max(no_match, 1e-9), 1 - 1e-9)
         # `bisect` is used, because NumPy would release the GIL. The event loop would then wait for
         # a search thread.

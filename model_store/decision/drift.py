@@ -86,8 +86,8 @@ class DriftReference(Protocol):
     """The calibration scores of a drift test; many tests can share one reference."""
 
     n: int
-    """Number n of calibration queries. If n is smaller, the bets fade after fewer queries, see
-    `DriftTest`. If n is 0, the bets do not fade."""
+    """Number n of calibration queries. After n served queries, the bets have half of their initial
+    size, see `DriftTest`. If n is 0, the bets do not fade."""
 
     edges: list[float]
     """Bin edges for the histogram of served scores."""

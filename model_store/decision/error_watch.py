@@ -163,7 +163,7 @@ class ErrorTest:
 
 
 def estimate_error(reviews: Sequence[MatchReview], confidence: float = CONFIDENCE) -> ErrorEstimate:
-    r"""Estimate the error rate of matches from k reviews, in any order.
+    r"""Estimate the error rate of matches from k reviews. The reviews may have any order.
 
     The estimate is Σ T_b / Σ n_b, where T_b is the sum of Z and n_b the number of matches in block
     b. The interval is an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy &

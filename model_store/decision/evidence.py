@@ -115,7 +115,7 @@ class Evidence:
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
-        """(N,) mask of one random query for each cluster of queries with a match."""
+        """(N,) mask with one query, drawn at random, for each cluster of queries with a match."""
         order = np.random.default_rng(0).permutation(len(self))
         order = order[~self.absent[order]]
         _, first = np.unique(self.clusters[order], return_index=True)

@@ -211,7 +211,7 @@ class Stream:
         return self.point_of(self.probabilities >= threshold, threshold)
 
     def point_of(self, accepted: Bools, threshold: float) -> OperatingPoint:
-        """Return the operating point of ``accepted`` queries (n,), chosen by any rule."""
+        """Return the operating point if the ``accepted`` (n,) queries are called matches."""
         if math.isinf(threshold):  # nothing is accepted
             return OperatingPoint(threshold, 0.0, 0.0, 1.0, 0.0, 0.0)
         accepted = accepted & self.chosen
@@ -572,7 +572,7 @@ def exact_interval(share: float, n: float, confidence: float) -> tuple[float, fl
 
 
 def errors_allowed(n: int, coverage: float, delta: float) -> int:
-    """Return the maximum number of errors among ``n`` queries that permits ``coverage``.
+    """Return the maximum number of errors among ``n`` queries at which ``coverage`` is guaranteed.
 
     The result is −1 if no number guarantees the coverage. With the returned number of errors, the
     exact binomial test at level δ rejects "the error is above 1 − coverage".

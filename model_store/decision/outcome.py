@@ -39,8 +39,8 @@ this value."""
 MOST_LINES = 10
 
 _CONFIDENCE = 0.9
-"""Confidence of the interval of an observed error. The outcome warns if the interval is above the
-error bound."""
+"""Confidence of the interval of an observed error. The outcome warns if the lower end of the
+interval is above the error bound."""
 
 Parameters = Mapping[str, float | int | str | None]
 
@@ -460,7 +460,8 @@ def _why_never(
 ) -> tuple[str, Parameters]:
     """Return the reason why no query gets the verdict `match`: a code and its parameters.
 
-    The reason is for the most frequent size class among the first items of matched queries.
+    The size classes can have different reasons. The function returns the reason for the size class
+    to which most first items of matched queries belong.
     """
     present, max_error = ~evidence.absent, calibration.max_error
     place = int(np.bincount(evidence.first_classes[present], minlength=len(SIZE_CLASSES)).argmax())

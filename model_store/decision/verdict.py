@@ -111,7 +111,7 @@ def assess(
 ) -> Assessment:
     """Compare a query's uncertainty and outlier score with the calibration queries.
 
-    An unknown value of the query gives None instead of a comparison.
+    If a value of the query is unknown, the result of its comparison is None.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Runs with preallocated input and output memory on the device, for each batch size.
 
-A run with arrays allocates device memory at each call, then copies and computes. A run with
-preallocated memory skips the allocation. CUDA graphs require preallocated memory: a graph starts
-all kernels of a run with one call, and its kernels use recorded addresses.
+If ONNX Runtime gets arrays, it allocates device memory at each run, copies the arrays and then
+computes. A run with preallocated memory skips the allocation. CUDA graphs require preallocated
+memory: a graph starts all kernels of a run with one call, and its kernels use recorded addresses.
 """
 
 from __future__ import annotations
