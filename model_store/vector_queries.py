@@ -127,8 +127,8 @@ def decide_list(
 
     Raises
     ------
-    InvalidVector : `predictive_of` refuses the query. Or the list is too short, is not in order, or
-        contains an item twice.
+    InvalidVector : `predictive_of` refuses the query. This error is also raised if the list is too
+        short, is not in order, or contains an item twice.
     UnknownSource : no calibration query has the source in ``terms``.
 
     Examples

@@ -12,7 +12,7 @@ from model_store.decision.logistic import bounded_logit
 
 _PRIOR_STD = np.array([0.5, 1.0, 1.0])
 """Standard deviations of the prior for the log slope, the intercept, and the additional intercept
-of volunteered pairs. All three prior means are 0, which means no correction."""
+of pairs with unsolicited feedback. All three prior means are 0, which means no correction."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

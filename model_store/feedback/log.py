@@ -31,7 +31,7 @@ class SaidPairs:
     ----------
     log_odds : (n,) uncorrected log-odds.
     correct : (n,) whether a user confirmed the pair as a match.
-    queries : (n,) number of the pair's query.
+    queries : (n,) number of each pair's query: pairs of one query have the same number.
     drawn : (n,) whether the pair was drawn at random for review.
     weights : (n,) 1 / π for drawn pairs, with π the probability of the draw, scaled to a mean of 1.
         The weight is 1 for other pairs.
