@@ -15,11 +15,11 @@ evaluate    other held-out queries → table and JSON                     `calib
 publish     all parts → a verified bundle, by one rename                `model_store.bundles`
 ==========  ==========================================================  =========================
 
-`pipeline` imports two chains of packages: ``methods → training → objectives → posteriors →
-networks`` with torch, and ``indexing → calibration → datasets`` without torch.  `vectors` caches
-features and embeddings for all steps. `storage` reads files from buckets and the web.
-`configuration` defines the settings. `progress` shows progress, `output` reports write errors, and
-`interrupts` handles Ctrl+C. `whitening` fits a last layer in closed form. `encoders` has the
+`pipeline` imports two chains of packages. The chain ``methods → training → objectives → posteriors
+→ networks`` needs torch. The chain ``indexing → calibration → datasets`` does not need torch.
+`vectors` caches features and embeddings for all steps. `storage` reads files from buckets and the
+web. `configuration` defines the settings. `progress` shows progress, `output` reports write errors,
+and `interrupts` handles Ctrl+C. `whitening` fits a last layer in closed form. `encoders` has the
 built-in encoder, and finds other encoders by name or path. `foreign_encoders` exports encoders of
 other libraries. `certificates` writes and verifies signed certificates of a bundle's guarantees.
 `exchange` copies bundles to and from other places. `reproduction` runs published methods on

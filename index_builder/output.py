@@ -24,7 +24,7 @@ def writing(what: str, kept: str = "") -> Iterator[None]:
     Parameters
     ----------
     what : name of the file or directory.
-    kept : sentence for the error message: which work is kept.
+    kept : sentence that the error message contains; it says which work is kept.
 
     Raises
     ------
@@ -45,8 +45,8 @@ def read_from(entries: Iterable[T], scratch: Path) -> Iterator[T]:
 
     Parameters
     ----------
-    scratch : directory of unpacked files. An error in this directory is a write error, so it is not
-        converted.
+    scratch : directory of unpacked files. An error in this directory is an error of writing, not of
+        reading, so the error is not converted.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def write_table(path: Path, title: str, report: Mapping[str, Any]) -> None:
 
 
 def _rows(report: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return the rows of a table, a row for each value of a nested report."""
+    """Return the rows of a table; each value of the nested ``report`` has one row."""
     rows = []
     for name, value in report.items():
         label = f"{prefix}{name.replace('_', ' ')}"

@@ -30,10 +30,10 @@ from rich.text import Text
 T = TypeVar("T")
 
 console = Console(stderr=True)
-"""Notes, tables and progress; silent with ``--quiet``."""
+"""The console for notes, tables and progress. With ``--quiet``, nothing is printed on it."""
 
 error_console = Console(stderr=True)
-"""Errors; always printed."""
+"""The console for errors, which are always printed."""
 
 
 @dataclass
@@ -163,7 +163,7 @@ def waiting_for(items: Iterable[T], what: str) -> Iterator[T]:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Show ``what`` and the elapsed time on a terminal, for work without a count.
+    """Show ``what`` and the elapsed time on a terminal, if the number of steps is unknown.
 
     Progress bars of `track` appear below this line.
     """

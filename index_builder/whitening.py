@@ -3,7 +3,8 @@
 If the layer was fitted to two images of a label, these two images are more similar to each other
 than two new images. For calibration, an image must be embedded by a layer that was not fitted to
 it. `cross_fitted_whitenings` returns such layers, rotated to the coordinates of the layer that was
-fitted to all images. Embeddings by these layers can therefore be searched in the served gallery.
+fitted to all images. The gallery has the embeddings of the layer that was fitted to all images.
+Because of the rotation, an embedding of another layer can be compared with them.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class _Sums:
 
         Parameters
         ----------
-        n_features : λ is the trace of C divided by this number.
+        n_features : number of features; λ is the trace of C divided by this number.
         dtype : number type of the decomposition; float32 takes a third of the time of float64.
         """
         from scipy.linalg import eigh  # noqa: PLC0415 - slow
@@ -175,7 +176,9 @@ def cross_fitted_whitenings(
 
 
 def _nearest_rotation(products: Floats) -> Floats:
-    """Return U Vᵀ, where U S Vᵀ = ``products`` (D, D); rounding-error directions are left out.
+    """Return U Vᵀ, where U S Vᵀ = ``products`` (D, D).
+
+    Directions that contain only rounding errors are left out.
 
     U is computed from the eigenvectors of ``products`` times its transpose. This takes half the
     time of a singular value decomposition.

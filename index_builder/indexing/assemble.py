@@ -98,7 +98,10 @@ def assemble(
 
 
 def duplicates(catalogue: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield hash and ids of all items with the same content; call this after `assemble`."""
+    """Yield each hash that several items have, with the ids of these items.
+
+    Items with equal content have equal hashes. Call this function after `assemble`.
+    """
     connection = sqlite3.connect(catalogue)
     try:
         rows = connection.execute(

@@ -62,7 +62,11 @@ class Place:
         return is_url(self.path)
 
     def opened(self) -> BinaryIO:
-        """Open the file; for a pipe, this does not wait for a writer."""
+        """Open the file.
+
+        If the file is a named pipe, the call does not wait until a process opens the pipe for
+        writing.
+        """
         return open(self.path, "rb", opener=_at_once)
 
     def identity(self) -> list[object]:

@@ -83,7 +83,7 @@ class Evidence:
     within: float | None = None
 
     def rule(self, gallery: Gallery, before: Calibration | None) -> TruthRule:
-        """Return the rule for true matches; options that are missing come from ``before``."""
+        """Return the rule that defines true matches; a missing option is taken from ``before``."""
         hierarchy, within = self.parents.of(gallery), self.within
         if before is not None:
             hierarchy = before.hierarchy if hierarchy is None else hierarchy

@@ -140,7 +140,7 @@ class Catalogue:
 
     @cached_property
     def _contents(self) -> NDArray[np.int64]:
-        """A code for each existing image (n,), in order; images of equal content share a code.
+        """The code of each existing image, (n,); images with equal content have equal codes.
 
         If two files have the same size, their first bytes are read. If the first bytes are also
         equal, the whole files are read.
@@ -226,7 +226,10 @@ class _Files:
         self._file.close()
 
     def digest(self, place: Place, n_bytes: int | None) -> bytes:
-        """Return a hash of an image's content; for a remote image, a hash of the version or URL."""
+        """Return a hash of the image's content.
+
+        For a remote image, the hash of its version is returned, or of its URL if it has no version.
+        """
         content = place.path.encode() if not place.version else place.version.encode()
         if not place.is_remote:
             with suppress(OSError):  # the error is reported when the image is embedded

@@ -13,7 +13,7 @@ from model_store.decision import Calibration
 from model_store.gallery import Gallery
 
 N_SHOWN = 24
-"""Maximum number of changed answers of each kind that a page shows."""
+"""For each kind of changed answer, the maximum number of answers that a page shows."""
 
 KINDS = ("broken", "fixed", "changed")
 """Kinds of changed answers. A right answer became wrong, a wrong answer became right, or only the
@@ -33,7 +33,7 @@ class Side:
     gallery: Gallery
 
     def row_of(self) -> dict[str, int]:
-        """Return query id → row of the query."""
+        """Return a dictionary that maps the id of each query to the row of the query."""
         return {name: row for row, name in enumerate(self.evaluation.queries.ids)}
 
     def said(self, row: int) -> Said:
@@ -92,7 +92,7 @@ def compared(old: Side, new: Side) -> dict[str, Any]:
 
 
 def changes_of(old: Side, new: Side) -> Iterator[Change]:
-    """Yield the queries whose answers differ, in the order of the new side."""
+    """Yield the queries to which the two sides give different answers, in the order of ``new``."""
     for before, row in _rows_of_both(old, new):
         was, is_now = old.right(before), new.right(row)
         if was != is_now:
@@ -128,7 +128,10 @@ def _drawn(side: Side, row: int) -> dict[str, Any]:
 
 
 def _rows_of_both(old: Side, new: Side) -> Iterator[tuple[int, int]]:
-    """Yield the old and the new row of each query that both sides have, in the order of ``new``."""
+    """For each query that both sides have, yield the query's row in ``old`` and its row in ``new``.
+
+    The order is the order of ``new``.
+    """
     rows = old.row_of()
     for name, row in new.row_of().items():
         if name in rows:
@@ -136,7 +139,10 @@ def _rows_of_both(old: Side, new: Side) -> Iterator[tuple[int, int]]:
 
 
 def _thresholds(old: Side, new: Side) -> dict[str, list[float | None]]:
-    """Return size class → thresholds of `match` on both sides; None if a side has no guarantee."""
+    """Return, for each size class, the threshold of `match` on the old and on the new side.
+
+    A threshold is None if this side has no guarantee for the size class.
+    """
     sides = [side.calibration.promises().matches for side in (old, new)]
     return {
         was.size_class: [None if one.point is None else one.threshold for one in (was, is_now)]

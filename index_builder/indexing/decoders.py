@@ -55,7 +55,10 @@ class Decoders(Protocol):
 
 
 class DecoderThreads:
-    """Decoders that run in threads; for images in memory, or if ``prepare`` cannot be pickled."""
+    """Decoders that run in threads.
+
+    Threads are used for images in memory, and if ``prepare`` cannot be pickled.
+    """
 
     def __init__(self, prepare: Prepare, n: int) -> None:
         self._prepare = prepare

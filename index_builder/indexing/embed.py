@@ -42,8 +42,8 @@ def embed(
     Parameters
     ----------
     digest : see `Block.digest`.
-    encode : function that is called instead of the encoder, for example a cache. The function must
-        return the same bits.
+    encode : function that is called instead of the encoder, for example a cache. Its results must
+        be bit-identical to the results of the encoder.
     """
     if encode is None:
         mean, variance = _encoded(prepared.images, encoder)

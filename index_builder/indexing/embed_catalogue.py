@@ -26,7 +26,8 @@ class Progress:
     n_kept : number of images in shards of an earlier run.
     n_embedded : number of embedded images, including images in shards of an earlier run.
     failures : errors by id, including errors of an earlier run.
-    losses : warnings by id, for images that lost data in decoding, including an earlier run.
+    losses : warnings by id, for images that lost data in decoding, including warnings of an earlier
+        run.
     """
 
     n_images: int
@@ -41,7 +42,7 @@ class Progress:
         return self.n_embedded + len(self.failures)
 
     def count(self, shard: Shard) -> None:
-        """Add a shard to the counts."""
+        """Count the images and failures of ``shard``."""
         self.n_embedded += len(shard.ids)
         self.failures.update(shard.failures)
         self.losses.update(shard.losses)

@@ -108,7 +108,10 @@ class LocalEngine:
             encoders.shutdown(cancel_futures=True)
 
     def _fetch(self, block: Block) -> Future[Block]:
-        """Start to download a block's remote images; return a future of the local block."""
+        """Start to download the remote images of ``block``.
+
+        The returned future gives the block with local files.
+        """
         if self._fetching is not None:
             return self._fetching.submit(block)
         there: Future[Block] = Future()

@@ -40,7 +40,7 @@ def build_gallery(
 ) -> None:
     """Embed ``images`` (or vectors), and write the files of a gallery to ``staging``.
 
-    If ``labelled``, the gallery stores the labels.
+    If ``labelled`` is true, the gallery stores the labels of the images.
 
     Parameters
     ----------

@@ -35,9 +35,9 @@ _PARTIAL = ".partial"
 def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool = True) -> LeftOut:
     """Copy the images of a source into ``folder``, one sub-folder for each label.
 
-    An image from a folder keeps its path; other images get a file name from their id. A file that
-    exists with the same size and date is not copied again. Files that are no longer in the source
-    are removed.
+    An image from a folder keeps its path; other images get a file name from their id. If the folder
+    already has a file with the same size and date, the file is not copied again. Files that are no
+    longer in the source are removed.
 
     Returns
     -------
@@ -86,7 +86,10 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
 def _copies(
     entries: Iterator[Entry], folder: Path, storage: Storage
 ) -> Iterator[tuple[Entry, Path, str | None]]:
-    """Copy images in parallel; yield each image, its path, and the error or None."""
+    """Copy images in parallel; yield each image, the path of its copy, and the error.
+
+    The error is None if the image was copied.
+    """
     waiting: deque[tuple[Entry, Path, IO[bytes] | None, Future[None] | None]] = deque()
     taken: set[Path] = set()
     try:
@@ -163,7 +166,11 @@ def _finished(
 
 
 def _is_there(entry: Entry, path: Path) -> bool:
-    """Return whether the image was copied before: same date, and same size if it is known."""
+    """Return whether the image was copied before.
+
+    The copy must have the date of the image. It must also have the size of the image, if this size
+    is known.
+    """
     if not path.is_file():
         return False
     status, place = path.stat(), entry.place

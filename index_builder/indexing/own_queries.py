@@ -188,7 +188,7 @@ def _truth(entry: Entry, gallery: Gallery) -> str:
 def _by_place(
     entries: Sequence[Entry], gallery: Gallery, within: float
 ) -> tuple[NDArray[np.float64], dict[str, str]]:
-    """Return the places (n, 3) of the queries, and query id → label of the query's nearest match.
+    """Return the places (n, 3) of the queries, and the label of each query's nearest match, by id.
 
     Raises
     ------

@@ -5,7 +5,8 @@
     SHA-256 of the rest │ length of the header │ header, JSON │ means │ variances │ pictures
     32 bytes            │ 8 bytes              │              │ float32, (n, D) each │ one by one
 
-The pictures are all thumbnails, and then all previews. A preview may be empty.
+The pictures are the thumbnails of all images, followed by the previews of all images. A preview may
+be empty.
 """
 
 from __future__ import annotations

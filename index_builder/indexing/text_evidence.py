@@ -78,8 +78,9 @@ def calibrate_bundle_texts(
 def _config(retriever: Retriever, promises: Mapping[str, float]) -> CalibrationConfig:
     """Return all error bounds; a bound that is not in ``promises`` keeps its current value.
 
-    Current values come from the calibration of texts. If texts are not calibrated, they come from
-    the calibration of images, except the expected share of absent queries.
+    The current values are the values in the calibration of texts. If texts are not calibrated, the
+    values in the calibration of images are used, except the expected share of queries without a
+    match.
     """
     before, of_images = retriever.for_kind("text").calibration, retriever.calibration
     fields = dict.fromkeys(CalibrationConfig.model_fields)

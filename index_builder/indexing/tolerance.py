@@ -10,7 +10,10 @@ from model_store.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The limit for unreadable images: a ``share`` in [0, 1] or a ``count``; the other is None."""
+    """The limit for unreadable images: either a ``share`` in [0, 1] or a ``count``.
+
+    The field that is not used is None.
+    """
 
     share: float | None = None
     count: int | None = None

@@ -7,7 +7,9 @@ from model_store.gallery import Gallery
 
 
 def label_of_item(gallery: Gallery, name: str, origin: str, column: str) -> str:
-    """Return the label of the item that a query shows; the item's id if no item has a label.
+    """Return the label of the item that a query shows.
+
+    If no item of the gallery has a label, the function returns the id of the item instead.
 
     Parameters
     ----------

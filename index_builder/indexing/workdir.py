@@ -103,7 +103,7 @@ class Work:
         return ShardStore(self.directory / "shards")
 
     def begin(self, *, resume: bool) -> None:
-        """Create the directories. If ``resume``, the shards of earlier runs are kept."""
+        """Create the directories. If ``resume`` is true, the shards of earlier runs are kept."""
         if not resume:
             self.clear()
         for directory in (self.store.directory, self.source):

@@ -50,7 +50,7 @@ from model_store.threads import one_blas_thread
 
 TEMPERATURES = np.logspace(-9, 3, 25)
 """Candidate temperatures of a validation. With the smallest temperature, all samples are nearly
-equal to the mean. With the largest temperature, the samples are random."""
+equal to the mean. With the largest temperature, the samples are nearly independent of the mean."""
 
 NOTHING_BUT_NORM = 0.95
 """If the correlation of the uncertainty with the norm of the features is above this value, the

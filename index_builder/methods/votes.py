@@ -59,7 +59,7 @@ def say_if_unidentified(search: PriorSearch) -> None:
 
 
 def votes(encoder: MetricEncoder, posterior: Posterior, splits: Splits, seed: int) -> Criterion:
-    """Return a criterion: how well sampled votes of a posterior predict the validation labels."""
+    """Return a criterion that scores how well sampled votes predict the validation labels."""
     shuffle = np.random.default_rng(seed)
     names = sorted({*splits.training.labels, *splits.validation.labels})
 

@@ -12,8 +12,8 @@
 
 An undefined metric, for example a rate over an empty set, is None. NaN raises a ``ValueError``.
 Metrics do not depend on the order of the images. A threshold never separates images with equal
-values. If a result depends on the order of images with equal values, each of these images gets
-their mean result.
+values. If several images have equal values, their order could change a result. Each of these images
+then gets the mean result of all of them.
 """
 
 from index_builder.metrics.calibration import (

@@ -38,9 +38,9 @@ def reliability(
     """Return a reliability diagram with equal numbers of predictions in the bins.
 
     The bins have equal numbers of predictions, not equal widths (Nixon et al. 2019). Predictions
-    with a probability of exactly 1 are included. Predictions with equal probability all get their
-    mean outcome, see `evened`. The result therefore does not depend on the order of the
-    predictions.
+    with a probability of exactly 1 are included. If several predictions have equal probability, the
+    outcome of each is replaced by the mean outcome of these predictions, see `evened`. The result
+    therefore does not depend on the order of the predictions.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def reliability(
 
 
 def evened(values: Floats, outcomes: Bools, weights: Floats | None = None) -> Floats:
-    """Return for each entry the mean outcome of all entries with the same value, (N,).
+    """Return (N,): for each entry, the mean outcome of all entries that have the same value.
 
     Parameters
     ----------
@@ -88,8 +88,9 @@ def calibration_spread(
 
     The errors of two predictions are correlated if the queries have the same label. The bootstrap
     therefore draws labels (cluster bootstrap). The gap of a bin is the mean of outcome minus
-    probability. For each draw and each bin, the gap in the drawn data is compared with the gap in
-    all data. The result is the mean absolute difference, over bins and draws.
+    probability. For each draw and each bin, the function computes the absolute difference between
+    the gap in the drawn data and the gap in all data. The result is the mean of these differences
+    over all bins and draws.
 
     Parameters
     ----------

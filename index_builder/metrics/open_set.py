@@ -12,7 +12,7 @@ Bools = NDArray[np.bool_]
 def detection_and_identification_rate(
     confidences: Floats, correct: Bools, absent_confidences: Floats, false_alarm_rate: float
 ) -> float | None:
-    """Return, among queries with a match, the share that is accepted with a correct first result.
+    """Return the share of queries with a match that are accepted and have a correct first result.
 
     This is the detection and identification rate at a false alarm rate (Phillips et al. 2011). A
     query is accepted if its confidence is above a threshold. The share of accepted absent queries
@@ -44,7 +44,7 @@ def detection_and_identification_rate(
 def open_set_classification_rate(
     confidences: Floats, correct: Bools, absent_confidences: Floats
 ) -> float | None:
-    """Return the area under a curve: the correct-answer rate against the false-acceptance rate.
+    """Return the area under the curve of the correct-answer rate over the false-acceptance rate.
 
     This is OSCR (Dhamija et al. 2018). Take one query with a match and one query without a match,
     at random. OSCR is the probability that the first query is answered correctly and has the higher

@@ -1,7 +1,7 @@
-"""Metrics of selective answering: errors when the most uncertain queries are not answered.
+"""Metrics of selective answering: the errors if the most uncertain queries get no answer.
 
-If several queries are equally uncertain, each of them counts with their mean correctness. This is
-the expected value over all orders of these queries.
+If several queries are equally uncertain, each of these queries counts with the mean correctness of
+the group. This equals the expected value over all orders of the group.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Bools = NDArray[np.bool_]
 
 
 def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | None:
-    """Return P(a positive is larger than a negative), or None; equal values count as ½.
+    """Return the probability that a positive is larger than a negative; equal values count as ½.
 
     This is the area under the receiver operating characteristic (Hanley & McNeil 1982). The value
     is None if there are no positives or no negatives.

@@ -48,8 +48,8 @@ def feature_diversity(vectors: Vectors) -> float:
     """Compute how evenly embeddings use their dimensions: exp(−KL(uniform ‖ spectrum)).
 
     The spectrum is the singular values of ``vectors`` (N, D), divided by their sum. Roth et al.
-    2020 call the divergence spectral decay; Kirchhof et al. 2022, L, call it feature diversity. The
-    result is 1 if all singular values are equal, and 0 if one of them is 0.
+    2020 call the divergence spectral decay; Kirchhof et al. 2022, appendix L, call it feature
+    diversity. The result is 1 if all singular values are equal, and 0 if one of them is 0.
     """
     values = np.linalg.svd(np.asarray(vectors, dtype=np.float64), compute_uv=False)
     if len(values) < vectors.shape[1] or values[-1] <= np.finfo(np.float64).eps * values[0]:
@@ -82,8 +82,8 @@ def mean_nn_entropy(vectors: Vectors) -> float | None:
 def cluster_diversity(vectors: Vectors, label_codes: Codes) -> float | None:
     """For each label, compute the variance of its items' distances; return the mean over labels.
 
-    The metric is from Kirchhof et al. 2022, L. At most the first `MAX_PER_LABEL` items of a label
-    are used.
+    The metric is from Kirchhof et al. 2022, appendix L. At most the first `MAX_PER_LABEL` items of
+    a label are used.
 
     Parameters
     ----------

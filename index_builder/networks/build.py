@@ -61,7 +61,9 @@ def load_encoder(config: NetworkConfig, checkpoint: Path) -> MetricEncoder:
 
 
 def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
-    """Load the weights that ``config.weights`` names, and the last layer if configured.
+    """Load the weights that ``config.weights`` names.
+
+    If the configuration requires it, the last layer is loaded too.
 
     Raises
     ------

@@ -9,11 +9,11 @@ from model_store.images import Preprocessing
 
 
 class ColourCNN(Trunk):
-    """Three 3 × 3 convolutions and two poolings: RGB 32 × 32 in, 1,024 features out.
+    """Three 3 × 3 convolutions and two poolings: from an RGB image, 32 × 32, to 1,024 features.
 
     The layers are the same as in the authors' code. The text of the paper (G.2) describes one input
-    channel and one pooling. But CIFAR-10 images have three channels, and the last layer of the
-    paper has the size for two poolings. The trunk applies ReLU after each pooling instead of before
+    channel and one pooling. But CIFAR-10 images have three channels, and the size of the paper's
+    last layer requires two poolings. The trunk applies ReLU after each pooling instead of before
     it. The result is the same, with a quarter of the operations.
     """
 

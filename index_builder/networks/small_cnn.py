@@ -14,7 +14,7 @@ _FIRST = 2
 
 
 class SmallCNN(Trunk):
-    """Two 3 × 3 convolutions and one pooling: grey 28 × 28 in, 9,216 features out.
+    """Two 3 × 3 convolutions and one pooling: from a grey image, 28 × 28, to 9,216 features.
 
     The trunk is for grey images, so it averages the colour channels. The paper applies ReLU before
     the pooling. This trunk applies ReLU after the pooling: the result is the same, with a quarter

@@ -95,7 +95,7 @@ def load_weights(trunk: str, source: str) -> PretrainedWeights:
 
 
 def _normalisation(trunk: str) -> tuple[Tensor, Tensor]:
-    """Return the mean and deviation (3,) of pixels that torchvision's weights of ``trunk`` expect.
+    """Return the pixel mean (3,) and deviation (3,) that torchvision's weights of ``trunk`` need.
 
     GoogLeNet's weights were trained with TensorFlow, which scales pixels to [−1, 1]
     (transform_input).
@@ -116,9 +116,9 @@ def needs_tensorflow_padding(source: str | None) -> bool:
 
 
 def linear_layer(weights: PretrainedWeights, n_features: int) -> tuple[Tensor, Tensor] | None:
-    """Return weight (D, F) and bias (D,) of the only linear layer on F features.
+    """Return the weight (D, F) and bias (D,) of the only linear layer that takes F features.
 
-    Returns None if there is no such layer, or if there are several.
+    Returns None if there is no such layer, or if there are several such layers.
     """
     found = [
         name.removesuffix(".weight")
@@ -205,7 +205,7 @@ def _arrays(path: Path) -> Mapping[str, Tensor]:
 
 
 def _dequantised(path: Path) -> Mapping[str, Tensor]:
-    """Return the weights `<name>.q` (int8) × `<name>.scale` and the biases of all layers.
+    """Return the weights and biases of all layers; a weight is `<name>.q` (int8) × `<name>.scale`.
 
     The batch normalisation was folded into the convolution, so the batch-normalisation layer after
     each convolution only adds the bias.
@@ -229,13 +229,13 @@ def _dequantised(path: Path) -> Mapping[str, Tensor]:
 
 
 def _behind(layer: str) -> str:
-    """Return the name of the batch-normalisation layer that follows a convolution in its block."""
+    """Return the name of the batch-normalisation layer that follows the convolution ``layer``."""
     block, _, place = layer.rpartition(".")
     return f"{block}.{int(place) + 1}"
 
 
 def _folded_batch_norm(name: str, bias: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of a batch normalisation that only adds ``bias`` (C,)."""
+    """Return the tensors of a batch-normalisation layer that only adds ``bias`` (C,)."""
     return {
         f"{name}.weight": torch.ones_like(bias),
         f"{name}.bias": bias,

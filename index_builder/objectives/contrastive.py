@@ -1,8 +1,8 @@
 """The contrastive loss for training, in three forms.
 
-The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). In the papers, the
-equations for the curvature of the negative term belong to the squared form. The first and the
-second form have the same positive term.
+The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). The papers'
+equations for the curvature of the negative term give the curvature of the squared form. The first
+and the second form have the same positive term.
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ class MarginLoss(Objective):
 
 
 def negative_odds(distances: Tensor, negative: Tensor, dim: int, cutoff: float) -> Tensor:
-    """Return the sampling odds (B, B) of each anchor's negatives: 1 / q(d), scaled to at most 1.
+    """Return, for each anchor, the odds of drawing each negative: (B, B).
+
+    The odds are 1 / q(d), scaled to at most 1.
 
     q(d) ∝ d^{D−2} (1 − d²/4)^{(D−3)/2} is the density of distances on the unit sphere of R^D (Wu et
     al. 2017, sec. 4.1). If all negatives of an anchor are at `_NO_LOSS` or farther, all of them

@@ -99,7 +99,7 @@ class OnlineLaplaceLoss(Objective):
         return loss
 
     def learned(self) -> dict[str, Tensor]:
-        """Return the tensors of the data's curvature, which is multiplied by the data scale."""
+        """Return the tensors of the curvature of the data, already multiplied by the data scale."""
         kept = self.online.average
         return {
             name: value.contiguous()

@@ -120,10 +120,10 @@ def sample_von_mises_fisher(
     """Draw S unit vectors from each distribution, with gradients in direction and concentration.
 
     The angle θ to the mean direction has the density sin^{D−2} θ exp(κ cos θ). The distribution
-    function of θ is tabulated around the mode of θ, and θ is drawn by inverting it. The derivative
-    of θ with respect to κ is then the derivative of a quantile. Rejection sampling, as in Wood 1994
-    or Davidson et al. 2018, has no unbiased derivative. The component orthogonal to the direction
-    is uniform.
+    function of θ is tabulated around the mode of θ. To draw θ, this function is inverted. The
+    derivative of θ with respect to κ is then the derivative of a quantile. Rejection sampling, as
+    in Wood 1994 or Davidson et al. 2018, has no unbiased derivative. The component orthogonal to
+    the direction is uniform.
 
     Parameters
     ----------

@@ -54,10 +54,10 @@ def _shuffled(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]
 def balanced_batches(
     labels: Tensor, config: TrainingConfig, n_batches: int, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Yield the rows of batches: some labels, with the same number of images of each label.
+    """Yield the rows of each batch.
 
-    A label with fewer images contributes all of its images. Every image therefore has positives in
-    its batch.
+    A batch has the same number of images of each of its labels. A label with fewer
+    images contributes all of its images. Every image therefore has positives in its batch.
     """
     decks = [
         _dealt(torch.nonzero(labels == label).flatten(), config.images_per_label, generator)
@@ -70,7 +70,9 @@ def balanced_batches(
 
 
 def _dealt(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield endless draws of ``size`` rows; if there are fewer ``rows``, each draw has all of them.
+    """Draw ``size`` of the ``rows`` again and again, without end.
+
+    If ``rows`` has fewer than ``size`` rows, each draw contains all ``rows``.
 
     The order is random; no row is repeated before all rows have occurred. A row cannot occur twice
     in a batch, because the row would be its own positive.

@@ -207,7 +207,7 @@ def _optimizer(
 def _parameter_groups(
     encoder: MetricEncoder, objective: Objective, config: TrainingConfig
 ) -> list[dict[str, Any]]:
-    """Return the trained parameters in groups with equal weight decay and learning rate.
+    """Return groups of trained parameters; a group has one weight decay and one learning rate.
 
     The last layer has no weight decay if the objective includes the prior of the last layer.
     """
@@ -223,6 +223,9 @@ def _parameter_groups(
 
 
 def rate_at(step: int, n_steps: int) -> float:
-    """Return the learning rate relative to its peak: linear warm-up, then half a cosine to zero."""
+    """Return the learning rate, divided by its peak, at a step.
+
+    The rate rises linearly in the warm-up; a half period of a cosine then lowers it to zero.
+    """
     warm_up = min(1.0, (step + 1) / min(WARM_UP_STEPS, n_steps // 10 + 1))
     return warm_up * 0.5 * (1 + math.cos(math.pi * step / n_steps))

@@ -1,6 +1,6 @@
 """An encoder file for vectors that another system computes; the encoder returns its input.
 
-Galleries, calibrations and caches refer to this file as to any other encoder.
+Galleries, calibrations and caches identify the encoder by this file, as for any other encoder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Vectors of many images; each image is decoded and computed once for all steps.
+"""Vectors of many images; each image is decoded once, and its vector is computed once.
 
-If a vector is in the cache, it is read from the cache, bit for bit. The other vectors are computed
-and then cached. Each processor has one thread, and all batches have the same size.
+All steps of a build share the vectors. If a vector is in the cache, it is read from the cache, bit
+for bit. The other vectors are computed and then cached. Each processor has one thread, and all
+batches have the same size.
 """
 
 from __future__ import annotations

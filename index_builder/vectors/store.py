@@ -31,7 +31,7 @@ MOST_BYTES = 2**30
 
 
 class VectorFile:
-    """A cache of float32 vectors by maker (see `ImageVectors`) and image content.
+    """A cache of float32 vectors; its key is the maker (see `ImageVectors`) and the image content.
 
     Vectors are stored bit for bit. Each write is one SQLite transaction. A damaged file is replaced
     by an empty file, because all vectors can be computed again. Several threads may use the cache.
@@ -68,7 +68,7 @@ class VectorFile:
         return connection
 
     def read(self, maker: str, contents: Sequence[bytes]) -> dict[bytes, Vector]:
-        """Return the known vectors of ``maker`` for ``contents``."""
+        """Return the vectors of ``maker`` for those ``contents`` that are in the cache."""
         found: dict[bytes, Vector] = {}
         with self._lock:
             for content in contents:
@@ -78,7 +78,7 @@ class VectorFile:
         return found
 
     def write(self, maker: str, contents: Sequence[bytes], vectors: Vector) -> None:
-        """Store ``vectors`` (n, size) of ``maker`` for n ``contents``, if they fit."""
+        """Store ``vectors`` (n, size) of ``maker`` for n ``contents``, if there is enough space."""
         rows = vectors.astype("<f4", copy=False)
         with self._lock, self._connection, writing(f"the vectors in {self._path}"):
             if self._n_bytes + rows.nbytes > self._most_bytes:

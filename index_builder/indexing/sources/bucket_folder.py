@@ -26,7 +26,8 @@ SELECT name FROM files WHERE name LIKE '%.parquet' AND name NOT LIKE ? AND name 
 _IN_ORDER = """
 SELECT name, size, changed_ns, version FROM files ORDER BY replace(name, '/', char(1))
 """
-"""Sorts folder by folder, as on a disk: a slash comes before all other characters."""
+"""SQL that sorts the files folder by folder, as on a disk. A slash is sorted before all other
+characters."""
 
 
 class BucketFiles:
@@ -69,7 +70,7 @@ class BucketFiles:
         yield from waiting
 
     def _head(self, name: str, version: str) -> partial[bytes]:
-        """Start to download a file's first bytes, if its name has no image suffix."""
+        """Start to download the first bytes of a file, if ``name`` has no image suffix."""
         if is_system_file(name) or PurePosixPath(name).suffix.lower() in SUFFIXES:
             return partial(bytes)
         file = BytesIO()

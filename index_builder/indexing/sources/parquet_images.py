@@ -78,9 +78,10 @@ class ParquetImages:
                 left_out.add(name, Reason.system_file if system else Reason.beside_tables)
 
     def _unpacked(self, scratch: Path) -> Path:
-        """Return a file with the images of all rows, in order. Its name is a hash of the inputs.
+        """Return a file with the images of all rows, in order.
 
-        The file is complete before the first entry is yielded, because a decoder may then read it.
+        The name of the file is a hash of the inputs. The file is complete before the first entry is
+        yielded, because a decoder may then read it.
         """
         stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
         digest = hashlib.sha256(repr(stamps).encode()).hexdigest()
@@ -122,7 +123,10 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """Return the sorted Parquet files of a folder; if it has none, of its sub-folder ``data``."""
+    """Return the Parquet files of a folder, sorted.
+
+    If the folder has no Parquet files, the Parquet files of its sub-folder ``data`` are returned.
+    """
     for pattern in ("*.parquet", "data/*.parquet"):
         found = sorted(path for path in folder.glob(pattern) if not is_system_file(path.name))
         if found:

@@ -139,7 +139,10 @@ class VectorSource:
 
 
 def _groups(entries: list[Entry], rows: Pixels) -> tuple[str, ...] | None:
-    """Return the group of each row, or None if each group has one row; equal rows form a group."""
+    """Return the group of each row; rows that are equal form a group.
+
+    The result is None if no group has more than one row.
+    """
     digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in rows]
     names = tuple(entry.group or digest for entry, digest in zip(entries, digests, strict=True))
     return names if len(set(names)) < len(names) else None
