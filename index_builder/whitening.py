@@ -150,7 +150,7 @@ def cross_fitted_whitenings(
 ) -> Iterator[NDArray[np.float32]]:
     """Yield a layer (D, F) for each fold; the layer is fitted to all images outside the fold.
 
-    Two fits that are equally good may differ by a rotation. Each layer W_k is therefore aligned
+    Two fits that are equally good can differ by a rotation. Each layer W_k is therefore aligned
     with ``weight`` W by a rotation R, which changes no cosines. R minimises Σ ‖R W_k φ − W φ‖² over
     the images that both layers were fitted to (orthogonal Procrustes, Schönemann 1966).
 
@@ -178,10 +178,8 @@ def cross_fitted_whitenings(
 def _nearest_rotation(products: Floats) -> Floats:
     """Return U Vᵀ, where U S Vᵀ = ``products`` (D, D).
 
-    Directions that contain only rounding errors are left out.
-
-    U is computed from the eigenvectors of ``products`` times its transpose. This takes half the
-    time of a singular value decomposition.
+    Directions that contain only rounding errors are left out. U is computed from the eigenvectors
+    of ``products`` times its transpose. This takes half the time of a singular value decomposition.
     """
     values, left = np.linalg.eigh(products @ products.T)
     kept = values > _ROUNDING**2 * values[-1]

@@ -214,7 +214,7 @@ class Catalogue:
 
 
 class _Files:
-    """Reads and hashes images; the last file stays open, because it may contain the next image."""
+    """Reads and hashes images; the last file stays open, because it can contain the next image."""
 
     def __init__(self) -> None:
         self._path, self._file = "", cast("BinaryIO", BytesIO())

@@ -31,7 +31,7 @@ from model_store.memory import OF_INDEXING, tune_malloc
 
 N_TRIES = 2
 """Number of attempts to decode an image alone in a process. If every attempt crashes, the image
-counts as the cause. A single crash may have another cause: the kernel is out of memory, or a user
+counts as the cause. A single crash can have another cause: the kernel is out of memory, or a user
 runs `kill`."""
 
 _TOOK_IT_ALONG = Failure(

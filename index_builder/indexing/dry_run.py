@@ -123,7 +123,7 @@ def _sample(catalogue: Catalogue) -> Block:
 
 
 def _seconds_of_encoding(prepared: PreparedBlock, encoder: Encoder) -> float:
-    """Return the seconds to encode one image; the faster of two measurements is used."""
+    """Return the time to encode one image, in seconds: the faster of two measurements."""
     size = batch_size(encoder)
     some = replace(prepared, ids=prepared.ids[:size], images=prepared.images[:size])
     seconds = []

@@ -44,7 +44,7 @@ def page(evaluation: Evaluation, gallery: Gallery, name: str) -> str:
 
 
 def _charts(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """Return caption and SVG of each chart of an evaluation."""
+    """Return the caption and the SVG of each chart of an evaluation."""
     stream, absent = evaluation.report["stream"], evaluation.absent
     charts: list[tuple[str, Callable[[Axes], object]]] = [
         ("Reliability: calibrated probabilities lie on the diagonal. Bars: exact 95 % intervals.",

@@ -124,5 +124,5 @@ def reader(storage: Storage, limits: ImageLimits) -> ReadAgain:
 
 
 def _source(place: Place) -> tuple[str, str]:
-    """Return URL and version, which are the same for all boxes of an image."""
+    """Return the URL and the version, which are the same for all boxes of an image."""
     return place.path, place.version

@@ -31,7 +31,7 @@ from index_builder.progress import track
 from model_store.gallery import Thumbnail
 
 SHARE = 0.2
-"""For each label, the share of its images that is held out."""
+"""The share of the images of each label that is held out."""
 
 _GROUPS = """
 DROP TABLE IF EXISTS groups;

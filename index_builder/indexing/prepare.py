@@ -134,7 +134,9 @@ def prepare_vectors(block: Block, expected: VectorInput) -> PreparedBlock:
 
 
 def require_direction(row: NDArray[np.float32], dim: int) -> None:
-    """Raise an error if a row (n,) is not finite, or if its mean (``row[:dim]``) is zero.
+    """Raise an error if ``row`` (n,) has a value that is not finite, or a mean that is zero.
+
+    The mean is ``row[:dim]``.
 
     Raises
     ------

@@ -5,7 +5,7 @@
     SHA-256 of the rest │ length of the header │ header, JSON │ means │ variances │ pictures
     32 bytes            │ 8 bytes              │              │ float32, (n, D) each │ one by one
 
-The pictures are the thumbnails of all images, followed by the previews of all images. A preview may
+The pictures are the thumbnails of all images, followed by the previews of all images. A preview can
 be empty.
 """
 

@@ -195,9 +195,9 @@ class PostHocLaplace(Laplace):
     ) -> tuple[LaplaceFit, Approximation]:
         """Fit the posterior to all pairs of training images.
 
-        If the network was not trained with the contrastive loss, all negatives may be inside the
-        margin. The terms of the approximation `fixed` then cancel, and the approximation
-        `positives` is used instead.
+        If the network was not trained with the contrastive loss, it is possible that all negatives
+        are inside the margin. The terms of the approximation `fixed` then cancel, and the
+        approximation `positives` is used instead.
         """
         settings = self.settings
         fit = partial(

@@ -19,5 +19,5 @@ def templates_of(package: str) -> Environment:
 
 
 def percent(value: float | None) -> str:
-    """Format a share as a percentage; None as a dash."""
+    """Format a share as a percentage; None becomes a dash."""
     return "–" if value is None else f"{100 * value:.1f} %"

@@ -33,7 +33,7 @@ photographs."""
 
 @dataclass(slots=True)
 class _Remembered:
-    """Cached features of one trunk, by the source and row of an image.
+    """A cache of the features of one trunk; the key is the source and the row of an image.
 
     A build without training uses the features of the training images three times: to fit the
     whitening, to fit the posterior, and to choose the posterior's prior.

@@ -61,7 +61,7 @@ class GraphTrunk(Trunk):
         return self._fingerprint
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, F) of ``images`` (B, H, W, 3) uint8, which the graph standardises."""
+        """Features (B, F) of ``images`` (B, H, W, 3) uint8; the graph standardises the images."""
         (found,) = self._session.run([_FEATURES], {self._input: images.cpu().numpy()})
         return torch.from_numpy(found)
 

@@ -14,7 +14,7 @@ of each image; each image has its own label."""
 
 
 class Objective(nn.Module):
-    """A loss of the features of a minibatch; the loss may have parameters to train.
+    """A loss of the features of a minibatch; the loss can have parameters that are trained.
 
     The training loop trains the parameters together with the encoder; `learned` returns them for
     the checkpoint.
@@ -40,7 +40,7 @@ class Objective(nn.Module):
         ----------
         features : (B, F)
         labels : (B,) int64.
-        last_layer : F to D.
+        last_layer : the layer that maps F features to D dimensions.
         """
 
     def learned(self) -> dict[str, Tensor]:

@@ -34,10 +34,10 @@ def smooth_ap(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Return 1 − average precision, with a sigmoid for "is ranked before" (Brown et al. 2020).
 
     AP_i is the mean of R⁺/R over the positives p. R = 1 + Σ_j σ((s_ij − s_ip) / τ) sums over all
-    other images j; R⁺ sums over the positives j only. Labels may have any number of images. The
-    implementation in pytorch-metric-learning requires sorted labels with equal numbers of images.
-    That implementation also uses the number of labels where this function uses the number of images
-    of a label.
+    other images j; R⁺ sums over the positives j only. The labels can have different numbers of
+    images. The implementation in pytorch-metric-learning requires sorted labels with equal numbers
+    of images. That implementation also uses the number of labels where this function uses the
+    number of images of a label.
 
     Parameters
     ----------

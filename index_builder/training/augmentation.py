@@ -24,11 +24,11 @@ class Augmentation:
     Attributes
     ----------
     mirrored : (B,) whether each image is mirrored; None if no image is mirrored.
-    offsets : (2, B) vertical and horizontal shift in pixels plus ``most``, in [0, 2 ``most``]. None
-        if no image is shifted.
+    offsets : (2, B) vertical and horizontal shift in pixels. ``most`` is added to each shift, so
+        the values are in [0, 2 ``most``]. None if no image is shifted.
     most : maximum shift in pixels, in either direction.
-    boxes : (B, 4) crops: share of height and of width, then vertical and horizontal position of the
-        centre from −1 to 1; None if no image is cropped.
+    boxes : (B, 4) crops: the share of the height, the share of the width, and the vertical and
+        horizontal position of the centre, from −1 to 1; None if no image is cropped.
     lights : (B, 3) factors of brightness, contrast and saturation; None if no colours change.
     """
 

@@ -19,7 +19,7 @@ GPU_BATCH = 64
 
 
 def batch_size(encoder: Encoder) -> int:
-    """Return the batch size, which is a part of `recipe` because it may change the rounding."""
+    """Return the batch size, which is a part of `recipe` because it can change the rounding."""
     return CPU_BATCH if encoder.provider == PROVIDERS["cpu"] else GPU_BATCH
 
 
@@ -91,7 +91,10 @@ class StoredEncoder(ForwardingEncoder):
 
 
 def stored(encoder: Encoder) -> StoredEncoder:
-    """Return a `StoredEncoder`: ``encoder`` if it is one, otherwise a new one without a cache."""
+    """Return ``encoder`` as a `StoredEncoder`.
+
+    If ``encoder`` is not a `StoredEncoder`, the result is a new `StoredEncoder` without a cache.
+    """
     return encoder if isinstance(encoder, StoredEncoder) else StoredEncoder(encoder)
 
 
@@ -103,7 +106,7 @@ def embedded(
     Parameters
     ----------
     encoder : if it is a `StoredEncoder`, only images that are not in its cache are encoded.
-    seen : called for each decoded image.
+    seen : function that is called for each decoded image.
     """
     return stored(encoder).embedded(images, description, seen)
 

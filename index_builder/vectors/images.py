@@ -69,7 +69,7 @@ class ImageVectors:
         Parameters
         ----------
         description : text of the progress bar.
-        seen : called for each decoded image.
+        seen : function that is called for each decoded image.
         """
         n = usable_processors()
         at_once = AT_ONCE * -(-4 * n * self.batch // AT_ONCE)
@@ -124,7 +124,8 @@ class ImageVectors:
 
         Parameters
         ----------
-        computed : called after each batch with the number of images in the batch.
+        computed : function that is called after each batch, with the number of images in the
+            batch.
         """
         chosen = positions[rows]
         batches = [chosen[i : i + self.batch] for i in range(0, len(chosen), self.batch)]

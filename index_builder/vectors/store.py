@@ -34,7 +34,8 @@ class VectorFile:
     """A cache of float32 vectors; its key is the maker (see `ImageVectors`) and the image content.
 
     Vectors are stored bit for bit. Each write is one SQLite transaction. A damaged file is replaced
-    by an empty file, because all vectors can be computed again. Several threads may use the cache.
+    by an empty file, because all vectors can be computed again. Several threads can use the cache
+    at the same time.
 
     Parameters
     ----------

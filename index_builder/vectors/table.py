@@ -67,7 +67,7 @@ class VectorTable:
         return VectorInput(made_by, dim, n_variance > 0, n_features or None)
 
     def require(self, taken: EncoderInput) -> None:
-        """Raise an error if the rows do not fit an encoder whose input is ``taken``.
+        """Raise an error if an encoder that takes the input ``taken`` does not accept the rows.
 
         Raises
         ------

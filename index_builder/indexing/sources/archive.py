@@ -84,7 +84,7 @@ class Archive:
 
     A sidecar file (as in webdataset) has the name of its image, but a different suffix. ``.cls``
     contains the label, and ``.txt`` contains a caption. ``.json`` contains an object of metadata,
-    which may have a ``label``.
+    which can have a ``label``.
     """
 
     path: Path

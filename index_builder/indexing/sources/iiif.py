@@ -39,10 +39,10 @@ def is_iiif(content: object) -> bool:
 class IiifManifest:
     """The canvases of a manifest, in the order of the manifest, each with its first image.
 
-    A canvas is a page, a side or a detail of an object. An item has the id and label of its canvas,
-    and the metadata of manifest and canvas. The metadata field ``manifest`` is the manifest's
-    label. If an image has an Image API service of level 1 or 2, it is downloaded with a longest
-    side of at most `LONGEST_SIDE` pixels. Other images are downloaded unchanged.
+    A canvas is a page, a side or a detail of an object. An item has the id and the label of its
+    canvas. It has the metadata of the manifest and of the canvas. The metadata field ``manifest``
+    is the manifest's label. If an image has an Image API service of level 1 or 2, it is downloaded
+    with a longest side of at most `LONGEST_SIDE` pixels. Other images are downloaded unchanged.
 
     Attributes
     ----------
@@ -152,11 +152,10 @@ def image_url(image: Json, canvas: Json) -> str:
 
 
 def _version_and_level(service: Json) -> tuple[int, int]:
-    """Return version and level of an Image API service; for another service, the version is 0.
+    """Return the version and the level of an Image API service.
 
-    If the version or the level is missing, its value is 0.
-
-    A service of level 0 has only images of listed sizes.
+    For any other service, the version is 0. If the version or the level is missing, it is 0. A
+    service of level 0 has only images of listed sizes.
     """
     kind = str(service.get("type") or service.get("@type") or "")
     context = " ".join(map(str, _list(service.get("@context"))))
@@ -169,7 +168,10 @@ def _version_and_level(service: Json) -> tuple[int, int]:
 
 
 def _metadata(resource: Json) -> dict[str, Any]:
-    """Return the metadata of a manifest or canvas; values of a repeated name form a list."""
+    """Return the metadata of a manifest or canvas.
+
+    If a name occurs several times, its values form a list.
+    """
     found: dict[str, Any] = {}
     for pair in _list(resource.get("metadata")):
         name, value = _text(pair.get("label")), _text(pair.get("value"))

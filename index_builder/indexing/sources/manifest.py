@@ -36,7 +36,7 @@ _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
 names."""
 
 Line = tuple[str, Mapping[str, Any]]
-"""The position of a line (for messages), and its fields."""
+"""The position of a line (for messages), and the fields of the line."""
 
 Reader = Callable[[Path], Iterator[tuple[int, Mapping[str, Any]]]]
 
@@ -315,7 +315,7 @@ def _with_numbers(fields: Mapping[str, str], texts: Collection[str]) -> Mapping[
 def _require_once(names: Sequence[str], origin: str) -> None:
     """Raise an error for a repeated name, because one value would be lost without a warning.
 
-    Empty names may repeat, because spreadsheets write empty columns.
+    Several columns can have an empty name, because spreadsheets write empty columns.
 
     Raises
     ------

@@ -81,7 +81,7 @@ class ParquetImages:
         """Return a file with the images of all rows, in order.
 
         The name of the file is a hash of the inputs. The file is complete before the first entry is
-        yielded, because a decoder may then read it.
+        yielded, because a decoder can then read it.
         """
         stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
         digest = hashlib.sha256(repr(stamps).encode()).hexdigest()

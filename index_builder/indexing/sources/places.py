@@ -55,7 +55,7 @@ def places_in(root: Path | str) -> Places:
 
 
 class LocalPlaces:
-    r"""A local folder of images. The manifest may come from another machine.
+    r"""A local folder of images. The manifest can come from another machine.
 
     If a path does not exist, other spellings of the path are tried: ``\`` for a slash, another
     case, another Unicode form, spaces around a name, ``%20`` for a space. Such a spelling is used
