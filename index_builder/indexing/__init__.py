@@ -25,7 +25,7 @@ builds that read the source repeatedly. `dry_run` embeds a sample and estimates 
 `from_images` indexes the images of a training configuration with the same modules.
 
 The same collection gives the same gallery, bit for bit. Interruptions and the number of processors
-do not change the gallery. The position of an image in the source determines its block. An
-unreadable image therefore does not move other images to another block. All batches have the same
+do not change the gallery. The position of an image in the source determines the block of the image.
+An unreadable image therefore does not move other images to another block. All batches have the same
 size, and each batch is encoded on one thread.
 """

@@ -228,7 +228,7 @@ class _Files:
     def digest(self, place: Place, n_bytes: int | None) -> bytes:
         """Return a hash of the image's content.
 
-        For a remote image, the hash of its version is returned, or of its URL if it has no version.
+        The version of a remote image is hashed instead; if there is no version, the URL is hashed.
         """
         content = place.path.encode() if not place.version else place.version.encode()
         if not place.is_remote:

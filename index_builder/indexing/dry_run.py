@@ -34,7 +34,7 @@ class DryRun:
     contents : counts of the images in the source.
     left_out : files of the source that are left out.
     n_sample : number of decoded images, evenly spread over the source.
-    unreadable : error → number of unreadable images in the sample.
+    unreadable : number of unreadable images in the sample, by error.
     seconds : estimated duration of the indexing.
     n_bytes : estimated bytes to write: shards, the gallery, and its published copy.
     n_free : free bytes on the disk of the run directory.

@@ -35,9 +35,9 @@ _PARTIAL = ".partial"
 def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool = True) -> LeftOut:
     """Copy the images of a source into ``folder``, one sub-folder for each label.
 
-    An image from a folder keeps its path; other images get a file name from their id. If the folder
-    already has a file with the same size and date, the file is not copied again. Files that are no
-    longer in the source are removed.
+    An image from a folder keeps its path; the file name of any other image is derived from the id
+    of the image. If the folder already has a file with the same size and date, the file is not
+    copied again. Files that are no longer in the source are removed.
 
     Returns
     -------

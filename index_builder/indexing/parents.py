@@ -63,8 +63,8 @@ def read_parents(path: Path) -> Hierarchy:
 
     Each line has a ``label`` and its ``parent``. A parent can have a parent too. The level of a
     parent is the length of the longest path from the parent down to a label. So the level of a
-    parent is always above the levels of its children. The number of a level is also its name. An
-    item can have a parent as its label, if no finer label is known.
+    parent is always above the levels of its children. The number of a level is also the name of the
+    level. An item can have a parent as its label, if no finer label is known.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Recalibrates a bundle with its stored queries and current gallery, without images."""
+"""Recalibrates a bundle with the queries and the gallery of the bundle; needs no images."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class UnknownQueries:
     ----------
     name : the gallery's name.
     queries : all queries, with and without a match.
-    verdicts : verdict → number of queries.
+    verdicts : number of queries by verdict.
     unknown : (n,) indices of the queries that match nothing.
     groups : groups of queries that probably show the same identity. The rows of a group are
         positions in ``unknown``.

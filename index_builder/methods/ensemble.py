@@ -34,9 +34,9 @@ class Ensemble(Method):
     def members(self, config: EncoderConfig) -> list[EncoderConfig]:
         """Return the configurations of deterministic encoders, each with a different seed.
 
-        The first member has the seed of the build, so it equals the deterministic baseline. The
-        seed of each further member is derived from the seed of the build and the number of the
-        member. All members use the same split of the data.
+        The first member has the seed of the build, so this member equals the deterministic
+        baseline. The seed of each further member is derived from the seed of the build and the
+        number of the member. All members use the same split of the data.
         """
         others = np.random.SeedSequence(config.seed).generate_state(self.settings.n_members - 1)
         alone = DeterministicConfig(method="deterministic")

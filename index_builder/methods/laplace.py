@@ -278,7 +278,7 @@ class OnlineLaplace(Laplace):
 
 
 def _layer(encoder: MetricEncoder) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of the last layer."""
+    """Return the weight and the bias of the last layer."""
     return encoder.last_layer.weight.detach(), encoder.last_layer.bias.detach()
 
 
@@ -325,7 +325,7 @@ def _report(
     correlation: float | None,
     held_out: HeldOut | None,
 ) -> Report:
-    """Return how the posterior was fitted, as JSON values."""
+    """Return a description of the fit of the posterior, as JSON values."""
     search = fitted.temperature_search
     return {
         "structure": fitted.structure,

@@ -17,7 +17,7 @@ from index_builder.objectives import Objective, objective_of
 from index_builder.posteriors import Posterior, ProbabilisticEncoder
 
 Report = dict[str, Any]
-"""How a posterior was fitted, as JSON values."""
+"""A description of the fit of a posterior, as JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Method(ABC):
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[Posterior, Report]:
-        """Return the posterior of the trained encoders, and how it was fitted.
+        """Return the posterior of the trained encoders, and a description of the fit.
 
         Raises
         ------

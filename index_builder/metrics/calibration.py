@@ -160,8 +160,8 @@ def consensus(votes: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], Float
 
     Parameters
     ----------
-    votes : (S, B) label codes ≥ 0; each of S samples of a query votes for the label of its nearest
-        neighbour.
+    votes : (S, B) label codes ≥ 0; each of S samples of a query votes for the label of the sample's
+        nearest neighbour.
 
     Returns
     -------

@@ -1,4 +1,7 @@
-"""Open-set metrics: one threshold accepts queries with a match and rejects absent queries."""
+"""Open-set metrics: one threshold accepts queries with a match and rejects absent queries.
+
+An absent query is a query without a match in the gallery.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def fpr_at_tpr(
 
 
 def roc(values_of_positives: Floats, values_of_negatives: Floats) -> tuple[Floats, Floats]:
-    """Return false and true positive rates at every threshold, from (0, 0) to (1, 1)."""
+    """Return the false- and the true-positive rate at every threshold, from (0, 0) to (1, 1)."""
     thresholds = np.unique(np.concatenate([values_of_positives, values_of_negatives]))[::-1]
     if np.isnan(thresholds).any():
         raise ValueError("values must not be NaN")

@@ -60,7 +60,7 @@ class MetricEncoder(nn.Module):
         return self.trunk.preprocessing
 
     def train(self, mode: bool = True) -> MetricEncoder:
-        """Set the training mode; pretrained batch-normalisation layers keep their statistics."""
+        """Set the training mode; pretrained batch normalisation keeps its pretrained statistics."""
         super().train(mode)
         if self.pretrained:
             freeze_batch_norm(self.trunk)

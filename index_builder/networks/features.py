@@ -24,7 +24,7 @@ _PIXELS_AT_ONCE = 100_000
 cache and memory is reused. This is up to four times faster than with large batches."""
 
 _CACHED_BYTES = 2**32
-"""Maximum size in bytes of the features of a data set that are kept in memory (4 GiB)."""
+"""Maximum size in bytes of the features that are kept in memory for one data set (4 GiB)."""
 
 _REMEMBERED_BYTES = 2**28
 """Maximum size in bytes of features that the steps of a build share: 256 MiB, enough for 52,000
@@ -105,7 +105,11 @@ def all_features(encoder: MetricEncoder, images: LabelledImages) -> Tensor:
 
 
 def repeatable_blocks(encoder: MetricEncoder, images: LabelledImages) -> FeatureBlocks:
-    """Return repeatable `feature_blocks`; features up to `_CACHED_BYTES` are kept in memory."""
+    """Return a function that starts a pass over the features, as often as it is called.
+
+    If all features need at most `_CACHED_BYTES`, they are kept in memory. Otherwise each pass
+    computes the features again.
+    """
     if len(images) * encoder.trunk.n_features * 4 <= _CACHED_BYTES:
         kept = list(feature_blocks(encoder, images))
         return lambda: kept

@@ -104,9 +104,9 @@ def proxy_anchor_loss(
     """The ProxyAnchor loss (Kim et al. 2020, Eq. 4).
 
     The loss is the sum of two terms. The first term is log(1 + Σ_z e^{−α(cos(z, p) − δ)}) over the
-    images z of the label of proxy p. It is averaged over the proxies that have images in the batch.
-    The second term is log(1 + Σ_z e^{α(cos(z, p) + δ)}) over the images z of all other labels. It
-    is averaged over all proxies.
+    images z of the label of proxy p. This term is averaged over the proxies that have images in the
+    batch. The second term is log(1 + Σ_z e^{α(cos(z, p) + δ)}) over the images z of all other
+    labels. This term is averaged over all proxies.
 
     Parameters
     ----------

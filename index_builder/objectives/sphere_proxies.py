@@ -182,7 +182,7 @@ class ExpectedLikelihoodLoss(NonIsotropicProxyLoss):
 
 
 class RegularisedProxyAnchorLoss(ExpectedLikelihoodLoss):
-    """EL-nivMF plus ProxyAnchor; both use the same proxy directions (Kirchhof 2022, Eq. 7).
+    """EL-nivMF plus ProxyAnchor; both losses use the same proxy directions (Kirchhof 2022, Eq. 7).
 
     Parameters
     ----------

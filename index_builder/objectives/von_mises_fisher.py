@@ -21,8 +21,8 @@ from model_store import sphere
 
 _N_STEPS = 513
 _REACH = 10.0
-"""The table of the angle's distribution function has `_N_STEPS` points. It covers `_REACH` standard
-deviations on each side of the mode."""
+"""The table of the angle's distribution function has `_N_STEPS` points. The table covers `_REACH`
+standard deviations on each side of the mode."""
 
 _SQUARED_FLOOR = 1e-12
 """Minimum of a squared length. The sum of two opposite vectors has length zero, where the square

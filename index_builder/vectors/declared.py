@@ -17,8 +17,8 @@ from model_store.encoder.vector_input import VectorInput
 from model_store.files import replacing
 
 _OPSET, _IR_VERSION = 17, 8
-"""Versions of operators and format. They are fixed, so that the fingerprint of the file does not
-depend on the installed version of onnx."""
+"""Versions of the ONNX operators and of the ONNX format. The versions are fixed, so that the
+fingerprint of the file does not depend on the installed version of onnx."""
 
 
 def write_declared_encoder(path: Path, vectors: VectorInput) -> None:

@@ -69,7 +69,7 @@ class StoredEncoder(ForwardingEncoder):
     def embedded(
         self, images: LabelledImages, description: str, seen: Seen | None
     ) -> Iterator[tuple[NDArray[np.int64], Embeddings]]:
-        """Yield positions and embeddings of ``images`` in order, in batches."""
+        """Yield the positions and the embeddings of ``images`` in order, in batches."""
         for positions, vectors in self._vectors.of(images, description, seen):
             yield positions, self._embeddings(vectors)
 
@@ -101,7 +101,7 @@ def stored(encoder: Encoder) -> StoredEncoder:
 def embedded(
     encoder: Encoder, images: LabelledImages, description: str, seen: Seen | None = None
 ) -> Iterator[tuple[NDArray[np.int64], Embeddings]]:
-    """Yield positions and embeddings of ``images`` in order, in batches.
+    """Yield the positions and the embeddings of ``images`` in order, in batches.
 
     Parameters
     ----------

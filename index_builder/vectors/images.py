@@ -64,7 +64,7 @@ class ImageVectors:
     def of(
         self, images: LabelledImages, description: str, seen: Seen | None = None
     ) -> Iterator[tuple[Positions, Vector]]:
-        """Yield positions (n,) and vectors (n, size) of ``images`` in order, in batches.
+        """Yield the positions (n,) and the vectors (n, size) of ``images`` in order, in batches.
 
         Parameters
         ----------
@@ -165,5 +165,5 @@ def libraries() -> str:
 
 
 def versions(distributions: Iterable[str]) -> str:
-    """Return names and versions of the installed ``distributions``."""
+    """Return the names and the versions of the installed ``distributions``."""
     return " ".join(starmap("{} {}".format, sorted(installed_versions(distributions).items())))

@@ -31,7 +31,7 @@ MOST_BYTES = 2**30
 
 
 class VectorFile:
-    """A cache of float32 vectors; its key is the maker (see `ImageVectors`) and the image content.
+    """A cache of float32 vectors; a key is a maker (see `ImageVectors`) and an image's content.
 
     Vectors are stored bit for bit. Each write is one SQLite transaction. A damaged file is replaced
     by an empty file, because all vectors can be computed again. Several threads can use the cache

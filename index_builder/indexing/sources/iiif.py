@@ -154,7 +154,7 @@ def image_url(image: Json, canvas: Json) -> str:
 def _version_and_level(service: Json) -> tuple[int, int]:
     """Return the version and the level of an Image API service.
 
-    For any other service, the version is 0. If the version or the level is missing, it is 0. A
+    For any other service, the version is 0. A version or level that is missing is 0. A
     service of level 0 has only images of listed sizes.
     """
     kind = str(service.get("type") or service.get("@type") or "")

@@ -42,7 +42,7 @@ def open_source(
     storage: Storage | None = None,
     texts: Collection[str] = COLUMNS,
 ) -> Source:
-    """Open the source at a path or URL. Its name and content determine the format.
+    """Open the source at a path or URL. The name and the content of the file determine the format.
 
     Formats: a folder of images, or of Parquet files with images; a manifest in CSV, JSONL or
     Parquet; COCO annotations; an IIIF manifest; a tar of images. Every source can be in a bucket,

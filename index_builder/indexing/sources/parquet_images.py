@@ -173,7 +173,7 @@ def _image(value: object) -> tuple[bytes, str | None]:
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return column → class names, for each ``ClassLabel`` column of `datasets`."""
+    """Return, by column, the class names of each ``ClassLabel`` column of `datasets`."""
     written = (schema.metadata or {}).get(b"huggingface")
     try:
         features = json.loads(written)["info"]["features"] if written else {}
