@@ -1,4 +1,4 @@
-"""The offline half of Vouch: makes a bundle for the service from labelled images.
+"""The offline part of Vouch: makes a bundle for the service from labelled images.
 
 Each step is a sub-command of ``vouch-build`` (`commands`). Steps exchange files in a run directory
 (`pipeline`), so each step can be repeated alone:

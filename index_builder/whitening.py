@@ -1,10 +1,11 @@
 """Computes a last layer in closed form: it whitens the differences between images of one label.
 
-If the layer was fitted to two images of a label, these two images are more similar to each other
-than two new images. For calibration, an image must be embedded by a layer that was not fitted to
-it. `cross_fitted_whitenings` returns such layers, rotated to the coordinates of the layer that was
-fitted to all images. The gallery has the embeddings of the layer that was fitted to all images.
-Because of the rotation, an embedding of another layer can be compared with them.
+Two images that the layer was fitted to, and that have the same label, are too similar to each
+other. Two new images of one label are less similar. For calibration, an image must be embedded by a
+layer that was not fitted to it. `cross_fitted_whitenings` returns such layers, rotated to the
+coordinates of the layer that was fitted to all images. The gallery has the embeddings of the layer
+that was fitted to all images. Because of the rotation, an embedding of another layer can be
+compared with them.
 """
 
 from __future__ import annotations

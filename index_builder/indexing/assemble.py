@@ -1,4 +1,4 @@
-"""Builds the gallery from shards, sorted by id, with only a few images in memory."""
+"""Builds the gallery from shards; the items are sorted by id. Only a few images are in memory."""
 
 from __future__ import annotations
 

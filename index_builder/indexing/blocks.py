@@ -73,8 +73,8 @@ class Place:
         """Return values that change if the image changes, but not if the collection is moved.
 
         In a bucket, the version identifies the content. If the same content is uploaded again, the
-        image counts as unchanged. The size and date of an image on the web are unknown before the
-        download, so the URL without its signature is used.
+        image counts as unchanged. Before the download, the size and the date of an image on the web
+        are unknown. The URL without its signature is used instead.
         """
         when: object = self.version or self.changed_ns
         named = [unsigned(self.path)] if self.is_remote and not self.version else []

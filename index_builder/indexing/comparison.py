@@ -43,8 +43,8 @@ class Side:
     def right(self, row: int) -> bool:
         """Return whether the answer to a query is right.
 
-        If the query has a match, an answer is right if its verdict is `match` and its first item is
-        a true match. If the query has no match, every verdict except `match` is right.
+        If the query has a match, the answer must have the verdict `match`, and its first item must
+        be a true match. If the query has no match, every verdict except `match` is right.
         """
         called = self.said(row).verdict == "match"
         if self.evaluation.absent[row]:

@@ -51,7 +51,7 @@ class Decoders(Protocol):
         """Return the decoded images of ``block``; the future must be done."""
 
     def close(self) -> None:
-        """Cancel all blocks that have not begun, and end the workers."""
+        """Cancel all blocks that no worker has begun, and end the workers."""
 
 
 class DecoderThreads:
@@ -73,7 +73,7 @@ class DecoderThreads:
         return future.result()
 
     def close(self) -> None:
-        """Cancel all blocks that have not begun, and end the workers."""
+        """Cancel all blocks that no worker has begun, and end the workers."""
         self._threads.shutdown(cancel_futures=True)
 
 
@@ -132,7 +132,7 @@ class DecoderProcesses:
             return PreparedBlock.joined([self._alone(single) for single in block.singles()])
 
     def close(self) -> None:
-        """Cancel all blocks that have not begun, and end the workers."""
+        """Cancel all blocks that no worker has begun, and end the workers."""
         for pool in (self._pool, self._careful):
             if pool is not None:
                 pool.shutdown(cancel_futures=True)

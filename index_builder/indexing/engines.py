@@ -32,7 +32,7 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """Decodes and encodes on this machine.
+    """Decodes and encodes images on this machine.
 
     Parameters
     ----------

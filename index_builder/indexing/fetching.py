@@ -89,7 +89,7 @@ class Fetching:
         return replace(block, places=places, failures=failures)
 
     def _fetch(self, files: Mapping[tuple[str, str], Path]) -> dict[tuple[str, str], str]:
-        """Download the files; for each failed download, return the reason by the key in ``files``.
+        """Download the files; return the reason of each failed download, by the key in ``files``.
 
         `Storage` limits the number of parallel downloads.
         """

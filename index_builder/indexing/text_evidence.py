@@ -79,8 +79,8 @@ def _config(retriever: Retriever, promises: Mapping[str, float]) -> CalibrationC
     """Return all error bounds; a bound that is not in ``promises`` keeps its current value.
 
     The current values are the values in the calibration of texts. If texts are not calibrated, the
-    values in the calibration of images are used, except the expected share of queries without a
-    match.
+    values in the calibration of images are used. The expected share of queries without a match is
+    the exception: it has a default.
     """
     before, of_images = retriever.for_kind("text").calibration, retriever.calibration
     fields = dict.fromkeys(CalibrationConfig.model_fields)

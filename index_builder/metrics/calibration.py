@@ -88,9 +88,9 @@ def calibration_spread(
 
     The errors of two predictions are correlated if the queries have the same label. The bootstrap
     therefore draws labels (cluster bootstrap). The gap of a bin is the mean of outcome minus
-    probability. For each draw and each bin, the function computes the absolute difference between
-    the gap in the drawn data and the gap in all data. The result is the mean of these differences
-    over all bins and draws.
+    probability. For each draw and each bin, the function compares the gap in the drawn data with
+    the gap in all data. The result is the mean of these absolute differences over all bins and
+    draws.
 
     Parameters
     ----------

@@ -22,9 +22,9 @@ def recall_at_k(matches: Bools, k: int) -> float:
 def map_at_k(matches: Bools, n_relevant: Counts, k: int) -> float | None:
     """Mean over queries of AP@k = Σ_{i ≤ k} P(i) · rel(i) / min(R, k).
 
-    P(i) is the share of true matches in the first i results, and R is the number of true matches in
-    the gallery. Queries without a match are left out. The code of the Laplace metric-learning paper
-    has the same definition, except that such queries count as 1.
+    P(i) is the share of true matches in the first i results. R is the number of true matches in the
+    gallery. Queries without a match are left out. The code of the Laplace metric-learning paper has
+    the same definition, except that such queries count as 1.
 
     Parameters
     ----------

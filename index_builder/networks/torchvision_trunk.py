@@ -81,7 +81,7 @@ class TorchvisionTrunk(Trunk):
         return features
 
     def load_backbone(self, state: Mapping[str, Tensor]) -> None:
-        """Load the weights of a torchvision model of the same name, without its classifier.
+        """Load the weights of a torchvision model of this name, except those of the classifier.
 
         Raises
         ------

@@ -24,11 +24,11 @@ class BayesianTripletLoss(Objective):
     """The mean −log P(τ < −m) of mined triplets, plus a weighted divergence from the prior.
 
     The loss is that of Warburg et al. 2021, with three corrections. First, the sign of the margin
-    is corrected: the positive must be closer by m, so P(τ < −m) is maximised. Second, the Gaussian
-    divergence is summed over the correct axis. Third, the formula of the divergence from the
-    uniform distribution on the sphere is corrected. The log of the normal cdf is computed directly,
-    because hard triplets would otherwise have no gradient. The loss is an evidence lower bound only
-    if ``kl_weight`` is 1.
+    is corrected: the positive must be closer than the negative by m, so P(τ < −m) is maximised.
+    Second, the Gaussian divergence is summed over the correct axis. Third, the formula of the
+    divergence from the uniform distribution on the sphere is corrected. The log of the normal cdf
+    is computed directly, because hard triplets would otherwise have no gradient. The loss is an
+    evidence lower bound only if ``kl_weight`` is 1.
 
     Parameters
     ----------

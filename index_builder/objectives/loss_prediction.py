@@ -26,8 +26,8 @@ class LossPrediction(Objective):
     ``ranking``: max(0, m − sgn(l_i − l_j)(u_i − u_j)) over pairs of images with losses l and
     predictions u (pretrained visual uncertainties, Kirchhof et al. 2024; Yoo & Kweon 2019).
     ``squared``: (l − u)², the baseline of the URL benchmark (Kirchhof et al. 2023). The papers
-    predict the loss of a classifier, but a retrieval model has no classifier. Here the loss of an
-    image is computed from its neighbours in the batch, see `neighbour_losses`.
+    predict the loss of a classifier. A retrieval model has no classifier. Here the loss of an image
+    is computed from its neighbours in the batch, see `neighbour_losses`.
 
     Parameters
     ----------

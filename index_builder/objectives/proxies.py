@@ -21,7 +21,7 @@ def random_directions(n: int, dim: int, generator: torch.Generator) -> Tensor:
 class ProxyNcaLoss(Objective):
     """−log exp(−d(z, p_y) / t) / Σ_c exp(−d(z, p_c) / t) over all proxies p_c, p_y included.
 
-    ProxyNCA++ (Teh et al. 2020); Kirchhof et al. 2022, Eq. 1, with corrected sign.
+    ProxyNCA++ (Teh et al. 2020), as in Kirchhof et al. 2022, Eq. 1, but with the sign corrected.
 
     Parameters
     ----------

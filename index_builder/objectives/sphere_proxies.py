@@ -229,8 +229,8 @@ def non_isotropic_log_density(points: Tensor, directions: Tensor, concentrations
 
     The log density is log C_D(‖Kμ‖) + ‖Kμ‖ cos(Kx, Kμ) + Σ log κ_d − D log ‖Kx‖, with K = diag κ.
     The map x → Kx / ‖Kx‖ has the surface element det K / ‖Kx‖^D. Kirchhof et al. 2022, Eq. 4 and
-    14-22, use Π κ_d / ‖Kμ‖ instead, but with it the density does not integrate to 1. For K = κ I
-    the distribution is von Mises-Fisher.
+    14-22, use Π κ_d / ‖Kμ‖ instead. With this factor, the density does not integrate to 1. For K =
+    κ I the distribution is von Mises-Fisher.
 
     Parameters
     ----------

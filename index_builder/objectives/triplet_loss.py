@@ -28,9 +28,10 @@ def triplet_loss(
 ) -> Tensor:
     """Mean of [m + d(a, p) − d(a, n)]₊ over triplets, or of log(1 + exp(d(a, p) − d(a, n))).
 
-    Hermans et al. 2017. The hinge is averaged over triplets with a loss above zero, because only
-    few of the thousands of triplets have such a loss. ``hard`` uses one triplet for each anchor:
-    its farthest positive and its nearest negative. The loss is then averaged over all anchors.
+    Hermans et al. 2017. The hinge is averaged over triplets with a loss above zero, because only a
+    few of the thousands of triplets have a loss above zero. ``hard`` uses one triplet for each
+    anchor: its farthest positive and its nearest negative. The loss is then averaged over all
+    anchors.
 
     Parameters
     ----------
