@@ -50,8 +50,8 @@ def open_set_classification_rate(
     """Return the area under the curve of the correct-answer rate over the false-acceptance rate.
 
     This is OSCR (Dhamija et al. 2018). Take one query with a match and one query without a match,
-    at random. OSCR is the probability that the first query is answered correctly and has the higher
-    confidence. Equal confidences count as ½.
+    at random. OSCR is the probability that the query with a match is answered correctly and has the
+    higher confidence of the two. Equal confidences count as ½.
 
     Parameters
     ----------

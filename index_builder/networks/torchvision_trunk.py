@@ -81,7 +81,7 @@ class TorchvisionTrunk(Trunk):
         return features
 
     def load_backbone(self, state: Mapping[str, Tensor]) -> None:
-        """Load the weights of a torchvision model of this name, except those of the classifier.
+        """Load the weights of the torchvision model of this name; leave out the classifier.
 
         Raises
         ------

@@ -19,7 +19,7 @@ GPU_BATCH = 64
 
 
 def batch_size(encoder: Encoder) -> int:
-    """Return the batch size, which is a part of `recipe` because it can change the rounding."""
+    """Return the batch size; `recipe` contains this size, because it can change the rounding."""
     return CPU_BATCH if encoder.provider == PROVIDERS["cpu"] else GPU_BATCH
 
 
@@ -63,7 +63,7 @@ class StoredEncoder(ForwardingEncoder):
     def encode_known(
         self, images: NDArray[np.uint8], contents: Sequence[bytes] | None
     ) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3) uint8; ``contents`` are their keys in the cache."""
+        """Embed ``images`` (B, H, W, 3) uint8; ``contents`` has the cache key of each image."""
         return self._embeddings(self._vectors.of_prepared(images, contents))
 
     def embedded(

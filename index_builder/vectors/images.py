@@ -160,7 +160,10 @@ class ImageVectors:
 
 
 def libraries() -> str:
-    """Return the versions of libraries that decode or compute; they can change the rounding."""
+    """Return the versions of the libraries that decode or compute.
+
+    Another version of a library can change the rounding.
+    """
     return versions(("onnxruntime", "onnxruntime-gpu", "pillow", "numpy"))
 
 

@@ -69,7 +69,7 @@ class VectorFile:
         return connection
 
     def read(self, maker: str, contents: Sequence[bytes]) -> dict[bytes, Vector]:
-        """Return the vectors of ``maker`` for those ``contents`` that are in the cache."""
+        """Return the vectors of ``maker`` for the ``contents`` that are in the cache."""
         found: dict[bytes, Vector] = {}
         with self._lock:
             for content in contents:
