@@ -80,7 +80,7 @@ def mean_nn_entropy(vectors: Vectors) -> float | None:
 
 
 def cluster_diversity(vectors: Vectors, label_codes: Codes) -> float | None:
-    """Return the mean over labels of the variance of the distances between items of one label.
+    """Return the variance of the distances between items of one label, averaged over the labels.
 
     The metric is from Kirchhof et al. 2022, appendix L. At most the first `MAX_PER_LABEL` items of
     a label are used.
