@@ -247,7 +247,8 @@ class Settings(BaseSettings):
     recalibrate: bool = Field(
         True,
         description="Recalibrate a gallery if its calibration is stale or lacks new labels. The "
-        "queries come from its bundle. vouch-build must be installed beside the service.",
+        "calibration queries come from the gallery's bundle. vouch-build must be installed beside "
+        "the service.",
     )
     bundle_keys: List[Path] = Field(
         (),
@@ -298,8 +299,8 @@ class Settings(BaseSettings):
     allowed_hosts: List[str] = Field(
         (),
         description="Host names that requests may use, such as search.example,*.shop.example; * "
-        "allows all. The names of this machine are always allowed. [default: all; without keys on "
-        "loopback, only this machine]",
+        "allows all. The names of this machine are always allowed. [default: all host names; if "
+        "the service has no keys and listens on loopback, only the names of this machine]",
         examples=["search.example,*.shop.example"],
     )
     trusted_proxies: List[str] = Field(
@@ -528,7 +529,7 @@ class Settings(BaseSettings):
         ge=0,
         le=1,
         description="Share of the answers with `match` that are drawn at random for review. If "
-        "`review_reasons` has random, answers with other verdicts are drawn too. Needs "
+        "`review_reasons` contains random, answers with other verdicts are drawn too. Needs "
         "`feedback`. Doubtful answers are drawn more often than other answers. Each answer is "
         "drawn with a probability of at least half of this share.",
     )

@@ -85,7 +85,7 @@ class AllOptions:
     ] = None
     labels: Annotated[bool, typer.Option(help="Use the sub-folders of --images as labels.")] = True
     name: Annotated[
-        str | None, typer.Option(help="Name of the gallery. [default: the source's]")
+        str | None, typer.Option(help="Name of the gallery. [default: the name of the source]")
     ] = None
     milvus: Annotated[
         str | None, typer.Option(help="Milvus server that stores the gallery; see `index`.")

@@ -62,9 +62,9 @@ def upgrade_command(
 ) -> None:
     """Convert bundles of earlier releases, with their live changes, to this release.
 
-    Converts the current bundle of the directory, and the current bundle of each created gallery in
-    the directory. If a bundle stores calibration queries, an outdated calibration is fitted again.
-    The old bundle is kept: to return to the old release, run `vouch-build rollback`.
+    The command converts the current bundle of the directory, and the current bundle of each created
+    gallery in the directory. If a bundle stores calibration queries, an outdated calibration is
+    fitted again. The old bundle is kept: to return to the old release, run `vouch-build rollback`.
     """
     upgrades = importlib.import_module("model_store.bundles.upgrade")
     roots = upgrades.galleries_below(directory) or [directory]
@@ -173,7 +173,7 @@ def prune_command(
         bool, typer.Option("--dry-run", help="Only list the bundles to remove.")
     ] = False,
 ) -> None:
-    """Remove old bundles and their changes; keep the current, the previous and all used bundles."""
+    """Remove old bundles with their changes; keep the current, the previous, and bundles in use."""
     prune = importlib.import_module("model_store.bundles.retention").prune
     for bundle_id in prune(directory, keep, dry_run=dry_run):
         print(bundle_id)

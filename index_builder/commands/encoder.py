@@ -94,8 +94,8 @@ class EncoderOptions:
         bool,
         typer.Option(
             "--reduced-decoding",
-            help="Decode large JPEGs at reduced size: up to five times faster, but pixels differ "
-            "from the library's.",
+            help="Decode large JPEGs at reduced size: up to five times faster, but the pixels "
+            "differ from the pixels that the library decodes.",
         ),
     ] = False
     text: Annotated[

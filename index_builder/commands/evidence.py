@@ -136,9 +136,9 @@ class CalibrateOptions:
 def calibrate_command(options: CalibrateOptions) -> None:
     """Calibrate a bundle with your own queries, or run the step of a build.
 
-    Publishes a new bundle with the same gallery and its live changes. Error bounds that are not
-    given keep their values. With only BUNDLES, the current gallery is recalibrated with the queries
-    stored in the bundle.
+    The command publishes a new bundle with the same gallery and its live changes. Error bounds that
+    are not given keep their values. With only BUNDLES, the current gallery is recalibrated with the
+    queries stored in the bundle.
     """
     shown = OutcomeReport.of(options.require, options.as_json)
     shown.show(_calibrated(options, shown))

@@ -124,7 +124,7 @@ class IndexOptions:
         ),
     ] = None
     name: Annotated[
-        str | None, typer.Option(help="Name of the gallery. [default: the source's]")
+        str | None, typer.Option(help="Name of the gallery. [default: the name of the source]")
     ] = None
     description: Annotated[str, typer.Option(help="Description of the gallery.")] = ""
     labels: Annotated[

@@ -93,7 +93,7 @@ def label_command(
     ids: Annotated[list[str], typer.Argument(help="Ids of the items.")],
     label: Annotated[str, typer.Option(help="The new label; an empty text removes the label.")],
 ) -> None:
-    """Change the label of items; their pictures stay. If an item is missing, none is changed."""
+    """Change the label of items; their pictures stay. If an item is missing, no item is changed."""
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
     from model_store.bundles.changes import open_writable  # noqa: PLC0415
     from model_store.gallery import Edit, open_gallery  # noqa: PLC0415

@@ -64,7 +64,7 @@ def opened_run(
     ----------
     to_write : see `Run.occupied`.
     reads_trunk : whether the command reads the weights or the encoder file of the configuration.
-    prepare : function that fetches input files; None if no files must be fetched.
+    prepare : function that fetches input files; None if nothing has to be fetched.
 
     Raises
     ------

@@ -272,8 +272,8 @@ class CalibrationConfig(Section):
         examples=[0.01],
         gt=0,
         lt=1,
-        description="Maximum share of absent queries with the verdict `match` (FPIR), with the "
-        "same confidence. If not set: not bounded.",
+        description="Maximum share of absent queries with the verdict `match` (FPIR). This bound "
+        "also holds with probability 1 − delta. If not set: not bounded.",
     )
     delta: float = Field(
         0.1,
@@ -292,7 +292,7 @@ class CalibrationConfig(Section):
     order: Order = Field(
         "similarity",
         description="Default order of results. similarity: nearest first. probability: highest "
-        "match probability first; items of the same label nearest first.",
+        "match probability first; among items of one label, the nearest first.",
     )
 
 
@@ -328,7 +328,7 @@ class BuildConfig(EncoderConfig):
     def gallery_share(self) -> float | None:
         """Share of each label's images that are indexed.
 
-        None if all images are items, and also queries.
+        None if every image is both an item and a query.
         """
         is_closed_form = self.training.epochs == 0 and self.network.last_layer == "whitening"
         if self.dataset.gallery_share is None and not (

@@ -260,7 +260,8 @@ class TrainingConfig(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
-        description="Device of the training and of the trunk's features. auto: a GPU if available.",
+        description="Device for training, and for the computation of the trunk's features. auto: "
+        "a GPU if available.",
     )
     precision: Literal["auto", "full", "mixed"] = Field(
         "auto",

@@ -109,7 +109,7 @@ def _tables() -> list[str]:
 def _of_table(node: Schema, table: str, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield a paragraph for each key of a table.
 
-    If there are alternative tables, the keys are the keys of the default table.
+    If there are alternative tables, the paragraphs are for the keys of the default table.
     """
     chosen, *others = variants_of(node)
     keys = list(chosen["properties"])

@@ -82,8 +82,8 @@ class MarginConfig(_Learning):
         1.2,
         gt=0,
         lt=2,
-        description="Initial distance of the boundary between positives and "
-        "negatives; it is learned.",
+        description="Initial distance of the boundary between positives and negatives. The "
+        "distance is learned in training.",
     )
     cutoff: float = Field(
         0.5,

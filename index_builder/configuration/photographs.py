@@ -26,7 +26,8 @@ def encoder_config(
 
     Parameters
     ----------
-    images : folder with a sub-folder for each label. If not ``labelled``, any folder of images.
+    images : folder with a sub-folder for each label. If ``labelled`` is false, any folder of images
+        is accepted.
     encoder : see `NetworkConfig.encoder`; None for the built-in encoder.
     name : name of the gallery; None for the folder's name.
 
@@ -57,7 +58,7 @@ def vectors_config(
     ----------
     items : manifest with the fields of each row; None if the table itself has the fields.
     encoder : encoder that takes the vectors.
-    made_by : name of the model that produced the vectors; None if ``encoder`` has this name.
+    made_by : name of the model that produced the vectors; None if ``encoder`` stores this name.
     name : name of the gallery; None for the table's name.
 
     Raises

@@ -45,8 +45,8 @@ class _LaplaceConfig(Section):
     )
     prior_chosen_by: Literal["validation", "curvature", "marginal_likelihood"] = Field(
         "validation",
-        description="How to choose the prior precision. validation: the value with the highest "
-        "AUROC, if the uncertainty is used to detect wrong first results and absent labels. The "
+        description="How to choose the prior precision. validation: the value for which the "
+        "uncertainty detects wrong first results and absent labels with the highest AUROC. The "
         "AUROC is measured on labels and images that the fit has not used. With too few such "
         "images, `curvature` is used. curvature: a fixed fraction of the mean curvature of the "
         "training images. marginal_likelihood: the value with the highest marginal likelihood of "
@@ -60,10 +60,10 @@ class _LaplaceConfig(Section):
     )
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
-        description="Factor that multiplies the posterior's variances. validation: the best factor "
-        "for predicting labels from the neighbours of sampled embeddings. The factor is chosen "
-        "with images that the fit has not used. It is 1 without such images, or if the best "
-        "candidate is the smallest or the largest.",
+        description="Factor that multiplies the posterior's variances. validation: the best "
+        "factor for predicting labels from the neighbours of sampled embeddings. The factor is "
+        "chosen with images that the fit has not used. It is 1 without such images, or if the "
+        "best candidate is the smallest or the largest candidate.",
     )
 
     @property

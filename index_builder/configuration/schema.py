@@ -90,7 +90,7 @@ def is_array_of_tables(node: Schema) -> bool:
 
 
 def tags_of(variant: Schema) -> tuple[str, list[str]] | None:
-    """Return the key that selects an alternative table, and its values."""
+    """Return the key that selects an alternative table, and the values of this key."""
     for key in ("kind", "method"):
         node = variant.get("properties", {}).get(key, {})
         if "const" in node:

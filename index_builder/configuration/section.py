@@ -58,7 +58,8 @@ def derived(default: Any, rule: str, **constraints: Any) -> Any:  # noqa: ANN401
 
     Parameters
     ----------
-    default : default value if no other key determines it; ``...`` if another key always does.
+    default : default value if no other key determines it; ``...`` if another key always determines
+        the value.
     rule : text that describes the default.
     constraints : arguments of pydantic's ``Field``.
     """

@@ -22,7 +22,7 @@ from service.schemas.problems import Problem
 from service.schemas.requests import RequestModel
 
 MAX_METADATA_BYTES = 16 * 2**10
-"""Maximum size as JSON. Keep larger data in another store, under the item's id."""
+"""Maximum size of metadata as JSON. Keep larger data in another store, under the item's id."""
 
 MAX_CHANGES = 32
 """Maximum number of items in a batch."""
@@ -122,7 +122,7 @@ class BatchOptions(RequestModel):
 
 
 class ItemWritten(BaseModel):
-    """A change that is stored on disk, and that every later search finds."""
+    """A change that is stored on disk and visible to every later search."""
 
     request_id: str = Field(description="Id of the request.")
     gallery: str
@@ -136,7 +136,7 @@ class BatchItemWritten(BaseModel):
 
     index: int = Field(description="Position of the item in the batch, from 0.")
     id: str
-    status: int = Field(description="HTTP status of a request that has only this item.")
+    status: int = Field(description="HTTP status that a request with only this item would get.")
     written: ItemWritten | None
     problem: Problem | None
 

@@ -1,4 +1,4 @@
-"""Schemas of galleries that are created, described, renamed and dropped, and of a key's usage."""
+"""Schemas of requests that create, describe, rename or drop a gallery, and of a key's usage."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Name = Annotated[
     str,
     Field(
         pattern=GALLERY_NAME,
-        description="1 to 64 lower-case letters, digits, dots, hyphens and underscores, the first "
-        "a letter or a digit.",
+        description="1 to 64 lower-case letters, digits, dots, hyphens and underscores. The first "
+        "character is a letter or a digit.",
     ),
 ]
 Title = Annotated[str, Field(max_length=200, description="Title to display.")]
@@ -54,7 +54,7 @@ class GalleryDropped(BaseModel):
 
 
 class SearchUsage(BaseModel):
-    """The search quota of a key, and its use."""
+    """The search quota of a key, and how much of the quota is used."""
 
     limit: int
     used: int = Field(
@@ -66,14 +66,14 @@ class SearchUsage(BaseModel):
 
 
 class GalleryUsage(BaseModel):
-    """The quota of created galleries of a key, and its use."""
+    """A key's quota of created galleries, and how much of the quota is used."""
 
     limit: int
     used: int
 
 
 class Usage(BaseModel):
-    """The scope, galleries and quotas of the caller, and their use."""
+    """The caller's scope, galleries and quotas, and how much of each quota is used."""
 
     key: str | None = Field(description="Id of the key; null without a key.")
     name: str | None

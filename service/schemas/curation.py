@@ -19,8 +19,8 @@ class PossibleLabelError(BaseModel):
     item: ItemDetail
     suggested_label: str = Field(description="The label that most neighbours have.")
     confidence: float = Field(
-        description="Share of the neighbours with this label; near neighbours count more. It is "
-        "not a calibrated probability.",
+        description="Share of the neighbours that have this label; nearer neighbours have a "
+        "larger weight. The share is not a calibrated probability.",
     )
     neighbours: list[NearItem] = Field(description="The neighbours, nearest first.")
 
@@ -52,8 +52,8 @@ class NearDuplicateList(_Examined):
     """A page of items that have near duplicates in the gallery."""
 
     items: list[ItemWithDuplicates] = Field(
-        description="Items with near duplicates, ordered by id. Each item of a pair is listed, "
-        "with the other item as its duplicate."
+        description="Items with near duplicates, ordered by id. Both items of a pair are listed, "
+        "each with the other item as its duplicate."
     )
     next_cursor: str | None = Field(
         description="Cursor of the next page; null once all items are examined."

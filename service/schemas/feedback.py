@@ -90,7 +90,8 @@ class FeedbackAnswer(BaseModel):
         "gallery."
     )
     rank: int | None = Field(
-        description="Rank of the item in the answer; null if the query did not find it."
+        description="Rank of the item among the candidates; null if the item is not a candidate, "
+        "or has no match probability."
     )
     match_probability: float | None = Field(
         description="Match probability that was served for the item."
@@ -99,7 +100,9 @@ class FeedbackAnswer(BaseModel):
         description="Whether the answer was drawn at random for review. If so, this feedback "
         "counts in `errors_over_time` of `GET …/calibration`."
     )
-    item: ItemWritten | None = Field(None, description="Item that the query has become; else null.")
+    item: ItemWritten | None = Field(
+        None, description="Item that was created from the query; null if no item was created."
+    )
 
 
 class Decision(BaseModel):
@@ -149,15 +152,16 @@ class FeedbackSummary(BaseModel):
 class ErrorsOverTime(BaseModel):
     """The error rate of verdict `match`, from reviews of answers that were drawn at random.
 
-    Doubtful matches are drawn more often, so the rate is not `n_wrong` / `n_reviewed`. The estimate
-    starts from the predicted errors of all matches and corrects them by the reviews. Each review is
-    weighted by the inverse of the draw probability. The interval is valid at any time, so you can
-    look at the interval after each review. Estimate and interval assume that right and wrong
-    matches are reviewed equally often. Check that `n_reviewed` is close to `n_asked`.
+    Doubtful matches are drawn more often than other matches, so the rate is not `n_wrong` /
+    `n_reviewed`. The estimate starts from the predicted errors of all matches and corrects them by
+    the reviews. Each review is weighted by the inverse of the draw probability. The interval is
+    valid at any time, so you can look at the interval after each review. Estimate and interval
+    assume that right and wrong matches are reviewed equally often. Check that `n_reviewed` is close
+    to `n_asked`.
     """
 
     max_error: float = Field(description="Maximum share of wrong matches.")
-    audit_share: float = Field(description="Share of matches drawn for review.")
+    audit_share: float = Field(description="Share of the matches that are drawn for review.")
     n_asked: int = Field(description="Number of this bundle's matches that were drawn for review.")
     n_reviewed: int = Field(description="Number of drawn matches that were reviewed.")
     n_wrong: int = Field(description="Number of reviewed matches that are wrong.")

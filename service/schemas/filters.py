@@ -1,4 +1,4 @@
-"""Schemas of filters, and of how the items that pass were found."""
+"""Schemas of filters, and of the method by which the items that pass a filter were found."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FilterText = Annotated[str | None, BeforeValidator(_as_text)]
 
 FILTER_DESCRIPTION = (
     'Condition on the items to list, as JSON: `{"label": "shoe", "year": {"gte": 2000}}`. Fields '
-    "are `id`, `label` and keys of the metadata; dots lead into nested objects. A bare value means "
-    "`eq`. The other comparisons are `ne`, `in`, `gt`, `gte`, `lt`, `lte`, `has` (a list holds the "
-    "value) and `exists`. `and`, `or` and `not` join filters. A filter restricts the listed items; "
-    "match probabilities are for the whole gallery, see `filter_means`."
+    "are `id`, `label` and keys of the metadata; dots separate the keys of nested objects. A bare "
+    "value means `eq`. The other comparisons are `ne`, `in`, `gt`, `gte`, `lt`, `lte`, `has` (a "
+    "list holds the value) and `exists`. `and`, `or` and `not` join filters. A filter restricts "
+    "the listed items; match probabilities are for the whole gallery, see `filter_means`."
 )
 
 

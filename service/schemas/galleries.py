@@ -20,7 +20,8 @@ class GalleryName(BaseModel):
     name: str
     title: str = Field(description="Title to display; empty without one.")
     n_items: int | None = Field(
-        description="Number of items; null for a created gallery without recent requests."
+        description="Number of items; null for a gallery that was created over HTTP and has no "
+        "recent requests."
     )
     bundle_id: str
 
@@ -60,7 +61,7 @@ class Sample(BaseModel):
 
 
 class OperatingPoint(BaseModel):
-    """The rates at one threshold on the match probability of first results."""
+    """The rates if one threshold is used for the match probability of the first result."""
 
     threshold: float = Field(
         description="A first result with at least this match probability is a match."
@@ -213,16 +214,17 @@ class ResultSetOutcome(BaseModel):
 
 
 class CalibrationReport(BaseModel):
-    """The evidence behind the gallery's probabilities, and the cost of each threshold."""
+    """The evidence for the gallery's probabilities, and the error rates at each threshold."""
 
     status: CalibrationStatus
     n_queries: int
     queries: Literal["held_out_images", "left_out_items", "views_of_items", "captions"] | None = (
         Field(
             description="The calibration queries. `held_out_images`: images that the gallery does "
-            "not hold. `left_out_items`: items; each item is removed from the gallery before it is "
-            "searched for. `views_of_items`: cropped, turned, relit and compressed views of items, "
-            "for a gallery without labels. `captions`: for text queries."
+            "not hold. `left_out_items`: items of the gallery; while an item is the query, the "
+            "gallery does not contain this item. `views_of_items`: cropped, turned, relit and "
+            "compressed views of items, for a gallery without labels. `captions`: for text "
+            "queries."
         )
     )
     alpha: float | None = Field(description="Default rate of false alarms of the OOD flag.")
@@ -243,7 +245,9 @@ class CalibrationReport(BaseModel):
     order: Order | None = Field(
         description="Order of the results for which this report was computed."
     )
-    sources: list[str] = Field(description="Where calibration queries come from.")
+    sources: list[str] = Field(
+        description="Names of the sources that the calibration queries come from."
+    )
     matches: list[MatchPromise]
     levels: list[LevelPromise] = Field(
         description="Levels of parent labels that can answer ambiguous queries, the finest first."
@@ -308,7 +312,7 @@ class OutcomeLine(BaseModel):
 
 
 class GalleryOutcome(BaseModel):
-    """Quality of the gallery's answers, measured when it was calibrated, and its shortfalls.
+    """Quality of the gallery's answers, measured at calibration, with the shortfalls found.
 
     A number is null if it is unknown.
     """
@@ -369,8 +373,8 @@ class GalleryDetail(BaseModel):
         description="Metrics on separate evaluation queries, measured when the bundle was built."
     )
     outcome: GalleryOutcome = Field(
-        description="Quality at the time of calibration; `bundle.calibration` has its current "
-        "state."
+        description="Quality at the time of calibration; `bundle.calibration` has the current "
+        "state of the calibration."
     )
     samples: list[Sample]
     record_url: str | None = Field(

@@ -19,7 +19,7 @@ class ItemOptions(TypedDict, total=False):
     ----------
     filter : condition on items; probabilities are for the whole gallery, see ``filter_means``.
     group_by : ``label`` lists only the nearest item of each label.
-    duplicate_similarity : leave out items at least this similar to a nearer result.
+    duplicate_similarity : leave out an item if its similarity to a nearer result is at least this.
     """
 
     filter: Filter

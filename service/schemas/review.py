@@ -41,7 +41,7 @@ class ReviewCase(BaseModel):
     drawn: bool = Field(description="Whether the query was drawn at random.")
     draw_probability: float | None = Field(
         description="Probability with which the query was drawn at random; higher for doubtful "
-        "answers. Null if the query was not drawn at random."
+        "answers than for other answers. Null if the query was not drawn at random."
     )
     state: CaseState
     verdict: str
@@ -106,8 +106,8 @@ class ReviewSummary(BaseModel):
         description="Version of the query image that is kept."
     )
     random_share: float = Field(
-        description="Share of all queries drawn at random; doubtful queries are drawn more often. "
-        "0 if `reasons` lacks `random`."
+        description="Share of all queries drawn at random; queries with doubtful answers are "
+        "drawn more often than other queries. 0 if `reasons` lacks `random`."
     )
     retention_s: int
     reviewers: int = Field(

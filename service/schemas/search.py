@@ -58,8 +58,8 @@ class ListOptions(RequestModel):
         None,
         gt=0,
         le=1,
-        description="Leave out items at least this similar to a nearer result, for example 0.98. "
-        "Results come from the nearest 200 items.",
+        description="Leave out an item if its similarity to a nearer result is at least this "
+        "value, for example 0.98. Results come from the nearest 200 items.",
     )
 
 
@@ -113,7 +113,7 @@ class SearchOptions(DecisionOptions, ListOptions):
 
 
 class JsonSearchOptions(SearchOptions):
-    """The options of a search in JSON, whose filter may be an object."""
+    """The options of a search in JSON; the filter may be a JSON object."""
 
     filter: Annotated[
         FilterText,
@@ -181,12 +181,12 @@ class Result(BaseModel):
     rank_confidence: float | None = Field(
         description="Probability that the item is nearer to the query than the next item, given "
         "the uncertainty of both similarities. Null if the query's uncertainty is null, or if "
-        "there is no next item. Values below ½ are possible if the next item is nearer, but a "
-        "less likely match. They are also possible if the next item is slightly farther, and its "
-        "similarity is much more certain."
+        "there is no next item. Values below ½ are possible if the next item is nearer, but is "
+        "less likely to be a match. They are also possible if the next item is slightly farther, "
+        "but the similarity of the next item is much more certain."
     )
     variance: float = Field(
-        description="Variance of the item's embedding, relative to its squared norm."
+        description="Variance of the item's embedding, relative to that embedding's squared norm."
     )
     label: str | None
     metadata: dict[str, Any]
@@ -282,14 +282,15 @@ class SearchAnswer(HasReason):
     gallery: str
     verdict: Verdict = Field(description="The verdict on the query.")
     reason: str | None = Field(
-        description="Why a guarantee is missing, and how many calibration queries the guarantee "
-        "needs. Or why probabilities may be inaccurate. Otherwise null."
+        description="Why a guarantee is missing, with the number of calibration queries that the "
+        "guarantee needs; or why probabilities can be inaccurate. Null if there is no such reason."
     )
     guaranteed: bool = GUARANTEED
     roll_up: RollUp | None = ROLL_UP
     no_match_probability: float | None = Field(
-        description="Probability that no item of the gallery is a true match: 1 − the sum over "
-        "labels. With a filter, only items that pass the filter count. Null without calibration."
+        description="Probability that no item of the gallery is a true match: 1 − the sum of the "
+        "match probabilities of all labels. With a filter, only items that pass the filter count. "
+        "Null without calibration."
     )
     absent: AbsentShare | None = Field(description="Null without calibration.")
     query: Query
@@ -355,7 +356,7 @@ class BatchItem(BaseModel):
 
     index: int = Field(description="Position of the file in the batch, from 0.")
     file_name: str | None
-    status: int = Field(description="HTTP status of a search that has only this file.")
+    status: int = Field(description="HTTP status that a search with only this file would get.")
     answer: SearchAnswer | None
     problem: Problem | None
 
@@ -396,7 +397,7 @@ class EmbeddingAnswer(BaseModel):
     request_id: str
     gallery: str
     query: Query
-    direction: list[float] = Field(description="Unit vector, the mean's direction.")
+    direction: list[float] = Field(description="Direction of the mean, as a unit vector.")
     variance: list[float] = Field(
         description="Variance of each dimension, relative to the mean's squared norm."
     )

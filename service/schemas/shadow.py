@@ -12,10 +12,10 @@ from service.schemas.requests import RequestModel
 
 REASONS = (
     "`outlier`: only one of the bundles flags the query as out of distribution. `first_item`: the "
-    "first items have different labels; without labels, they are different items. `promise`: "
-    "only one of the calibrations guarantees what was requested. `probability`: the match "
-    "probability is on the other side of a threshold. If several reasons apply, the first of "
-    "them is counted."
+    "first items have different labels; without labels, they are different items. `promise`: only "
+    "one of the calibrations guarantees what was requested. `probability`: the two match "
+    "probabilities are on different sides of a threshold. If several reasons apply, only the "
+    "first of these is counted."
 )
 
 
@@ -27,8 +27,8 @@ class ShadowRequest(RequestModel):
         None,
         gt=0,
         le=1,
-        description="Share of the queries with images, drawn by a hash. Default: the service's "
-        "setting.",
+        description="Share of the image queries that are drawn for the shadow, by a hash. "
+        "Default: the service's setting.",
     )
 
 
@@ -44,7 +44,10 @@ class CountedShare(BaseModel):
 
 
 class VerdictChange(BaseModel):
-    """The number of queries with the served verdict `old` and the shadow's verdict `new`."""
+    """A pair of verdicts, and the number of queries with this pair.
+
+    The served bundle gave the verdict `old`, and the shadow gave the verdict `new`.
+    """
 
     old: Verdict
     new: Verdict
@@ -52,9 +55,10 @@ class VerdictChange(BaseModel):
 
 
 class OutlierChange(BaseModel):
-    """The number of queries with the served outlier flag `old` and the shadow's flag `new`.
+    """A pair of outlier flags, and the number of queries with this pair.
 
-    A flag is null if it is unknown.
+    The served bundle gave the flag `old`, and the shadow gave the flag `new`. A flag is null if it
+    is unknown.
     """
 
     old: bool | None
@@ -70,7 +74,7 @@ class ReasonCount(BaseModel):
 
 
 class ProbabilityChange(BaseModel):
-    """The match probability of the shadow's first item, minus that of the served first item."""
+    """The difference of the first items' match probabilities: the shadow's minus the served."""
 
     n: int = Field(
         description="Queries for which the first items of both answers have a match probability."
@@ -87,7 +91,7 @@ class SaidAnswer(BaseModel):
     verdict: Verdict
     item_id: str | None = Field(description="Id of the first item.")
     name: str | None = Field(
-        description="Label of the first item; the id of an item without a label."
+        description="Label of the first item; the item's id if the item has no label."
     )
     match_probability: float | None
     outlier: bool | None
@@ -117,7 +121,7 @@ class ShadowReport(BaseModel):
     reason: str | None = Field(description="Why the shadow ended; null while it runs.")
     bundle_id: str = Field(description="Id of the shadow bundle.")
     live_bundle_id: str = Field(description="Id of the served bundle.")
-    share: float = Field(description="Share of the queries with images to draw for the shadow.")
+    share: float = Field(description="Share of the image queries that are drawn for the shadow.")
     persisted: bool = Field(
         description="Whether the shadow continues after a restart of the service."
     )
@@ -141,5 +145,5 @@ class ShadowReport(BaseModel):
     reasons: list[ReasonCount]
     probability_change: ProbabilityChange
     recent: list[ChangedAnswer] = Field(
-        description="Changed answers, newest first, at most 100; empty after the end."
+        description="Changed answers, newest first, at most 100; empty after the comparison ends."
     )

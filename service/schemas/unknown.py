@@ -1,4 +1,4 @@
-"""Schemas of groups of queries without a match; a group has one probable identity."""
+"""Schemas of groups of queries without a match; each group probably shows one identity."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class UnknownMember(BaseModel):
 
     query_id: str
     p_same: float = Field(
-        description="Expected share, among the group's other queries, of queries that show the "
-        "same identity as this query."
+        description="Among the group's other queries, the expected share that shows the same "
+        "identity as this query."
     )
     asked_at: datetime
     image_url: str | None = Field(description="Null if the service keeps no image.")

@@ -86,8 +86,8 @@ class VectorFields(RequestModel):
     features: Numbers | None = Field(
         None,
         description="Penultimate activations, for the outlier score. Required if the gallery is "
-        "calibrated, except with `outlier_score` or with an encoder without a posterior. Without a "
-        "posterior, the vector itself serves as features.",
+        "calibrated and its encoder has a posterior, unless `outlier_score` is given. If the "
+        "encoder has no posterior, the vector itself is used as the features.",
     )
     outlier_score: float | None = Field(
         None, allow_inf_nan=False, description="Outlier score from `embed`, in place of `features`."
@@ -95,7 +95,8 @@ class VectorFields(RequestModel):
     encoder_fingerprint: str | None = Field(
         None,
         max_length=64,
-        description="Fingerprint of the encoder; an error if the gallery has another encoder.",
+        description="Fingerprint of the encoder that computed the vector. The request fails if "
+        "the gallery has another encoder.",
     )
 
 
@@ -122,8 +123,8 @@ class DecisionRequest(VectorFields, DecisionOptions):
     neighbours: list[Neighbour] = Field(
         min_length=1,
         max_length=MAX_NEIGHBOURS,
-        description="Nearest first, by cosine. Send the number of neighbours with which the "
-        "calibration was fitted: 200, or fewer in a small gallery.",
+        description="Nearest first, by cosine. Send as many neighbours as the calibration used: "
+        "200, or fewer in a small gallery.",
     )
 
 

@@ -42,8 +42,8 @@ async def list_label_errors(
         Query(
             ge=0.5,
             le=1,
-            description="Minimum share of the neighbours that have the suggested label; near "
-            "neighbours count more.",
+            description="Minimum share of the neighbours that have the suggested label; nearer "
+            "neighbours have a larger weight.",
         ),
     ] = 0.8,
     limit: Limit = 50,
@@ -84,10 +84,10 @@ async def list_near_duplicates(
 ) -> schemas.NearDuplicateList:
     """List items that have near duplicates in the gallery, page by page.
 
-    Each item of a pair is listed, with the other item as its duplicate. An item has at most 20 near
-    duplicates in the list. A page ends after `limit` results or half a second of computation, so it
-    can be empty before the last page. A cursor is valid for an hour, and only while the same bundle
-    is served.
+    Both items of a pair are listed, each with the other item as its duplicate. An item has at most
+    20 near duplicates in the list. A page ends after `limit` results or half a second of
+    computation, so it can be empty before the last page. A cursor is valid for an hour, and only
+    while the same bundle is served.
     """
     passing = f"near-duplicates {threshold!r}"
     after = _after(lease, cursor, passing)

@@ -142,8 +142,8 @@ async def reset_absent_share(lease: LeaseOf) -> schemas.OperatorDecision:
 async def acknowledge_drift(lease: LeaseOf) -> schemas.OperatorDecision:
     """End all drift alarms of the gallery, and restart the drift tests.
 
-    If queries still differ from the calibration queries, the alarm returns. Then calibrate with
-    recent queries.
+    If queries still differ from the calibration queries, the alarm returns. In this case, calibrate
+    with recent queries.
     """
     watches = lease.engine.watches.values()
     alarmed = sorted({caller for one in watches for caller in one.drift.report.alarmed})

@@ -41,8 +41,8 @@ PrecisionOf = Annotated[
     Query(
         ge=0.5,
         le=1,
-        description="Among all pairs of queries within groups: minimum expected share of pairs "
-        "that show one identity.",
+        description="Minimum for the expected share of pairs that show one identity, among all "
+        "pairs of queries within groups.",
     ),
 ]
 GROUPED = (GalleryNotFound, FeedbackNotKept, IdentitiesUnavailable, InvalidRequest)

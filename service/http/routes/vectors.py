@@ -58,9 +58,8 @@ async def decide(
 ) -> schemas.DecisionAnswer:
     """Decide on neighbours that another store, such as a vector database, has found.
 
-    The service searches nothing, and uses only the gallery's calibration. Send the number of
-    neighbours that the calibration used. The labels of the neighbours must be labels of the
-    gallery.
+    The service searches nothing, and uses only the gallery's calibration. Send as many neighbours
+    as the calibration used. The labels of the neighbours must be labels of the gallery.
     """
     parameters = SearchParameters(
         len(body.neighbours),
