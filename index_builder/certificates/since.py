@@ -23,7 +23,7 @@ from model_store.feedback import FeedbackLog
 
 N_STEPS = 12
 """Number of values of the evidence that a certificate lists. The reviews are divided into this
-number of equal steps. Each value includes all reviews up to the end of its step."""
+number of parts of equal size. Each value includes all reviews up to the end of a part."""
 
 _Count = Annotated[int, Field(ge=0)]
 

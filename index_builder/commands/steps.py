@@ -58,7 +58,9 @@ def opened_run(
     reads_trunk: bool = False,
     prepare: Callable[[], None] | None = None,
 ) -> Iterator[Run]:
-    """Lock the run of a build, check its input files, write its configuration, and yield it.
+    """Lock the run, check the input files of the build, and write its configuration.
+
+    Yields the run.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ _BANDWIDTH = 0.6
 _SMOOTHING = 1.0
 _ABSENT_LEARNS = 0.3
 """Weight of a served absent query in updates of the reference; a calibration query has weight 1.
-The weight is below 1, because the service is not certain which served queries are absent."""
+The weight is below 1, because the service cannot be certain that a served query is absent."""
 
 _LEARNED_EVERY, _N_STEPS = 25, 20
 """Number of served queries between updates of the reference, and number of EM steps in an
@@ -115,8 +115,8 @@ class MixtureReference:
         f(s) = q(s) / ((1 − π*) F_m(s) + π* F_a(s)),    π* = argmax_π E_q log((1 − π) F_m + π F_a)
 
     The expectation of f is at most 1 under F_m and under F_a. So the expectation is at most 1 under
-    every mixture of F_m and F_a, even if the share of absent queries varies between queries. If
-    only this share changes, the change is no evidence of drift. The distributions are kernel
+    every mixture of F_m and F_a, even if the share of absent queries changes over time. If only
+    this share changes, the change is no evidence of drift. The distributions are kernel
     estimates in bins. Expectation maximisation updates the distributions from served queries.
     Without these updates, a long stream would show a difference that comes only from the finite
     calibration sample.

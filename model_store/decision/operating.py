@@ -272,7 +272,8 @@ class Stream:
 
         Parameters
         ----------
-        start : an error, in steps, that no function rejects.
+        start : error rate at which the search starts, as a number of steps. No function rejects
+            this error rate.
         likely : index of the function that is searched first.
         """
         best, least = likely, self._least_step(p_values[likely], start, _STEPS)

@@ -91,7 +91,7 @@ class FeedbackLog:
         """Store a decision and its pairs durably; return it with its number.
 
         The decision ends the reviewer's lease of the query. If several reviewers must agree, the
-        decision has no effect on pairs until they agree.
+        decision has no effect on pairs until the reviewers agree.
         """
         with opened(self.path, writing=True) as connection:
             return _decide(connection, decided)

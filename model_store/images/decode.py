@@ -323,7 +323,7 @@ def _n_frames(image: Image.Image, data: bytes, limits: ImageLimits) -> int:
 
 
 def _check_frames(n_frames: int, limits: ImageLimits, warnings: list[str]) -> None:
-    """Refuse too many frames or pages; add a warning if there is more than one."""
+    """Refuse an image with too many frames or pages; warn about more than one frame or page."""
     if n_frames > 1:
         warnings.insert(0, "The image is animated or has several pages; only the first was used.")
     if n_frames > limits.max_frames:

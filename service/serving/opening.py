@@ -1,4 +1,4 @@
-"""Opens bundles: new bundles of open galleries, and created galleries at their first request."""
+"""Opens the new bundle of a gallery that is open, and a created gallery at its first request."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def enrolled(
 
     Raises
     ------
-    GroupNotFound : a query is not in the group.
+    GroupNotFound : one of ``query_ids`` is not in the group.
     """
     queries, (label, metadata) = unknown.queries, item
     rows = {queries.query_ids[row]: row for row in group.rows}

@@ -2,12 +2,12 @@
 
 The labels form four folds. For each fold, a posterior is fitted without the labels of the fold. If
 the last layer has a closed form, the last layer is also fitted again for each fold. Images of the
-left-out labels are absent queries; held-out images of the other labels are queries with a match.
-The uncertainty of a query is the standard deviation of its similarity to the nearest item. Two
-AUROCs measure how well this uncertainty detects wrong first results and absent queries. The score
-of a prior is the sum of the two AUROCs. The temperature hardly changes the AUROCs, so they cannot
-choose the temperature. The score of a temperature therefore measures how well sampled neighbours
-predict the label of a query (see `votes`).
+fold's labels are absent queries. Of the other labels, images that were held out of the fit are
+queries with a match. The uncertainty of a query is the standard deviation of its similarity to the
+nearest item. Two AUROCs measure how well this uncertainty detects wrong first results and absent
+queries. The score of a prior is the sum of the two AUROCs. The temperature hardly changes the
+AUROCs, so they cannot choose the temperature. The score of a temperature therefore measures how
+well sampled neighbours predict the label of a query (see `votes`).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ KITTI_SHARE = {"training": 0.7, "validation": 0.1}
 """Shares of KITTI's pairs for training and validation; the remaining pairs are for the test."""
 
 N_PIXELS = 20_000
-"""Maximum number of pixels with a known disparity that are measured in an image."""
+"""Maximum number of pixels that are measured in an image, among pixels with a known disparity."""
 
 Parts = Mapping[str, Sequence[StereoPair]]
 Figures = Mapping[str, Mapping[str, float | None]]

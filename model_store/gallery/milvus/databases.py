@@ -33,7 +33,7 @@ Execute = Callable[..., list[Row]]
 """A function that executes a statement, with ``?`` for each value, and returns the rows."""
 
 STALLED_S = 60
-"""Seconds after which PostgreSQL ends the turn of a process that sends no statement."""
+"""Seconds after which PostgreSQL ends the transaction of a process that sends no statement."""
 
 
 class Database(Protocol):
