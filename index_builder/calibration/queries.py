@@ -192,7 +192,7 @@ class CalibrationQueries:
 
     @property
     def n_absent(self) -> int:
-        """The number of absent queries, including the queries of withheld labels in `withheld`."""
+        """The number of absent queries; the queries in `withheld` count as absent queries."""
         return len(self.absent) + (0 if self.withheld is None else len(self.withheld))
 
     @property

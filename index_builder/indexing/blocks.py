@@ -70,7 +70,7 @@ class Place:
         return open(self.path, "rb", opener=_at_once)
 
     def identity(self) -> list[object]:
-        """Return values that change if the image changes, but not if the collection is moved.
+        """Return the identity of the image; moving the collection does not change the identity.
 
         In a bucket, the version identifies the content. If the same content is uploaded again, the
         image counts as unchanged. Before the download, the size and the date of an image on the web

@@ -162,7 +162,7 @@ class Promises:
 
     @cached_property
     def matches(self) -> tuple[MatchPromise, ...]:
-        """The promise of each size class; computed on first use, because this is slow."""
+        """The promise of each size class. The slow computation runs on first use."""
         return tuple(self._promise(place) for place in range(len(self._found)))
 
     def _of_class(self, size_class: int) -> Stream:

@@ -1,8 +1,8 @@
 """Queries that were drawn at random and reviewed: unbiased evidence about served answers.
 
-Exact bounds need queries that were drawn with equal probability. But most draws prefer doubtful
-answers. So the module uses only queries that are also in the draw with equal probability for all
-queries. Queries that reviewers chose are not used, because reviewers may prefer wrong answers.
+Exact bounds need queries that were drawn with equal probability. Most draws prefer doubtful
+answers. But a part of the draws has the same probability for all queries. The module uses only this
+part. Queries that reviewers chose are not used, because reviewers may prefer wrong answers.
 Undecided queries may be difficult queries, so the result would be biased if many of them were left
 out. So the drawn queries are sorted by age, oldest first. The module uses as many of the oldest
 queries as possible, with at most a tenth of them undecided.

@@ -261,7 +261,7 @@ def _example_pairs(
 def _joined_pairs(
     pairs: PairModel, halves: Sequence[tuple[Compared, Codes]]
 ) -> tuple[Floats, Bools]:
-    """Return log-odds (P,) at which held-out pairs are joined, and whether each is one identity."""
+    """Return, for each held-out pair, the log-odds (P,) that join it and whether it shows one identity."""
     heights, outcomes = [np.array([FLOOR, FLOOR])], [np.array([False, True])]
     for compared, codes in halves:
         for part in joined(compared, pairs)[0]:

@@ -384,7 +384,7 @@ class GallerySnapshot:
         return Upsert(item, Vector(embeddings.mean[0], embeddings.variance[0], features))
 
     def parts(self) -> Iterator[tuple[Embeddings, list[NewItem]]]:
-        """Yield parts with all items in the order of ids, for `write_faiss_parts`."""
+        """Yield all items in the order of ids, divided into parts for `write_faiss_parts`."""
         after = None
         at_once = AT_ONCE if self.preview_side is None else PREVIEWED_AT_ONCE
         while (rows := self.page(after, at_once)).size:
