@@ -257,7 +257,7 @@ class Stream:
         return self._least_step(self._p_values_of(accepted), 0, _STEPS) / _STEPS
 
     def _least_step(self, p_value: PValue, start: int, stop: int) -> int:
-        """Return the smallest rejected error rate, as a number of steps; ``stop`` if none is rejected."""
+        """Return the smallest rejected error rate, in steps; ``stop`` if none is rejected."""
         return first_where(lambda step: self._rejects(p_value, step), start, stop)
 
     def _rejects(self, p_value: PValue, step: int) -> bool:

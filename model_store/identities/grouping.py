@@ -261,7 +261,7 @@ def _example_pairs(
 def _joined_pairs(
     pairs: PairModel, halves: Sequence[tuple[Compared, Codes]]
 ) -> tuple[Floats, Bools]:
-    """Return, for each held-out pair, the log-odds (P,) that join it and whether it shows one identity."""
+    """Return the log-odds (P,) that join each held-out pair, and whether a pair is one identity."""
     heights, outcomes = [np.array([FLOOR, FLOOR])], [np.array([False, True])]
     for compared, codes in halves:
         for part in joined(compared, pairs)[0]:
