@@ -119,18 +119,30 @@ def fingerprint(where: str | None) -> str:
     return hashlib.blake2b(plain.encode(), digest_size=8).hexdigest()
 
 
-def require_filter(cursor: ItemsCursor, passing: str) -> None:
-    """Refuse a cursor that belongs to a list with another filter than this request.
+def to_page_after(last: int | None, bundle: str, secret: bytes, passing: str) -> str | None:
+    """Return the cursor to the page after the item in row ``last``; None if ``last`` is None."""
+    if last is None:
+        return None
+    return write(ItemsCursor(bundle=bundle, after=last, passing=passing), secret)
+
+
+def row_before(text: str | None, bundle: str, secret: bytes, passing: str) -> int | None:
+    """Return the row after which a page of items begins; None for the first page.
 
     Raises
     ------
-    InvalidCursor
+    InvalidCursor : see `read`; also if the cursor belongs to a list with another filter.
+    OutdatedCursor : see `read`.
     """
+    if text is None:
+        return None
+    cursor = read(text, ItemsCursor, bundle, secret)
     if cursor.passing != passing:
         raise InvalidCursor(
             "The cursor belongs to a list with another filter. Send the filter of the previous "
             "page, or request the first page with the new filter."
         )
+    return cursor.after
 
 
 _NOT_OURS = (

@@ -6,7 +6,7 @@ from model_store.curation import LabelError, NearDuplicates, Rows
 from model_store.gallery import Item
 from service import schemas
 from service.http.answers.items import item_detail
-from service.http.cursors import ItemsCursor, write
+from service.http.cursors import to_page_after
 from service.serving.curation import ExaminedPage
 from service.serving.lease import Lease
 
@@ -29,7 +29,9 @@ def label_error_list(
             )
             for one in page.part.found
         ],
-        next_cursor=_next(lease, page.part.last, passing),
+        next_cursor=to_page_after(
+            page.part.last, lease.bundle.manifest.id, lease.engine.secret, passing
+        ),
     )
 
 
@@ -49,7 +51,9 @@ def near_duplicate_list(
             )
             for one in page.part.found
         ],
-        next_cursor=_next(lease, page.part.last, passing),
+        next_cursor=to_page_after(
+            page.part.last, lease.bundle.manifest.id, lease.engine.secret, passing
+        ),
     )
 
 
@@ -62,10 +66,3 @@ def _near(
         )
         for row, similarity in zip(rows.tolist(), similarities, strict=True)
     ]
-
-
-def _next(lease: Lease, last: int | None, passing: str) -> str | None:
-    if last is None:
-        return None
-    cursor = ItemsCursor(bundle=lease.bundle.manifest.id, after=last, passing=passing)
-    return write(cursor, lease.engine.secret)

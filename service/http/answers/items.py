@@ -9,7 +9,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.gallery import Item
 from service import schemas
 from service.access.proxies import root_path
-from service.http.cursors import ItemsCursor, write
+from service.http.cursors import to_page_after
 from service.serializers import PictureUrls
 from service.serving.lease import Lease
 from service.serving.queries import Page
@@ -31,16 +31,13 @@ def item_detail(bundle: Bundle, item: Item) -> schemas.ItemDetail:
 def item_list(lease: Lease, page: Page, passing: str) -> schemas.ItemList:
     """Describe a page of items; `ItemsCursor` explains ``passing``."""
     bundle = lease.bundle
-    cursor = None
-    if page.last is not None:
-        cursor = ItemsCursor(bundle=bundle.manifest.id, after=page.last, passing=passing)
     return schemas.ItemList(
         gallery=bundle.name,
         bundle_id=bundle.manifest.id,
         n_items=bundle.retriever.gallery.n_items,
         n_passing=page.n_passing,
         items=[item_detail(bundle, item) for item in page.items],
-        next_cursor=None if cursor is None else write(cursor, lease.engine.secret),
+        next_cursor=to_page_after(page.last, bundle.manifest.id, lease.engine.secret, passing),
     )
 
 

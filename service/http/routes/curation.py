@@ -16,7 +16,6 @@ from service.http import answers, cursors
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, gallery_router
 from service.serving.curation import examined_page
-from service.serving.lease import Lease
 
 router = gallery_router("items")
 
@@ -56,7 +55,7 @@ async def list_label_errors(
     without a label are not checked.
     """
     passing = f"label-errors {confidence!r}"
-    after = _after(lease, cursor, passing)
+    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, passing)
 
     def rows_of(one: LabelError) -> Rows:
         return np.append(one.neighbours, one.row)
@@ -90,7 +89,7 @@ async def list_near_duplicates(
     while the same bundle is served.
     """
     passing = f"near-duplicates {threshold!r}"
-    after = _after(lease, cursor, passing)
+    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, passing)
 
     def rows_of(one: NearDuplicates) -> Rows:
         return np.append(one.duplicates, one.row)
@@ -100,18 +99,3 @@ async def list_near_duplicates(
         lambda: examined_page(lease.bundle, after, limit, check, rows_of)
     )
     return answers.near_duplicate_list(lease, page, passing)
-
-
-def _after(lease: Lease, cursor: str | None, passing: str) -> int | None:
-    """Return the row after which the page begins; None for the first page.
-
-    Raises
-    ------
-    InvalidCursor, OutdatedCursor
-    """
-    if cursor is None:
-        return None
-    bundle_id, secret = lease.bundle.manifest.id, lease.engine.secret
-    found = cursors.read(cursor, cursors.ItemsCursor, bundle_id, secret)
-    cursors.require_filter(found, passing)
-    return found.after

@@ -87,13 +87,7 @@ async def list_items(
     """
     passes = None if where is None else read_filter(where)
     passing = cursors.fingerprint(where)
-    after = None
-    if cursor is not None:
-        found = cursors.read(
-            cursor, cursors.ItemsCursor, lease.bundle.manifest.id, lease.engine.secret
-        )
-        cursors.require_filter(found, passing)
-        after = found.after
+    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, passing)
     page = await lease.engine.compute(lambda: page_of(lease.bundle, after, limit, passes))
     return answers.item_list(lease, page, passing)
 
