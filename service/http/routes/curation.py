@@ -14,17 +14,13 @@ from service import schemas
 from service.access.access import counts_as_search
 from service.http import answers, cursors
 from service.http.problems import responses
-from service.http.routes.dependencies import LeaseOf, gallery_router
+from service.http.routes.dependencies import LeaseOf, PageCursor, gallery_router
 from service.serving.curation import examined_page
 
 router = gallery_router("items")
 
 Limit = Annotated[
     int, Query(ge=1, le=100, description="Number of results after which a page ends.")
-]
-Cursor = Annotated[
-    str | None,
-    Query(max_length=cursors.MAX_ITEMS_LENGTH, description="`next_cursor` of the previous page."),
 ]
 
 
@@ -46,7 +42,7 @@ async def list_label_errors(
         ),
     ] = 0.8,
     limit: Limit = 50,
-    cursor: Cursor = None,
+    cursor: PageCursor = None,
 ) -> schemas.LabelErrorList:
     """List items whose nearest neighbours have another label, page by page.
 
@@ -79,7 +75,7 @@ async def list_near_duplicates(
         float, Query(ge=0.5, le=1, description="Minimum similarity of near duplicates.")
     ] = 0.99,
     limit: Limit = 50,
-    cursor: Cursor = None,
+    cursor: PageCursor = None,
 ) -> schemas.NearDuplicateList:
     """List items that have near duplicates in the gallery, page by page.
 

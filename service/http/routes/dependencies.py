@@ -17,11 +17,17 @@ from service import schemas
 from service.access.access import requires
 from service.http.bodies import MULTIPART, ModelT, validated
 from service.http.bounded_request import BoundedRoute
+from service.http.cursors import MAX_ITEMS_LENGTH
 from service.http.problems import responses
 from service.http.state import State
 from service.observability.records import current_record
 from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
+
+PageCursor = Annotated[
+    str | None,
+    Query(max_length=MAX_ITEMS_LENGTH, description="`next_cursor` of the previous page."),
+]
 
 
 class ItemPath(StringConvertor):

@@ -31,6 +31,7 @@ from service.http.bounded_request import BoundedDirectRoute
 from service.http.problems import responses
 from service.http.routes.dependencies import (
     LeaseOf,
+    PageCursor,
     gallery_router,
     leased,
     options_in_address,
@@ -63,12 +64,7 @@ async def list_items(
     limit: Annotated[
         int, Query(ge=1, le=100, description="Maximum number of items on a page.")
     ] = 50,
-    cursor: Annotated[
-        str | None,
-        Query(
-            max_length=cursors.MAX_ITEMS_LENGTH, description="`next_cursor` of the previous page."
-        ),
-    ] = None,
+    cursor: PageCursor = None,
     where: Annotated[
         schemas.FilterText,
         Query(
