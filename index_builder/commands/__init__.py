@@ -15,6 +15,7 @@
     index          index
     index_options  the options of index
     options_class  turns the fields of a class into options of a command
+    new            new
     live           items, compact, backup, restore
     feedback       feedback export, feedback import
     bundles        bundles, activate, rollback, doctor

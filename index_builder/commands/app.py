@@ -22,6 +22,7 @@ from index_builder.commands import (
     feedback,
     index,
     live,
+    new,
     reproduce,
     steps,
     unknown,
@@ -97,6 +98,7 @@ app.command("index", rich_help_panel=BUILD)(index.index_command)
 app.command("calibrate", rich_help_panel=BUILD)(evidence.calibrate_command)
 app.command("evaluate", rich_help_panel=BUILD)(evidence.evaluate_command)
 app.command("publish", rich_help_panel=BUILD)(steps.publish_command)
+app.command("new", rich_help_panel=GALLERIES)(new.new_command)
 app.add_typer(live.app, name="items", rich_help_panel=GALLERIES)
 app.command("compact", rich_help_panel=GALLERIES)(live.compact_command)
 app.command("unknown", rich_help_panel=GALLERIES)(unknown.unknown_command)

@@ -22,7 +22,8 @@ queries that match nothing. `recalibrate` calibrates again with the queries that
 texts. `truth` finds the label of the item that a query names. `fetching` downloads images from a
 bucket or the web just before they are decoded. `local_copy` copies a source into a folder, for
 builds that read the source repeatedly. `dry_run` embeds a sample and estimates time and space.
-`from_images` indexes the images of a training configuration with the same modules.
+`from_images` indexes the images of a training configuration with the same modules. `new_gallery`
+publishes a gallery without items.
 
 The same collection gives the same gallery, bit for bit. Interruptions and the number of processors
 do not change the gallery. The position of an image in the source determines the block of the image.

@@ -36,6 +36,16 @@ space that an editor has added."""
 _BUNDLE_ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 
 
+def name_problem(name: str) -> str | None:
+    """Return why a gallery cannot have this name; None if it can."""
+    if re.fullmatch(GALLERY_NAME, name):
+        return None
+    return (
+        f"A gallery cannot be called {name[:80]!r}. Wanted: 1 to 64 lower-case letters, digits, "
+        "dots, hyphens and underscores; the first must be a letter or a digit."
+    )
+
+
 def is_bundle_id(name: object) -> bool:
     """Return whether ``name`` has the form of a bundle id."""
     return isinstance(name, str) and _BUNDLE_ID.fullmatch(name) is not None

@@ -61,7 +61,7 @@ def write_bundle(
     n_items, parts = items
     fingerprint, dim = str(encoder["fingerprint"]), int(encoder["dim"])
     report = write_faiss_parts(staging, (n_items, dim), parts, fingerprint)
-    _no_features(int(encoder["n_features"])).save(staging)
+    no_features(int(encoder["n_features"])).save(staging)
     settings = search_settings(FaissGallery(staging))
     return Manifest(
         gallery={**gallery, "n_items": n_items, "search": settings, "index": asdict(report)},
@@ -98,7 +98,8 @@ def _share(source: Path, target: Path, master: Path) -> None:
         link_or_copy(master, target)
 
 
-def _no_features(n_features: int) -> ItemFeatures:
+def no_features(n_features: int) -> ItemFeatures:
+    """Return an empty sample of features; with its file, a gallery stores those of later items."""
     width = n_features // averaging(n_features)
     none = HalfRows.of(np.empty((0, width), dtype=np.float32))
     return ItemFeatures((), (), none, np.empty(0, dtype=bool), share=1.0)

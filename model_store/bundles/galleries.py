@@ -30,7 +30,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from model_store.bundles.directory import GALLERY_NAME, bundle_ids
+from model_store.bundles.directory import bundle_ids, name_problem
 from model_store.bundles.empty import NOTHING, Items, write_bundle
 from model_store.bundles.manifest import Manifest
 from model_store.bundles.publish import publish
@@ -93,7 +93,7 @@ class GalleryFolder:
 
         The file of the gallery is read again only if it has changed.
         """
-        if re.fullmatch(GALLERY_NAME, name) is None:
+        if name_problem(name) is not None:
             return None
         file = self._file(name)
         try:
@@ -252,11 +252,8 @@ class GalleryFolder:
         return found
 
     def _require_free(self, name: str) -> None:
-        if re.fullmatch(GALLERY_NAME, name) is None:
-            raise InvalidRequest(
-                f"A gallery cannot be called {name[:80]!r}. Wanted: 1 to 64 lower-case letters, "
-                "digits, dots, hyphens and underscores; the first must be a letter or a digit."
-            )
+        if (problem := name_problem(name)) is not None:
+            raise InvalidRequest(problem)
         if self._file(name).exists():
             raise GalleryExists(f"There is a gallery {name!r} already. Choose another name.")
 
