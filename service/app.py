@@ -41,11 +41,13 @@ from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
 from service.processes.open_files import galleries_at_once
 from service.processes.workers import n_workers
+from service.serving.calibrating import CalibrateCommand, installed_command
+from service.serving.calibration_runs import CalibrationRuns
 from service.serving.created import CreatedGalleries
 from service.serving.engine import SearchEngine
 from service.serving.metrics import GalleryMetrics
 from service.serving.opening import OpenBundle, Opener
-from service.serving.recalibration import Recalibrator, installed_command
+from service.serving.recalibration import Recalibrator
 from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
@@ -257,9 +259,17 @@ def _shadows(settings: Settings, resources: EngineResources, open_more: OpenBund
     )
 
 
-def _recalibrator(settings: Settings) -> Recalibrator:
-    command = installed_command() if settings.recalibrates else ()
-    return Recalibrator(command, settings.canary_period_s, settings.signing_key, settings.feedback)
+async def _calibration_runs(
+    stack: AsyncExitStack, settings: Settings, galleries: Galleries
+) -> CalibrationRuns:
+    """Return the calibrations that clients start; refit stale calibrations, if that is wanted."""
+    command = CalibrateCommand(installed_command(), settings.signing_key, settings.feedback)
+    runs = CalibrationRuns(galleries, command, cannot_sign=settings.cannot_sign)
+    stack.push_async_callback(runs.close)
+    if settings.recalibrate and not settings.cannot_sign:
+        watching = Recalibrator(command, settings.canary_period_s).watch(galleries.engines)
+        stack.push_async_callback(_ended, asyncio.create_task(watching))
+    return runs
 
 
 async def _decoder(
@@ -320,15 +330,16 @@ async def _set_up(
     stack.callback(telemetry.exposed.unregister, metrics)
     for watching in (
         galleries.watch(),
-        _recalibrator(settings).watch(galleries.engines),
         created.clean_up(),
         shadows.watch(galleries.engines),
     ):
         stack.push_async_callback(_ended, asyncio.create_task(watching))
+    runs = await _calibration_runs(stack, settings, galleries)
     writer = ItemWriter(galleries, telemetry)
     return State(
         galleries,
         created,
+        runs,
         shadows,
         writer,
         cache,

@@ -608,12 +608,12 @@ class Settings(BaseSettings):
     @property
     def compacts_after(self) -> int:
         """`compact_after`; 0 if new bundles need a signature and there is no signing key."""
-        return 0 if self.bundle_keys and self.signing_key is None else self.compact_after
+        return 0 if self.cannot_sign else self.compact_after
 
     @property
-    def recalibrates(self) -> bool:
-        """`recalibrate`; false if new bundles need a signature and there is no signing key."""
-        return self.recalibrate and not (self.bundle_keys and self.signing_key is None)
+    def cannot_sign(self) -> bool:
+        """Whether new bundles need a signature, and there is no key to sign with."""
+        return bool(self.bundle_keys) and self.signing_key is None
 
     @property
     def image_limits(self) -> ImageLimits:

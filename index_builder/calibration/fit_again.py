@@ -128,7 +128,7 @@ def fit_again(
         setup = replace(RetrievalSetup.known(encoder, gallery, before.detector), rule=rule)
         observed = calibration_queries(setup, queries)
     else:
-        images, was_put = _items(items, gallery, kept.seed)
+        images, was_put = stored_items(items, gallery, kept.seed)
         setup, observed = observe_gallery(
             encoder,
             gallery,
@@ -228,10 +228,10 @@ def _held(kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery) -> se
     return held
 
 
-def _items(
+def stored_items(
     items: ItemFeatures, gallery: FaissGallery, seed: int
 ) -> tuple[LabelledImages, NDArray[np.bool_]]:
-    """Return the items with stored features, and a mask of the items added later.
+    """Return the items with stored features, and a mask (N,) of the items added later.
 
     The items are in random order.
     """

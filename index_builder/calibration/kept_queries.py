@@ -288,14 +288,19 @@ class KeptVectors:
     ----------
     fingerprint : fingerprint of the encoder that made the embeddings.
     dim, n_features : D and F, the sizes of an embedding and of its features.
+    made_by : metadata of that encoder, if the variances of pairs are computed.
     """
 
-    def __init__(self, fingerprint: str, dim: int, n_features: int) -> None:
+    def __init__(
+        self, fingerprint: str, dim: int, n_features: int, made_by: EncoderMetadata | None = None
+    ) -> None:
         self.fingerprint = fingerprint
         self.provider, self.placement = PROVIDERS["cpu"], None
         self.dim, self.n_features = dim, n_features
         vectors = VectorInput("kept", dim, with_variance=True, n_features=n_features)
-        self.metadata = EncoderMetadata(vectors, "kept")
+        self.metadata = (
+            EncoderMetadata(vectors, "kept") if made_by is None else replace(made_by, input=vectors)
+        )
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:  # noqa: ARG002
         """Split rows (B, 2 D + F) into mean, variance and features."""

@@ -1,4 +1,4 @@
-"""Recalibrates a bundle with the queries and the gallery of the bundle; needs no images."""
+"""Calibrates a bundle with the queries and items that it stores; needs no images."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from index_builder.calibration.feedback import corrected_by_feedback
 from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again
+from index_builder.calibration.fit_first import fit_first
 from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
+from index_builder.indexing.bundle_evidence import opened
 from index_builder.indexing.bundle_manifest import summarise
 from index_builder.progress import console
 from model_store.bundles.changes import open_writable
@@ -22,13 +24,17 @@ from model_store.bundles.directory import is_bundle_id, locate
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifest
 from model_store.bundles.retention import Hold
 from model_store.decision import Calibration, outcome_of
-from model_store.errors import CalibrationError, ConfigError, WriteRefused
+from model_store.encoder.contract import Encoder
+from model_store.errors import CalibrationError, ConfigError, UsageError, WriteRefused
 from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries
 from model_store.gallery import LiveGallery, open_gallery
 from model_store.threads import one_blas_thread
 
 if TYPE_CHECKING:
     from model_store.gallery import FaissGallery
+
+SEED = 0
+"""Seed of the first calibration."""
 
 
 def recalibrate_bundle(
@@ -39,7 +45,8 @@ def recalibrate_bundle(
 ) -> Path:
     """Fit the calibration of ``root``'s current bundle again, and publish the new bundle.
 
-    The new bundle includes all changes of the gallery, even changes made during the fit.
+    The new bundle includes all changes of the gallery, even changes made during the fit. If the
+    bundle was never calibrated, its labelled items are the queries; see `fit_first`.
 
     Parameters
     ----------
@@ -52,13 +59,21 @@ def recalibrate_bundle(
     Raises
     ------
     ConfigError : an error bound is out of range, or ``decisions`` does not exist.
-    CalibrationError : the bundle is not calibrated or stores too few queries, or the new
+    UsageError : ``decisions`` are given, but the bundle was never calibrated.
+    CalibrationError : the bundle stores too few queries or features of items, or the new
         calibration predicts the queries worse than the current calibration.
     WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
     directory = locate(root)
     before = Calibration.load(directory)
-    if before is None or not (directory / KEPT_QUERIES_FILE).exists():
+    if before is None and decisions is not None:
+        raise UsageError(
+            "The bundle was never calibrated, and the first calibration uses only its items. "
+            "Remove --decisions."
+        )
+    if before is None:
+        return _calibrated_by_items(root, promises, check)
+    if not (directory / KEPT_QUERIES_FILE).exists():
         raise CalibrationError(NOTHING_KEPT)
     drawn: list[DrawnQuery] = []
     if decisions is not None:
@@ -69,6 +84,33 @@ def recalibrate_bundle(
         drawn = drawn_queries(decisions, key, before.encoder_fingerprint)
     calibrate = calibration_of(before, promises, drawn, must=True, check=check)
     return _published(root, directory, calibrate)
+
+
+def _calibrated_by_items(root: Path, promises: Mapping[str, float], check: Check) -> Path:
+    """Calibrate a bundle for the first time; its items are the queries."""
+    with opened(root) as bundle:
+        live = bundle.require_log()
+        calibrate = first_calibration_of(bundle.retriever.encoder, promises, check)
+        with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
+            prepared = compaction.prepare()
+            compaction.switch()
+    return prepared
+
+
+def first_calibration_of(
+    encoder: Encoder, promises: Mapping[str, float], check: Check = accept_any
+) -> Calibrate:
+    """Return a function that calibrates a gallery for the first time, during a compaction."""
+    config = parse_promises(promises)
+
+    def calibrate(gallery: FaissGallery, staging: Path, manifest: Manifest) -> Manifest:
+        with one_blas_thread():
+            fitted = fit_first(staging, gallery, encoder, config, SEED)
+        check(outcome_of(fitted))
+        fitted.save(staging)
+        return replace(manifest, calibration=summarise(fitted), metrics=None)
+
+    return calibrate
 
 
 def is_outdated(root: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Creates, describes, renames and drops galleries, and starts shadow bundles.
+"""Creates, describes, renames, calibrates and drops galleries, and starts shadow bundles.
 
 These calls need a key with the scope `admin`.
 
@@ -170,6 +170,38 @@ class GalleryManagement:
         """
         path = path_of(gallery, "calibration", "acknowledge")
         return self._ask(self._build("POST", path), schemas.OperatorDecision)
+
+    def calibrate(self, gallery: str, **bounds: float) -> schemas.CalibrationRun:
+        """Start a calibration with the queries and items that the gallery stores.
+
+        The calibration continues after the answer; `calibration_run` returns its state.
+
+        Parameters
+        ----------
+        bounds : error bounds, the fields of `schemas.CalibrationWanted`, for example ``max_error``;
+            others keep their values.
+
+        Raises
+        ------
+        VouchProblem : such as ``write_refused``, if a calibration is running already.
+
+        Examples
+        --------
+        >>> run = vouch.manage.calibrate("acme-shoes", max_error=0.1)
+        """
+        said = schemas.CalibrationWanted(**bounds)
+        return self._send("POST", path_of(gallery, "calibration"), said, schemas.CalibrationRun)
+
+    def calibration_run(self, gallery: str) -> schemas.CalibrationRun:
+        """Return the state of the last calibration that was started over HTTP.
+
+        Examples
+        --------
+        >>> run = vouch.manage.calibration_run("acme-shoes")
+        >>> run.state, run.reason
+        """
+        path = path_of(gallery, "calibration", "run")
+        return self._ask(self._build("GET", path), schemas.CalibrationRun)
 
     def usage(self) -> schemas.Usage:
         """Return the permissions and quotas of the client's key, and their use.

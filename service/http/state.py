@@ -9,6 +9,7 @@ from model_store.feedback import FeedbackLog
 from service.encoding.cache import Cache
 from service.http.drain import Drain
 from service.observability.metrics import Telemetry
+from service.serving.calibration_runs import CalibrationRuns
 from service.serving.created import CreatedGalleries
 from service.serving.maps import GalleryPlanes
 from service.serving.registry import Galleries
@@ -24,6 +25,7 @@ class State:
 
     Attributes
     ----------
+    calibrations : calibrations that clients start.
     sandbox : sandbox parts that confine the decoders.
     shadows : manager of the shadow bundles.
     n_workers : function that returns the number of worker processes.
@@ -34,6 +36,7 @@ class State:
 
     galleries: Galleries
     created: CreatedGalleries
+    calibrations: CalibrationRuns
     shadows: Shadows
     writer: ItemWriter
     cache: Cache

@@ -13,6 +13,7 @@
     curation     near duplicates and possible label errors
     changes      changes of a gallery
     galleries    galleries and their calibration reports
+    calibrating  calibrations that a client starts
     created      galleries created, described, renamed and dropped; usage
     feedback     users' feedback on matches
     review       queries kept for review
@@ -33,6 +34,7 @@ from service.schemas.bundles import (
     CalibrationState,
     CalibrationStatus,
 )
+from service.schemas.calibrating import CalibrationRun, CalibrationWanted
 from service.schemas.changes import BatchItemWritten, BatchWritten, ItemChange, ItemWritten
 from service.schemas.created import (
     GalleryChange,
@@ -185,8 +187,10 @@ __all__ = [
     "BundleState",
     "CacheOutcome",
     "CalibrationReport",
+    "CalibrationRun",
     "CalibrationState",
     "CalibrationStatus",
+    "CalibrationWanted",
     "CaseForgotten",
     "CaseList",
     "CaseReason",

@@ -15,7 +15,9 @@
     writer            live writes
     following         which bundle a replica may answer from, following `CURRENT`
     current_bundle    the result of an activation, and writing `CURRENT`
-    recalibration     refits stale calibrations in a separate process
+    calibrating       runs `vouch-build calibrate` in a separate process
+    calibration_runs  calibrations that clients start
+    recalibration     refits stale calibrations
     health            canaries
     retained          embeddings of answered queries, for later decisions
     reviewing         queries kept for review

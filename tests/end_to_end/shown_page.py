@@ -114,6 +114,17 @@ REPORT: dict[str, Any] = {
 }
 
 
+RUN: dict[str, Any] = {
+    "state": "none",
+    "started_at": None,
+    "ended_at": None,
+    "bundle_id": None,
+    "reason": None,
+    "n_item_queries": 280,
+}
+"""The state of the calibrations that were started over HTTP."""
+
+
 class Shown:
     """The page in front of an API that answers what it is given here.
 
@@ -248,6 +259,7 @@ class Shown:
             "/v1/galleries": {"galleries": [{"name": "shoes", "n_items": 1500}]},
             "/v1/galleries/shoes": self.gallery,
             "/v1/galleries/shoes/calibration": self.report,
+            "/v1/galleries/shoes/calibration/run": RUN,
             **self.replies,
         }
         if path.endswith("/search"):

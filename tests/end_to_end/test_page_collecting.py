@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from playwright.sync_api import Browser, FilePayload, Page, expect
 
 from index_builder.datasets.digits import digits
 from tests.end_to_end.processes import Service
-from tests.end_to_end.shown_page import GALLERY, REPORT, Shown
+from tests.end_to_end.shown_page import GALLERY, REPORT, RUN, Shown
 from tests.end_to_end.test_page_late import held_back
 from tests.support.image_files import encoded
 
@@ -180,6 +181,74 @@ def test_what_guarantees_need_is_said(shown: Shown) -> None:
     expect(dialog).to_contain_text("labels with one item: There are 12 queries, about 90 would do.")
     expect(shown.found("queue-state")).to_have_text("Review queue: 7 open, 2 decided.")
     expect(dialog.get_by_role("button", name="Review queue")).to_be_visible()
+
+
+CALIBRATION = "/v1/galleries/shoes/calibration"
+UNCALIBRATED = {**REPORT, "status": "missing", "n_queries": 0, "matches": [], "max_error": None}
+
+
+def calibrating(shown: Shown, *runs: dict[str, Any]) -> None:
+    """Begin a calibration with an error of 10 %; each of ``runs`` is its state, once asked for."""
+    left = list(runs)
+    shown.report = UNCALIBRATED
+
+    def of_calibration(asked: Any) -> Any:
+        return {**RUN, "state": "running"} if asked.method == "POST" else shown.report
+
+    def of_run(_: Any) -> Any:
+        begun = any(method == "POST" and path == CALIBRATION for method, path, _ in shown.asked)
+        return left.pop(0) if begun else RUN
+
+    shown.replies |= {CALIBRATION: of_calibration, f"{CALIBRATION}/run": of_run}
+    shown.open()
+    shown.found("open-guarantees").click()
+    expect(shown.found("paired")).to_contain_text("280 photos share their label")
+    shown.found("guarantees").get_by_label("Largest share of wrong matches").select_option("0.1")
+    shown.found("calibrate").click()
+
+
+def test_calibration_is_started_and_its_outcome_is_shown(shown: Shown) -> None:
+    calibrating(shown, {**RUN, "state": "running"}, RUN | {"state": "succeeded"}, RUN)
+    expect(shown.found("calibrating-status")).to_contain_text("Calibrating.")
+    shown.report = {**REPORT, "status": "valid", "n_queries": 280, "matches": []}
+    expect(shown.found("guarantees")).to_contain_text("A calibration with 280 queries.")
+    expect(shown.found("calibrate")).to_have_text("Calibrate again")
+    bodies = [body for method, path, body in shown.asked if (method, path) == ("POST", CALIBRATION)]
+    assert [json.loads(body) for body in bodies] == [{"max_error": 0.1}]
+
+
+def test_calibration_that_fails_says_why_and_can_be_tried_again(shown: Shown) -> None:
+    calibrating(shown, {**RUN, "state": "failed", "reason": "Copies do not count."})
+    status = shown.found("calibrating-status")
+    expect(status).to_have_text("Not calibrated. Copies do not count.")
+    expect(shown.found("calibrate")).to_be_enabled()
+
+
+def test_calibration_that_somebody_started_is_followed(shown: Shown) -> None:
+    shown.report = UNCALIBRATED
+    shown.replies[f"{CALIBRATION}/run"] = {**RUN, "state": "running"}
+    shown.open()
+    shown.found("open-guarantees").click()
+    expect(shown.found("calibrating-status")).to_contain_text("Calibrating.")
+    expect(shown.found("calibrate")).to_be_disabled()
+
+
+def test_gallery_with_too_few_labelled_photographs_says_so(shown: Shown) -> None:
+    shown.report = UNCALIBRATED
+    shown.replies[f"{CALIBRATION}/run"] = {**RUN, "n_item_queries": 12}
+    shown.open()
+    shown.found("open-guarantees").click()
+    expect(shown.found("paired")).to_contain_text("12 photos share their label")
+    expect(shown.found("paired")).to_have_class("warning")
+
+
+def test_calibration_needs_an_administrator(shown: Shown) -> None:
+    shown.report = UNCALIBRATED
+    shown.replies["/v1/usage"] = {"scope": "write", "key": "k"}
+    shown.open()
+    shown.found("open-guarantees").click()
+    expect(shown.found("guarantees")).to_contain_text("Only an administrator may calibrate.")
+    expect(shown.found("calibrate")).to_have_count(0)
 
 
 GROUP: dict[str, Any] = {

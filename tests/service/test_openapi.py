@@ -90,7 +90,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 61
+    assert len(names) == len(set(names)) == 63
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -107,7 +107,7 @@ UPLOADS = {
 JSON_BODIES = {"search_json", "search_vector", "search_text", "decide", "give_feedback"}
 JSON_BODIES |= {"lease_review_cases", "import_decisions", "enrol_unknown"}
 JSON_BODIES |= {"create_gallery", "describe_gallery", "rename_gallery", "start_shadow"}
-JSON_BODIES |= {"adopt_absent_share", "edit_item"}
+JSON_BODIES |= {"adopt_absent_share", "edit_item", "calibrate_gallery"}
 
 
 def test_an_upload_is_typed_for_generators_old_and_new(document: dict[str, Any]) -> None:
@@ -250,6 +250,11 @@ def calibrated(method: str, rest: str, gallery: str = "digits", **sent: Any) -> 
     """Decide on a gallery's calibration as its operator."""
     path = f"/v1/galleries/{gallery}/calibration/{rest}"
     return lambda client: client.request(method, path, **sent)
+
+
+def calibrate(gallery: str, **sent: Any) -> Ask:
+    """Start a calibration."""
+    return lambda client: client.post(f"/v1/galleries/{gallery}/calibration", **sent)
 
 
 def review(method: str, rest: str = "", gallery: str = "digits", **sent: Any) -> Ask:
@@ -566,6 +571,15 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("reset_absent_share", "404"): calibrated("DELETE", "absent-share", "none"),
     ("acknowledge_drift", "200"): calibrated("POST", "acknowledge"),
     ("acknowledge_drift", "404"): calibrated("POST", "acknowledge", "none"),
+    ("calibrate_gallery", "404"): calibrate("none", json={}),
+    ("calibrate_gallery", "409"): calibrate("digits", json={}),
+    ("calibrate_gallery", "413"): calibrate("none", json={"x": "x" * 100_000}),
+    ("calibrate_gallery", "415"): calibrate("none", content=b"x", headers=TEXT),
+    ("calibrate_gallery", "422"): calibrate("digits", json={"max_error": 1}),
+    ("get_calibration_run", "200"): lambda client: client.get(
+        "/v1/galleries/digits/calibration/run"
+    ),
+    ("get_calibration_run", "404"): lambda client: client.get("/v1/galleries/none/calibration/run"),
     ("drop_gallery", "422"): lambda client: client.delete("/v1/galleries/none"),
     ("get_usage", "200"): lambda client: client.get("/v1/usage"),
     ("livez", "200"): lambda client: client.get("/livez"),
@@ -580,13 +594,17 @@ TRIED_ELSEWHERE = {
     ("readyz", "503"),
     ("compact_gallery", "200"),
     ("search_text", "200"),
+    ("calibrate_gallery", "202"),
     *((f"{verb}_shadow", "200") for verb in ("start", "get", "end")),
     ("get_review_case", "200"),
     ("get_review_image", "200"),
     ("forget_review_case", "200"),
     *(
         (name, "507")
-        for name in ("put_item", "put_items", "edit_item", "delete_item", "compact_gallery")
+        for name in (
+            *("put_item", "put_items", "edit_item", "delete_item", "compact_gallery"),
+            "calibrate_gallery",
+        )
     ),
     *((f"{verb}_gallery", "507") for verb in ("create", "describe", "rename", "drop")),
     *(("enrol_unknown", status) for status in ("200", "507")),
@@ -707,6 +725,7 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
     more |= {"start_shadow", "get_shadow", "end_shadow"}
     more |= {"adopt_absent_share", "reset_absent_share", "acknowledge_drift"}
     more |= {"create_gallery", "describe_gallery", "rename_gallery", "drop_gallery"}
+    more |= {"calibrate_gallery"}
     assert {name for name, refusal in refusals if refusal == "403"} == more
 
 
@@ -842,6 +861,7 @@ def test_it_says_which_scope_is_needed_and_whether_a_key_is(
             "rename_gallery": "admin",
             "drop_gallery": "admin",
             "adopt_absent_share": "admin",
+            "calibrate_gallery": "admin",
             "reset_absent_share": "admin",
             "acknowledge_drift": "admin",
             "start_shadow": "admin",

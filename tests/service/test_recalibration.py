@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from model_store.bundles.item_features import ITEM_FEATURES_FILE
-from service.serving.recalibration import Recalibrator, installed_command
+from service.serving.calibrating import CalibrateCommand, installed_command
+from service.serving.recalibration import Recalibrator
 from service.settings import Settings
 
 pytestmark = pytest.mark.process
 
 WRITES = "import pathlib, os, sys; pathlib.Path(sys.argv[1], 'said').write_text(os.environ['{}'])"
-FAILS = "import sys; sys.exit('too few queries')"
+FAILS = "import sys; sys.exit('error: too few queries')"
 
 
 def engine(
@@ -38,6 +39,7 @@ def engine(
         name="g",
         directory=root,
         retriever=SimpleNamespace(
+            calibration=object(),
             stale=stale,
             has_other_labels=has_other_labels,
             gallery=SimpleNamespace(n_items=n_items),
@@ -48,13 +50,15 @@ def engine(
     return SimpleNamespace(bundle=bundle)
 
 
-def command(code: str) -> tuple[str, ...]:
-    return sys.executable, "-c", code
+def command(
+    code: str, signing_key: Path | None = None, decisions: Path | None = None
+) -> CalibrateCommand:
+    return CalibrateCommand((sys.executable, "-c", code), signing_key, decisions)
 
 
 def test_what_is_stale_is_calibrated_with_one_thread_and_the_services_key(tmp_path: Path) -> None:
     for variable, said in (("OMP_NUM_THREADS", "1"), ("VOUCH_SIGNING_KEY", "the.key")):
-        again = Recalibrator(command(WRITES.format(variable)), 1.0, Path("the.key"))
+        again = Recalibrator(command(WRITES.format(variable), Path("the.key")), 1.0)
         assert asyncio.run(again.look(engine(tmp_path))) is True
         assert (tmp_path / "said").read_text() == said
 
@@ -63,7 +67,7 @@ def test_what_reviewers_decided_is_evidence_where_there_is_any(tmp_path: Path) -
     """With that file, or what was learned of it before would be forgotten."""
     file = tmp_path / "feedback.sqlite3"
     writes = "import pathlib, sys; pathlib.Path(sys.argv[-1], 'said').write_text(sys.argv[1])"
-    again = Recalibrator(command(writes), 1.0, None, file)
+    again = Recalibrator(command(writes, decisions=file), 1.0)
     assert asyncio.run(again.look(engine(tmp_path))) is True
     assert (tmp_path / "said").read_text() == str(tmp_path)
     file.touch()
@@ -76,7 +80,7 @@ def test_nothing_is_started_where_there_is_no_need_or_no_means(tmp_path: Path) -
     assert asyncio.run(again.look(engine(tmp_path, keeps=False))) is None
     assert asyncio.run(again.look(engine(tmp_path, stale=None))) is None
     assert asyncio.run(again.look(engine(tmp_path, n_items=0))) is None
-    assert asyncio.run(Recalibrator((), 1.0).look(engine(tmp_path))) is None
+    assert asyncio.run(Recalibrator(CalibrateCommand(()), 1.0).look(engine(tmp_path))) is None
 
 
 def test_labels_that_it_does_not_know_are_learned_once_no_more_come(
@@ -145,6 +149,6 @@ def test_a_process_ends_with_the_service(tmp_path: Path) -> None:
 
 def test_the_builder_is_found_and_only_what_could_be_signed_is_made() -> None:
     assert installed_command()[-3:] == ("-m", "index_builder.__main__", "calibrate")
-    assert Settings().recalibrates
-    assert not Settings(recalibrate=False).recalibrates
-    assert not Settings(bundle_keys=(Path("k"),)).recalibrates
+    assert not Settings().cannot_sign
+    assert Settings(bundle_keys=(Path("k"),)).cannot_sign
+    assert not Settings(bundle_keys=(Path("k"),), signing_key=Path("s")).cannot_sign

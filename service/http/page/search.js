@@ -512,7 +512,13 @@ export class Search {
   async openGuarantees(gallery) {
     const { openGuarantees } = await arrived(import("./collect/guarantees.js"));
     const { report, may } = this;
-    await openGuarantees(gallery, report, { within: this.part, may, go: (room) => this.enter(room) });
+    await openGuarantees(gallery, report, {
+      within: this.part, may, go: (room) => this.enter(room),
+      changed: () => {
+        this.room = ["guarantees"];
+        this.renew(gallery.name);
+      },
+    });
   }
 
   async openReview(gallery) {

@@ -10,6 +10,7 @@
     curation      near duplicates and possible label errors
     changes       change the items of a gallery
     galleries     galleries and their calibration reports
+    calibrating   start a calibration, and return its state
     created       create, describe, rename and drop galleries
     usage         the scope, quotas and usage of a caller
     feedback      decisions on queries
@@ -23,6 +24,7 @@
 
 from service.http.routes import (
     bundles,
+    calibrating,
     changes,
     created,
     curation,
@@ -56,6 +58,7 @@ ROUTERS = tuple(
         unknown,
         bundles,
         shadow,
+        calibrating,
         created,
         usage,
         operations,

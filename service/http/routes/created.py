@@ -46,8 +46,8 @@ async def create_gallery(
 ) -> schemas.GalleryDetail:
     """Create an empty gallery with the encoder of another gallery.
 
-    Without a calibration, the new gallery gives no probabilities and no `match`. To calibrate a
-    gallery, run `vouch-build calibrate` with its directory of bundles.
+    Without a calibration, the new gallery gives no probabilities and no `match`. Add items with
+    labels, then start a calibration with `POST …/calibration`.
     """
     caller: Caller = request.state.caller
     _require_allowed(caller, body.name)

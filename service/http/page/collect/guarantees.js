@@ -1,10 +1,14 @@
-// What the guarantees of a gallery need, what there is, and what to do next.
+// What the guarantees of a gallery need, what there is, and its calibration.
 
 import { askJson } from "../api.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
 import { t } from "../language.js";
-import { outcomeLines, saidParts } from "../service_texts.js";
+import { outcomeLines, said, saidParts } from "../service_texts.js";
 import { count, percent } from "../words.js";
+
+const MIN_QUERIES = 50; // which the builder asks for
+const ERRORS = [0.01, 0.02, 0.05, 0.1, 0.2]; // bounds to choose from
+const POLL_EVERY = 1500; // ms
 
 const SIZES = {
   one: () => t`labels with one item`,
@@ -12,13 +16,59 @@ const SIZES = {
   many: () => t`labels with more than 5 items`,
 };
 
+/** The form that calibrates the gallery. `changed` is called once that is done. */
+function calibrating(url, report, last, changed) {
+  const bound = report.status === "missing" ? 0.05 : report.max_error;
+  const errors = [...new Set([...ERRORS, bound])].sort((a, b) => a - b);
+  const choice = el("select", { id: "calibrate-error" }, errors.map((one) =>
+    el("option", { value: one, selected: one === bound }, percent(one))));
+  const status = el("p.status", { role: "status", "data-testid": "calibrating-status" });
+  const progress = el("progress", { hidden: true, "aria-label": t`Calibrating` });
+  const start = el("button.primary", { type: "submit", "data-testid": "calibrate" },
+    report.status === "missing" ? t`Calibrate now` : t`Calibrate again`);
+
+  const show = (words, running = false) => {
+    status.textContent = words;
+    progress.hidden = !running;
+    start.disabled = choice.disabled = running;
+  };
+
+  /** Wait for the end of a run. */
+  async function follow(run) {
+    show(t`Calibrating. It takes about half a minute; it continues if you leave this page.`, true);
+    while (run.state === "running") {
+      await new Promise((done) => setTimeout(done, POLL_EVERY));
+      if (!status.isConnected) return; // the dialog is closed; the next one continues
+      run = await askJson(`${url}/calibration/run`).catch(({ problem }) => {
+        if ([0, 429, 503, 504].includes(problem?.status)) return run; // the new calibration is being opened
+        throw new Error(problem?.detail ?? problem?.title);
+      });
+    }
+    if (run.state === "failed") show(t`Not calibrated. ${said(run.reason)}`);
+    else changed();
+  }
+
+  const attempt = (work) => work().catch(({ problem, message }) => show(said(problem?.detail || problem?.title || message)));
+  if (last.state === "running") attempt(() => follow(last));
+  return el("form.actions", { onsubmit: (event) => {
+    event.preventDefault();
+    attempt(async () => follow(await askJson(`${url}/calibration`, {
+      method: "POST", headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ max_error: Number(choice.value) }),
+    })));
+  } }, el("label", { htmlFor: "calibrate-error" }, t`Largest share of wrong matches`), choice, start, progress, status);
+}
+
 /** Open what the guarantees of `gallery` need, by the `report` on its calibration. `go` opens another
- * room of the page; `may` is what the visitor may do. */
-export async function openGuarantees(gallery, report, { within, go, may }) {
+ * room of the page; `may` is what the visitor may do; `changed` is called after a calibration. */
+export async function openGuarantees(gallery, report, { within, go, may, changed }) {
+  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}`;
   const summary = gallery.keeps && may.review
-    ? await askJson(`/v1/galleries/${encodeURIComponent(gallery.name)}/review/summary`).catch(() => null) : null;
+    ? await askJson(`${url}/review/summary`).catch(() => null) : null;
   const n = (state) => summary.counts.filter((one) => one.state === state).reduce((sum, one) => sum + one.n, 0);
   const { status } = report;
+  const last = await askJson(`${url}/calibration/run`);
+  const paired = last.n_item_queries;
   const lines = outcomeLines(gallery.outcome);
   const classes = (report.matches ?? []).filter(({ n_labels: labels }) => labels > 0).map(({ size_class: size, threshold, reason }) =>
     el("li", {}, el("b", {}, SIZES[size]?.() ?? size), ": ", threshold === null
@@ -41,10 +91,14 @@ export async function openGuarantees(gallery, report, { within, go, may }) {
     status === "missing"
       ? el("ul.plain", {},
         el("li", {}, t`Labels: photos of the same thing need the same label, with two photos or more.`),
-        el("li", {}, t`Calibration queries: photos like those that users will send, each with its label. 100 or more allow useful bounds; some should show things that are not in the gallery.`),
-        el("li", {}, t`The operator calibrates with them: `, el("code", {}, "vouch-build calibrate DIR --queries FILE --gallery FILE")))
+        paired !== null && el(paired < MIN_QUERIES ? "li.warning" : "li", { "data-testid": "paired" },
+          t`${count(paired)} photos share their label with another photo; at least ${count(MIN_QUERIES)} are needed. Each is then searched for among the others.`),
+        el("li", {}, t`Photos like those that users will send are better evidence. The operator calibrates with them: `,
+          el("code", {}, "vouch-build calibrate DIR --queries FILE --gallery FILE")))
       : el("ul.plain", {}, classes,
         el("li", {}, t`More decisions make the next calibration better: `, el("code", {}, "vouch-build calibrate DIR --decisions FEEDBACK"))),
+    may.admin ? calibrating(url, report, last, changed)
+      : el("p.note", {}, t`Only an administrator may calibrate.`),
     !summary && gallery.keeps && may.review && status !== "missing"
       ? el("p.note", {}, t`The operator sets VOUCH_REVIEW_REASONS to keep queries for review.`) : "",
     el("p.actions", {}, summary ? button(t`Review queue`, "review") : "", button(t`Add photographs`, "add"),

@@ -1,0 +1,233 @@
+"""Calibrations that a client starts over HTTP.
+
+The state of the last run is a file beside the gallery's bundles, so that all workers and replicas
+know it. While a calibration runs, its process holds a lock. A run without a lock was interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from model_store.bundles.bundle import Bundle
+from model_store.bundles.directory import current_id
+from model_store.bundles.item_features import ITEM_FEATURES_FILE
+from model_store.errors import VouchError, WriteRefused
+from model_store.files import lock_between_processes, replacing
+from model_store.gallery import LiveGallery
+from model_store.gallery.live.sqlite import of_the_system
+from service.serving.calibrating import CalibrateCommand
+from service.serving.lease import Lease
+from service.serving.registry import Galleries
+
+logger = logging.getLogger(__name__)
+
+RUN_FILE, LOCK_FILE = "calibration-run.json", ".calibrating"
+
+INTERRUPTED = "The service ended before the calibration. Start the calibration again."
+
+RunState = Literal["none", "running", "succeeded", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRun:
+    """The last calibration of a gallery that a client started.
+
+    Attributes
+    ----------
+    state : ``none`` if no calibration was ever started over HTTP.
+    started_at, ended_at : ISO 8601, or None.
+    bundle_id : the new bundle; None unless the run succeeded.
+    reason : why the run failed.
+    """
+
+    state: RunState = "none"
+    started_at: str | None = None
+    ended_at: str | None = None
+    bundle_id: str | None = None
+    reason: str | None = None
+
+
+class CalibrationRuns:
+    """Starts calibrations, and knows their state.
+
+    Parameters
+    ----------
+    galleries : the served galleries; a new bundle is activated there.
+    command : the command that calibrates.
+    cannot_sign : whether bundles need a signature, and there is no key to sign with.
+    """
+
+    def __init__(
+        self, galleries: Galleries, command: CalibrateCommand, *, cannot_sign: bool
+    ) -> None:
+        self._galleries, self._command, self._cannot_sign = galleries, command, cannot_sign
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def begin(self, lease: Lease, promises: Mapping[str, float]) -> CalibrationRun:
+        """Start a calibration; it continues after the request.
+
+        Parameters
+        ----------
+        promises : see `CalibrateCommand.run`.
+
+        Raises
+        ------
+        WriteRefused : this service cannot calibrate the gallery, or is calibrating it.
+        WriteError : the state of the run cannot be written.
+        """
+        root = self._require_possible(lease.bundle)
+        try:
+            lock = lock_between_processes(root / LOCK_FILE)
+            await asyncio.to_thread(lock.acquire, blocking=False)
+        except Timeout:
+            raise WriteRefused(
+                f"The gallery {lease.bundle.name!r} is being calibrated already. Wait until that "
+                "calibration has ended."
+            ) from None
+        except OSError as error:
+            raise of_the_system(error) from error
+        run = CalibrationRun("running", started_at=_now())
+        try:
+            await asyncio.to_thread(_write, root, run)
+        except BaseException:
+            lock.release()
+            raise
+        task = asyncio.create_task(self._calibrate(lease.bundle, root, run, promises, lock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return run
+
+    @staticmethod
+    def last(bundle: Bundle) -> CalibrationRun:
+        """Return the state of the last run."""
+        root = bundle.root
+        if root is None:
+            return CalibrationRun()
+        try:
+            run = CalibrationRun(**json.loads((root / RUN_FILE).read_bytes()))
+        except FileNotFoundError:
+            return CalibrationRun()
+        except OSError as error:
+            raise of_the_system(error) from error
+        if run.state == "running" and _is_free(root):
+            # The run may have ended between the two looks.
+            run = CalibrationRun(**json.loads((root / RUN_FILE).read_bytes()))
+            if run.state == "running":
+                run = replace(run, state="failed", reason=INTERRUPTED)
+        return run
+
+    async def close(self) -> None:
+        """End the running calibrations."""
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _require_possible(self, bundle: Bundle) -> Path:
+        """Return the directory of the gallery's bundles."""
+        root = bundle.root
+        if not self._command.is_installed:
+            raise WriteRefused(
+                "This service cannot calibrate, because `vouch-build` is not installed beside it. "
+                f"The operator runs `vouch-build calibrate {root or 'BUNDLES'}`."
+            )
+        if self._cannot_sign:
+            raise WriteRefused(
+                "This service requires signed bundles, but it has no key for signing. The "
+                "operator sets the key in VOUCH_SIGNING_KEY."
+            )
+        if root is None or not isinstance(bundle.live, LiveGallery):
+            raise WriteRefused(
+                f"The gallery {bundle.name!r} cannot be calibrated here: it is a single bundle, "
+                "which never changes, or it is in Milvus. The operator calibrates it when it is "
+                "built."
+            )
+        if not (bundle.directory / ITEM_FEATURES_FILE).exists():
+            raise WriteRefused(
+                f"The gallery {bundle.name!r} stores neither calibration queries nor features of "
+                "its items. The operator calibrates it with `vouch-build calibrate --queries`."
+            )
+        return root
+
+    async def _calibrate(
+        self,
+        bundle: Bundle,
+        root: Path,
+        run: CalibrationRun,
+        promises: Mapping[str, float],
+        lock: FileLock,
+    ) -> None:
+        try:
+            try:
+                reason = await self._command.run(bundle, promises)
+            except OSError as error:
+                reason = f"`vouch-build` cannot be started: {error}."
+            bundle_id = None
+            if reason is None:
+                bundle_id = await asyncio.to_thread(current_id, root)
+                with suppress(VouchError):  # the watch of the galleries tries again
+                    async with self._galleries.lease(bundle.name):
+                        pass  # the new bundle is served before the run has ended
+            ended = replace(
+                run,
+                state="succeeded" if reason is None else "failed",
+                ended_at=_now(),
+                bundle_id=bundle_id,
+                reason=reason,
+            )
+            await asyncio.to_thread(_write, root, ended)
+            fields = {"gallery": bundle.name, "bundle": bundle_id, "reason": reason}
+            logger.info("calibration ended", extra={"fields": fields})
+        except VouchError as error:
+            fields = {"gallery": bundle.name, "reason": str(error)}
+            logger.error("calibration not recorded", extra={"fields": fields})  # noqa: TRY400
+        finally:
+            lock.release()
+
+
+def n_item_queries(bundle: Bundle) -> int | None:
+    """Return the number of items that share their label with another item.
+
+    None if the gallery cannot be calibrated here.
+    """
+    gallery = bundle.retriever.gallery
+    if bundle.root is None or not isinstance(bundle.live, LiveGallery):
+        return None
+    codes = gallery.label_codes(np.arange(gallery.n_items))
+    counts = np.bincount(codes[codes >= 0])
+    return int(counts[counts > 1].sum())
+
+
+def _write(root: Path, run: CalibrationRun) -> None:
+    try:
+        with replacing(root / RUN_FILE) as staged:
+            staged.write_text(json.dumps(asdict(run), indent=1) + "\n", "utf-8")
+    except OSError as error:
+        raise of_the_system(error) from error
+
+
+def _is_free(root: Path) -> bool:
+    """Return whether no process calibrates the gallery."""
+    lock = lock_between_processes(root / LOCK_FILE)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return False
+    except OSError:  # a read-only directory: what the file says is all that is known
+        return False
+    lock.release()
+    return True
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
