@@ -106,6 +106,14 @@ GALLERY: dict[str, Any] = {
 }
 
 
+TEXT_STATE: dict[str, Any] = {
+    "fingerprint": "0123",
+    "context_length": 64,
+    "posterior": "deterministic",
+    "calibration": CALIBRATION,
+}
+"""Of a gallery whose encoder reads texts."""
+
 REPORT: dict[str, Any] = {
     "queries": "held_out_images",
     "absent": None,
@@ -199,6 +207,22 @@ class Shown:
         expect(self.found("result")).not_to_have_attribute("aria-busy", "true")  # it is shown
         return self.page.locator("#answer")
 
+    def ask_text(self, text: str, **changes: Any) -> Locator:
+        """Ask in words, whose answer differs from `ANSWER`; return what is shown."""
+        of_text = {"image": None, "text": {"n_tokens": 4, "warnings": []}}
+        uncertainty = {**ANSWER["query"]["uncertainty"], "aleatoric": None}
+        query = {**ANSWER["query"], **of_text, "uncertainty": uncertainty}
+        self.answer = {**ANSWER, "query": query, **changes}
+        SearchAnswer.model_validate(self.answer)
+        self.gallery = {**self.gallery, "text": TEXT_STATE}
+        if not self.page.url.startswith("http"):
+            self.open()
+        self.found("text-input").fill(text)
+        with self.page.expect_response("**/search/text"):
+            self.found("text-input").press("Enter")
+        expect(self.found("result")).not_to_have_attribute("aria-busy", "true")
+        return self.page.locator("#answer")
+
     def choose(self, *names: str) -> None:
         """Choose pictures of these names."""
         files = [FilePayload(name=name, mimeType="image/png", buffer=PICTURE) for name in names]
@@ -262,7 +286,7 @@ class Shown:
             "/v1/galleries/shoes/calibration/run": RUN,
             **self.replies,
         }
-        if path.endswith("/search"):
+        if path.endswith(("/search", "/search/text")):
             return _json(_said(self.answer, asked), self.status, self.headers)
         if path in replies:
             return _json(_said(replies[path], asked))

@@ -239,10 +239,23 @@ def answered(verdict: str) -> Callable[[Shown], object]:
     return show
 
 
+def in_words(shown: Shown) -> None:
+    shown.ask_text("a red shoe", verdict="out_of_distribution")
+    shown.found("why").locator("summary").click()
+
+
+def looking_from_words(shown: Shown) -> None:
+    shown.ask_text("a red shoe " * 150)
+    shown.found("look").click()
+    expect(shown.page.get_by_role("dialog")).to_be_visible()
+
+
 VIEWS: dict[str, Callable[[Shown], object]] = {
     "start": start,
     "looking": looking,
     "cropping": cropping,
+    "in words": in_words,
+    "looking from words": looking_from_words,
     "advised": advised,
     "accuracy": accuracy,
     "batch": batch,
@@ -327,7 +340,7 @@ FROM_ELSEWHERE = {
 NOT_ON_THE_PAGE = {
     MESSAGES[code]
     for code in (
-        *("texts_not_calibrated", "items_have_no_probability", "options_without_effect"),
+        *("items_have_no_probability", "options_without_effect"),
         *("error_not_bounded_at_level", "drift_not_tested"),
         *("search_changed", "items_changed", "too_many_errors"),
     )
@@ -344,6 +357,7 @@ SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these
     "model_store/images/statements.py": {"IGNORED", "UNKNOWN", "BROKEN_PROFILE"},
     "model_store/images/tiff.py": {"_picture"},
     "model_store/messages.py": {"MESSAGES"},
+    "model_store/text_queries.py": {"cut"},
     "model_store/decision/outcome.py": {"_RECALL", "_ABSENCE", "_TEXTS", "_ACCEPT"},
     "model_store/decision/calibration.py": {"OUTDATED"},
 }

@@ -29,25 +29,26 @@ export function byLine(answer, line) {
   return { ...answer, line, verdict: above ? "match" : verdict === "match" ? "ambiguous" : verdict };
 }
 
-/** What to show of `answer`; `question` is the image of the query, `queries` what the
- * gallery was calibrated with, `look` looks closely at the result of a place, `edit` crops the
+/** What to show of `answer`; `question` is the image or the text of the query, whose `words` are
+ * `PHOTO_WORDS` or others with the same names; `queries` is what the gallery was calibrated with, `look` looks closely at the result of a place, `edit` crops the
  * question; `line` is the probability from which the visitor wants a match, null for the gallery's
  * own; `more` gives the page of results after a cursor; `options` of the search are chosen with
  * `choose`; `why` remembers from one answer to the next whether its reasons are open. */
-export function answerParts(served, question, tools) {
-  const { look, edit, line } = tools;
+export function answerParts(served, question, given) {
+  const tools = { words: PHOTO_WORDS, ...given };
+  const { look, edit, line, words } = tools;
   const answer = byLine(served, line);
-  const verdict = verdictOf(answer);
+  const verdict = words.verdictOf(answer);
   const { query, bundle: { calibration } } = answer;
   return [
-    verdictPanel(answer, verdict, question.preview),
+    verdictPanel(answer, verdict, words.asked(answer, question)),
     isNumber(answer.line) ? el("p.note", { "data-testid": "own-verdict" },
-      t`By the line that you drew. The service itself says: ${verdictOf(served).word}.`) : "",
+      t`By the line that you drew. The service itself says: ${words.verdictOf(served).word}.`) : "",
     el("p.actions", {},
       answer.results.length > 0 && el("button.primary", {
         type: "button", onclick: () => look(0), "data-testid": "look",
       }, t`Compare and decide`),
-      el("button", { type: "button", onclick: edit, "data-testid": "edit" }, t`Crop & rotate`),
+      question.blob && el("button", { type: "button", onclick: edit, "data-testid": "edit" }, t`Crop & rotate`),
       el("span.note", { role: "status", "data-testid": "decision" })),
     auditPart(answer),
     calibration.status === "stale"
@@ -55,22 +56,33 @@ export function answerParts(served, question, tools) {
     calibration.status === "drifting"
       ? el("p.warning", { "data-testid": "drifting" }, el("b", {}, t`Not guaranteed. `), saidParts(calibration.reason)) : "",
     withheldPart(answer),
-    ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, t`Note. `), said(text))),
+    ...(query.image ?? query.text).warnings.map((text) => el("p.warning", {}, el("b", {}, t`Note. `), said(text))),
     neighbourPart(answer, verdict, tools),
     whyPart(answer, verdict, tools),
     detailPart(served, question, tools.roundTrip),
   ];
 }
 
+const caption = (title, small) => el("figcaption", {}, title, el("small", {}, small));
+
+/** How an answer to a photograph is worded. */
+export const PHOTO_WORDS = {
+  verdictOf,
+  asked: ({ query: { image } }, { preview }) => el("figure", {}, picture(preview, t`Your photo`),
+    caption(t`Your photo`, `${image.format} ${image.width}${NBSP}×${NBSP}${image.height}`)),
+  isTypical: t`Typical photo? `,
+  outlierSentence,
+  absentSentence,
+  calibratedWith: (n, queries) =>
+    t`This gallery was calibrated with ${n} ${queries}. Each small dot stands for 2 % of them; the large dot is your photo.`,
+};
+
 /** The pictures and the label first, then the verdict in words. */
-function verdictPanel(answer, { word, says, shows }, preview) {
-  const { verdict, query: { image }, results: [first] } = answer;
-  const size = `${image.format} ${image.width}${NBSP}×${NBSP}${image.height}`;
-  const caption = (title, small) => el("figcaption", {}, title, el("small", {}, small));
+function verdictPanel(answer, { word, says, shows }, asked) {
+  const { verdict, results: [first] } = answer;
   const name = first && brief(first.label ?? first.id);
   return el("div.verdict", { "data-testid": "verdict", "data-verdict": verdict },
-    el("div.pair", {},
-      el("figure", {}, picture(preview, t`Your photo`), caption(t`Your photo`, size)),
+    el("div.pair", {}, asked,
       shows && first ? el("figure", {}, picture(first.thumbnail_url, t`Item ${name}`),
         caption(el("b", { dir: "auto" }, name), first.label === null ? t`first result` : first.id)) : ""),
     el("div.says", {}, el("h2", {}, glyph(verdict), word), el("p", {}, says(answer)), rollUpPart(answer)));
@@ -129,17 +141,17 @@ function among(position, left, right, limit = 1) {
 }
 
 /** The statistics behind the verdict. */
-function whyPart(answer, verdict, { queries, why }) {
+function whyPart(answer, verdict, { words, queries, why }) {
   const { query, bundle: { calibration: { status, n_queries: n } } } = answer;
   return el("details.why", {
     "data-testid": "why", open: why.open, ontoggle: ({ target }) => { why.open = target.open; },
   },
   el("summary", {}, t`Why?`),
-  el("div.evidence", {}, outlierPart(query.ood), uncertaintyPart(query.uncertainty, n),
-    nothingPart(answer, verdict)),
+  el("div.evidence", {}, outlierPart(query.ood, words), uncertaintyPart(query.uncertainty, n),
+    nothingPart(answer, verdict, words)),
   setPart(answer, verdict),
   status !== "missing" ? el("p.footnote", {},
-    t`This gallery was calibrated with ${count(n)} ${QUERIES[queries] ?? t`queries`}. Each small dot stands for 2 % of them; the large dot is your photo.`) : "");
+    words.calibratedWith(count(n), QUERIES[queries] ?? t`queries`)) : "");
 }
 
 function uncertaintyPart(uncertainty, nQueries) {
@@ -152,23 +164,23 @@ function uncertaintyPart(uncertainty, nQueries) {
     state && el("p", {}, state));
 }
 
-function outlierPart(ood) {
+function outlierPart(ood, words) {
   const { p_value: p, alpha, flag } = ood;
   const known = isNumber(p);
   const word = !known || flag === null ? t`unknown` : flag ? t`no, unusual` : t`yes`;
   return el("section", { "data-testid": "ood" },
-    el("h3", {}, t`Typical photo? `, el("b", {}, word)),
+    el("h3", {}, words.isTypical, el("b", {}, word)),
     among(known ? 1 - p : null, t`typical`, t`unusual`, known ? 1 - alpha : 1),
-    el("p", {}, outlierSentence(ood)));
+    el("p", {}, words.outlierSentence(ood)));
 }
 
 /** How likely it is that nothing matches. */
-function nothingPart({ no_match_probability: nothing, absent }, { withholds }) {
+function nothingPart({ no_match_probability: nothing, absent }, { withholds }, words) {
   if (!isNumber(nothing) || !absent || withholds) return "";
   return el("section", { "data-testid": "nothing" },
     el("h3", {}, t`Chance that it is not in the gallery `, el("b", {}, percent(nothing))),
     bar(nothing),
-    el("p", {}, absentSentence(absent)));
+    el("p", {}, words.absentSentence(absent)));
 }
 
 function bar(share) {
@@ -275,10 +287,11 @@ function card(places, results, { vouched, withholds, look }) {
 }
 
 /** The same question for a shell. A sample is fetched from where it lies. */
-function curlCommand(gallery, { name, sampleUrl }) {
+function curlCommand(gallery, { name, sampleUrl, text }) {
   const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const curl = key.get() ? 'curl -s -H "Authorization: Bearer $VOUCH_KEY"' : "curl -s";
-  const target = shell(address(`/v1/galleries/${encodeURIComponent(gallery)}/search`));
+  const target = shell(address(`/v1/galleries/${encodeURIComponent(gallery)}/search${text ? "/text" : ""}`));
+  if (text) return `${curl} --json ${shell(JSON.stringify({ text }))} ${target}`;
   if (sampleUrl) {
     const source = shell(address(sampleUrl));
     return `${curl} ${source} |\n  ${curl} -F 'image=@-;filename=sample' ${target}`;

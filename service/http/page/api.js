@@ -115,6 +115,14 @@ export async function searchWith(gallery, blob, name, options = {}, signal = und
   return askJson(url, { method: "POST", body, signal });
 }
 
+/** The answer to a query of the page: an image, or else a text. */
+export function searchFor(gallery, { text, blob, name }, options = {}, signal = undefined) {
+  if (!text) return searchWith(gallery, blob, name, options, signal);
+  return askJson(`/v1/galleries/${encodeURIComponent(gallery)}/search/text`, {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ text, ...options }), signal,
+  });
+}
+
 const SCOPES = ["read", "review", "write", "admin"];
 
 /** What the visitor may do: review, write, admin; all of it where the service does not say. */

@@ -1,8 +1,8 @@
 // A search and its answer, in the page or in an element of another page: asks the public
 // API, one question at a time, and shows what it answers.
 
-import { answerParts, byLine, verdictOf } from "./answer.js";
-import { Problem, arrived, ask, askJson, key, permissions, searchWith } from "./api.js";
+import { PHOTO_WORDS, answerParts, byLine } from "./answer.js";
+import { Problem, arrived, ask, askJson, key, permissions, searchFor } from "./api.js";
 import { adviceOn, advicePanel } from "./ask/advice.js";
 import { isImage, pathOf, takeFiles, withoutImage } from "./ask/files.js";
 import { el, glyph } from "./elements.js";
@@ -53,7 +53,7 @@ export class Search {
     this.running?.abort();
     this.batch?.stop();
     this.release();
-    if (this.query) URL.revokeObjectURL(this.query.preview);
+    this.begin(null);
   }
 
   // Asking.
@@ -128,6 +128,7 @@ export class Search {
     const rooms = {
       batch: () => this.askMany([]),
       query: () => this.askAgain(...rest),
+      text: () => rest[0] && this.askText(rest[0]),
       report: () => this.show(() => this.openReport(gallery), room),
       items: () => this.show(() => this.openItems(gallery, room), room),
       map: () => this.show(() => this.openItems(gallery, room), room),
@@ -190,6 +191,10 @@ export class Search {
       });
       const room = this.room;
       this.room = [];
+      if (this.query?.text && !this.gallery.text) {
+        this.begin(null);
+        this.clear();
+      }
       if (room.length) this.enter(room); // which is a separate task
       else if (this.query) await this.search(signal);
     });
@@ -197,8 +202,9 @@ export class Search {
 
   async search(signal) {
     if (!this.gallery) await this.openGallery(signal);
-    const { blob, name, unchecked } = this.query;
+    const { blob, name, text, unchecked } = this.query;
     const styled = wanted.styled();
+    if (text) this.textWords = (await arrived(import("./ask/text.js"))).TEXT_WORDS;
     if (unchecked) {
       const advice = await adviceOn(this.gallery.name, blob, name, signal);
       await styled;
@@ -206,7 +212,7 @@ export class Search {
       if (advice.length) return this.showAdvice(advice);
     }
     const started = performance.now();
-    const answer = await searchWith(this.gallery.name, blob, name, this.options, signal);
+    const answer = await searchFor(this.gallery.name, this.query, this.options, signal);
     const roundTrip = performance.now() - started;
     await styled;
     if (signal.aborted) return;
@@ -214,6 +220,7 @@ export class Search {
     this.showAnswer();
     this.told.answered?.(this.answer);
     if (!this.told.went) return; // in another page, nothing is kept
+    if (text) return this.went("text", text);
     const { id } = this.answer.query;
     keepQuery(id, { blob, name }).catch(() => {});
     this.went("query", id);
@@ -242,11 +249,23 @@ export class Search {
     return this.gallery ? t`Searching ${count(this.gallery.n_items)} items` : t`Searching`;
   }
 
+  /** Search in words. */
+  askText(text) {
+    const input = this.$("text-input");
+    if (input) input.value = text;
+    this.begin({ text, name: text });
+    this.attempt(this.searching(), (signal) => this.search(signal));
+  }
+
+  /** Begin another query; null for none. */
+  begin(query) {
+    if (this.query?.preview) URL.revokeObjectURL(this.query.preview);
+    this.query = query;
+  }
+
   /** Search with an image. What a person brings is looked at first, unless that was done. */
   ask(blob, name, { sampleUrl = null, unchecked = false, original = blob } = {}) {
-    if (this.query) URL.revokeObjectURL(this.query.preview);
-    const preview = URL.createObjectURL(blob);
-    this.query = { blob, name, sampleUrl, unchecked, original, preview };
+    this.begin({ blob, name, sampleUrl, unchecked, original, preview: URL.createObjectURL(blob) });
     this.attempt(this.searching(), (signal) => this.search(signal));
   }
 
@@ -420,7 +439,7 @@ export class Search {
   }
 
   hideGallery() {
-    for (const id of ["gallery-about", "empty-place", "filters", "sample-list"]) this.$(id).replaceChildren();
+    for (const id of ["gallery-about", "empty-place", "filters", "sample-list", "text-place"]) this.$(id).replaceChildren();
     this.$("samples").hidden = true;
   }
 
@@ -440,7 +459,16 @@ export class Search {
       this.choose("filter", filter)));
     this.$("sample-list").replaceChildren(...sampleList(samples, (sample) => this.askSample(sample)));
     this.$("samples").hidden = !samples.length;
+    this.offerText();
     this.offerBatch();
+  }
+
+  /** Offer a search in words, where the gallery's encoder reads texts. */
+  async offerText() {
+    const { gallery } = this;
+    const form = gallery.text && await import("./ask/text.js").then(({ textForm }) =>
+      textForm(this.query?.text, (text) => this.askText(text)), () => null);
+    if (gallery === this.gallery) this.$("text-place").replaceChildren(form ?? "");
   }
 
   /** Offer the batch that the browser keeps of this gallery. */
@@ -453,12 +481,14 @@ export class Search {
   }
 
   showAnswer() {
-    const { answer, roundTrip, line, gallery, options, query } = this;
+    const { answer, roundTrip, gallery, options, query } = this;
+    const line = query.text ? null : this.line; // which is one among images
+    const words = query.text ? this.textWords : PHOTO_WORDS;
     const shown = byLine(answer, line);
-    const { word, says } = verdictOf(shown);
+    const { word, says } = words.verdictOf(shown);
     this.clear();
     this.$("result").replaceChildren(...answerParts(answer, query, {
-      queries: gallery.queries, roundTrip, line, options, why: this.why,
+      words, queries: query.text ? "captions" : gallery.queries, roundTrip, line, options, why: this.why,
       look: (place, items) => this.show(() => this.look(place, items), null, `look ${place}`),
       more: (cursor) =>
         askJson(`${galleryUrl(gallery.name)}/search/next?${new URLSearchParams({ cursor })}`),

@@ -90,6 +90,8 @@ export const decisionSentence = ({ kind, item }) => DECISIONS[kind](brief(item?.
 
 export const REMEDIES = {
   images_not_taken: t`Search in another gallery: this one is searched with vectors alone.`,
+  text_unavailable: t`Search with a photo: this gallery is not searched in words.`,
+  invalid_text: t`Describe it in one sentence.`,
   0: t`Check that the service is running and that you are online, then try again.`,
   400: t`Try another image.`,
   404: t`Reload the page to see what is served now.`,
@@ -128,6 +130,7 @@ export const QUERIES = {
   held_out_images: t`held-out images`,
   left_out_items: t`items, each left out of its own list`,
   views_of_items: t`augmented views of its own items`,
+  captions: t`captions`,
 };
 
 const ROUGH = t` Rough estimate: no such photos were available when it was set up.`;
@@ -139,7 +142,7 @@ const ABSENT_FROM = {
   near_misses_of_views: ROUGH,
 };
 
-const SHARE_FROM = {
+export const SHARE_FROM = {
   request: t` (set by the request)`,
   key: t` (set by your key)`,
   adopted: t` (set by the operator)`,

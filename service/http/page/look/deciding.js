@@ -1,6 +1,6 @@
 // The bar with which a person decides, and the two small forms behind it.
 
-import { askJson, imageForm, mayWrite, searchWith } from "../api.js";
+import { askJson, imageForm, mayWrite, searchFor } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
 import { onDecision, reviewer } from "./decisions.js";
@@ -29,7 +29,11 @@ export function decidingBar({ act, gallery, view, list, tell, added, asked }) {
     type: "button", "aria-keyshortcuts": KEYS[name], onclick: form,
   }, words, key(name));
   const adds = opens(t`New…`, "add", () => openAdd());
-  mayWrite().then((may) => { adds.hidden = !may; });
+  let may = true;
+  /** Whether the query is a text, which cannot become an item. */
+  const isText = () => Boolean(view.entry.text);
+  const fit = () => { adds.hidden = !may || isText(); };
+  mayWrite().then((it) => { may = it; fit(); });
   const slot = el("div.form-slot");
   const forms = {
     find: () => findForm({ gallery, view, list, tell, asked }),
@@ -52,6 +56,7 @@ export function decidingBar({ act, gallery, view, list, tell, added, asked }) {
 
   /** Open the form of a new item, which is a decision, too. */
   function openAdd() {
+    if (isText()) return;
     if (reviewer.get()) return toggle(forms.add());
     name.focus();
     tell(t`Enter your name first: each decision is stored with it.`);
@@ -64,6 +69,7 @@ export function decidingBar({ act, gallery, view, list, tell, added, asked }) {
 
   function show(item) {
     slot.replaceChildren();
+    fit();
     const { decision: before } = view.entry;
     said.textContent = before ? t`Decided so far: ${decisionSentence(before)}` : "";
     yes.classList.toggle("said", before?.kind === "is" && before.item.id === item?.id);
@@ -98,9 +104,8 @@ function findForm({ gallery, view, list, tell, asked }) {
     const text = input.value.trim();
     const wanted = asked();
     try {
-      const { blob, name } = view.entry;
       const filter = JSON.stringify(await labelsLike(gallery.name, text));
-      const { results: items } = await searchWith(gallery.name, blob, name, { filter, limit: 50 });
+      const { results: items } = await searchFor(gallery.name, view.entry, { filter, limit: 50 });
       if (!wanted()) return;
       if (items.length) {
         list(items);

@@ -41,7 +41,9 @@ export function look(entry, gallery, options = {}) {
 
   let preview = null; // separate: the preview of the earlier query is gone
 
-  function showQuestion({ blob }) {
+  function showQuestion({ blob, text }) {
+    tools.compare(!text);
+    if (text) return pair.showText(text);
     URL.revokeObjectURL(preview);
     preview = blob && URL.createObjectURL(blob); // of a case without a picture there is none
     pair.showQuestion(preview, t`Your photo`);
@@ -201,7 +203,10 @@ function toolbar(pair, seen, step) {
   const back = button(t`Item before`, "‹", () => step(-1));
   const forth = button(t`Next item`, "›", () => step(1));
 
+  const modes = el("fieldset.modes", {}, el("legend.sr", {}, t`How to compare`), radios);
+
   function set(name) {
+    if (modes.hidden && name !== "beside") return;
     pair.mode(name);
     mix.value = 0.5;
     mix.hidden = name !== "overlay";
@@ -212,7 +217,7 @@ function toolbar(pair, seen, step) {
   }
   swap.addEventListener("click", () => { swap.textContent = t`Swap`; });
   const element = el("div.tools", {},
-    el("fieldset.modes", {}, el("legend.sr", {}, t`How to compare`), radios), mix, swap, seen,
+    modes, mix, swap, seen,
     el("span.zooms", {},
       button(t`Smaller`, "−", () => pair.zoom(1 / STEP)),
       button(t`Larger`, "+", () => pair.zoom(STEP)),
@@ -221,6 +226,8 @@ function toolbar(pair, seen, step) {
   set("beside");
   return {
     element, set, swap: () => swap.click(),
+    /** Whether the question is a picture, with which one can compare. */
+    compare: (may) => { modes.hidden = !may; },
     at: (place, n) => {
       back.disabled = place === 0;
       forth.disabled = place === n - 1;

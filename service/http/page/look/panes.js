@@ -82,6 +82,7 @@ export function panes(told) {
     zoomed: () => view.scale > 1,
     turns: () => state.turning !== null,
     showQuestion: (url, alt) => question.show(url, alt, t`Your photo`),
+    showText: (text) => question.say(text, t`Your words`),
     showCandidate: (url, alt, caption) => candidate.show(url, alt, caption),
   };
 }
@@ -91,16 +92,23 @@ function pane(name) {
   const caption = el("figcaption", { dir: "auto" });
   const size = el("small", {}); // distinguishes a preview from a photograph
   const frame = el("div.frame", {}, image);
-  const figure = el(`figure.pane.${name}`, { "data-testid": `pane-${name}` }, frame, caption);
+  const words = el("blockquote", { hidden: true, tabIndex: 0, dir: "auto" }); // in place of a picture
+  const figure = el(`figure.pane.${name}`, { "data-testid": `pane-${name}` }, frame, words, caption);
   image.onload = () => {
     const side = Math.max(image.naturalWidth, image.naturalHeight);
     image.classList.toggle("pixelated", side > 0 && side < SMALL_SIDE);
     size.textContent = ` ${image.naturalWidth} × ${image.naturalHeight}`;
   };
-  const show = (url, alt, words) => {
+  const say = (text, title) => {
+    [frame.hidden, words.hidden] = [true, false];
+    words.textContent = text;
+    caption.textContent = title;
+  };
+  const show = (url, alt, title) => {
+    [frame.hidden, words.hidden] = [false, true];
     image.alt = alt;
     size.textContent = url ? "" : ` ${t`no preview`}`;
-    caption.replaceChildren(words, size);
+    caption.replaceChildren(title, size);
     return new Promise((resolve) => {
       image.onerror = () => resolve(false);
       image.addEventListener("load", () => resolve(true), { once: true });
@@ -109,7 +117,7 @@ function pane(name) {
       else resolve(false);
     });
   };
-  return { figure, frame, image, show };
+  return { figure, frame, image, show, say };
 }
 
 /** Wheel and double click zoom, one finger or the mouse moves, two fingers do both. */
