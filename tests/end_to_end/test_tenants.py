@@ -16,7 +16,7 @@ import pytest
 from service.client import VouchClient, VouchProblem
 from tests.end_to_end.processes import Service, wait_until
 
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "create-galleries.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "live-writes.md"
 
 
 @contextmanager
