@@ -187,6 +187,7 @@ class CalibrationRuns:
             )
             await asyncio.to_thread(_write, root, ended)
             fields = {"gallery": bundle.name, "bundle": bundle_id, "reason": reason}
+            fields["started_at"] = run.started_at
             logger.info("calibration ended", extra={"fields": fields})
         except VouchError as error:
             fields = {"gallery": bundle.name, "reason": str(error)}

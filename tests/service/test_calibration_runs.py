@@ -72,7 +72,8 @@ class Served:
 
 def runs(code: str | None, served: Any = None, *, cannot_sign: bool = False) -> CalibrationRuns:
     command = () if code is None else (sys.executable, "-c", code)
-    return CalibrationRuns(served or Served(), CalibrateCommand(command), cannot_sign=cannot_sign)
+    galleries: Any = served or Served()
+    return CalibrationRuns(galleries, CalibrateCommand(command), cannot_sign=cannot_sign)
 
 
 async def ended(some: CalibrationRuns, bundle: Any) -> CalibrationRun:
