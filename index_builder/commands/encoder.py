@@ -152,7 +152,7 @@ class EncoderOptions:
 
         Raises
         ------
-        ConfigError
+        UsageError
         """
         if (self.vectors is None) != (self.encoder_name is None):
             raise UsageError("--vectors and --encoder-name need each other. Give both.")

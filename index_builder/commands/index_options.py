@@ -269,7 +269,7 @@ class IndexOptions:
 
         Raises
         ------
-        ConfigError
+        UsageError
         """
         if self.config is not None:
             if self.source is not None:

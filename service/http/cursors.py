@@ -13,7 +13,8 @@ import hashlib
 import hmac
 import json
 import time
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from typing import Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -38,7 +39,7 @@ class ItemsCursor(BaseModel):
     """A position in a list of items: the next page begins after the item in row ``after``.
 
     An item keeps its row number when other items are added, and after its own deletion.
-    ``passing`` is the fingerprint of the filter; it is empty if the list has no filter.
+    ``parameter`` and ``value`` are those of the list's `Selection`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,8 +47,28 @@ class ItemsCursor(BaseModel):
     of: Literal["items"] = "items"
     bundle: str
     after: int = Field(ge=0, le=2**40)
-    passing: str = ""
+    parameter: str = "filter"
+    value: str = ""
     at: int = Field(default_factory=lambda: int(time.time()))
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The parameter that decides which items a list contains, and its value.
+
+    Each list has another parameter.
+    """
+
+    parameter: Literal["filter", "confidence", "threshold"]
+    value: str
+
+    @classmethod
+    def by_filter(cls, where: str | None) -> Self:
+        """Return the selection by a filter; all JSON spellings of a filter give the same one."""
+        if where is None:
+            return cls("filter", "")
+        plain = json.dumps(json.loads(where), sort_keys=True)
+        return cls("filter", hashlib.blake2b(plain.encode(), digest_size=8).hexdigest())
 
 
 class SearchCursor(BaseModel):
@@ -108,39 +129,34 @@ def read(text: str, kind: type[CursorT], bundle: str, secret: bytes) -> CursorT:
     return cursor
 
 
-def fingerprint(where: str | None) -> str:
-    """Return a digest of a filter; all JSON spellings of a filter have the same digest.
-
-    Empty if there is no filter.
-    """
-    if where is None:
-        return ""
-    plain = json.dumps(json.loads(where), sort_keys=True)
-    return hashlib.blake2b(plain.encode(), digest_size=8).hexdigest()
-
-
-def to_page_after(last: int | None, bundle: str, secret: bytes, passing: str) -> str | None:
+def to_page_after(
+    last: int | None, bundle: str, secret: bytes, selection: Selection
+) -> str | None:
     """Return the cursor to the page after the item in row ``last``; None if ``last`` is None."""
     if last is None:
         return None
-    return write(ItemsCursor(bundle=bundle, after=last, passing=passing), secret)
+    of_list = {"parameter": selection.parameter, "value": selection.value}
+    return write(ItemsCursor(bundle=bundle, after=last, **of_list), secret)
 
 
-def row_before(text: str | None, bundle: str, secret: bytes, passing: str) -> int | None:
+def row_before(text: str | None, bundle: str, secret: bytes, selection: Selection) -> int | None:
     """Return the row after which a page of items begins; None for the first page.
 
     Raises
     ------
-    InvalidCursor : see `read`; also if the cursor belongs to a list with another filter.
+    InvalidCursor : see `read`; also if the cursor belongs to a list with another ``selection``.
     OutdatedCursor : see `read`.
     """
     if text is None:
         return None
     cursor = read(text, ItemsCursor, bundle, secret)
-    if cursor.passing != passing:
+    name = selection.parameter
+    if cursor.parameter != name:
+        raise InvalidCursor(_NOT_OURS)
+    if cursor.value != selection.value:
         raise InvalidCursor(
-            "The cursor belongs to a list with another filter. Send the filter of the previous "
-            "page, or request the first page with the new filter."
+            f"The cursor belongs to a list with another `{name}`. Send the `{name}` of the "
+            f"previous page, or request the first page with the new `{name}`."
         )
     return cursor.after
 

@@ -179,7 +179,7 @@ def add_problem_handlers(app: FastAPI) -> None:
             for entry in error.errors()
         ]
         text = "; ".join(f"{field.pointer}: {field.detail.rstrip('.')}" for field in fields)
-        invalid = InvalidRequest(f"The request is invalid. {text}. See /docs.")
+        invalid = InvalidRequest(f"The request is invalid. {_ended(text)} See /docs.")
         return problem_response(request, invalid, fields)
 
     @app.exception_handler(HTTPException)
@@ -269,9 +269,12 @@ def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str
         return MethodNotAllowed(
             f"{request.method} is not possible at {_asked_path(request)}; use {headers['Allow']}."
         )
-    return InvalidRequest(
-        f"The request could not be read: {str(error.detail).rstrip('.')}. See /docs."
-    )
+    return InvalidRequest(f"The request could not be read: {_ended(str(error.detail))} See /docs.")
+
+
+def _ended(text: str) -> str:
+    """Return a sentence with its mark at the end; a question keeps its question mark."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def _asked_path(request: Request) -> str:

@@ -109,6 +109,11 @@ def test_page_ends_when_its_time_is_used_up(
 def test_cursor_of_another_list_is_refused(client: TestClient) -> None:
     page = client.get(f"{GALLERY}/near-duplicates", params={"threshold": 0.5, "limit": 1}).json()
     cursor = page["next_cursor"]
-    for check, options in (("near-duplicates", {"threshold": 0.9}), ("label-errors", {})):
+    for check, options, text in (
+        ("near-duplicates", {"threshold": 0.9}, "belongs to a list with another `threshold`."),
+        ("label-errors", {}, "does not belong to this list."),
+        ("items", {}, "does not belong to this list."),
+    ):
         answer = client.get(f"{GALLERY}/{check}", params={**options, "cursor": cursor})
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_cursor")
+        assert f"The cursor {text}" in answer.json()["detail"]

@@ -117,6 +117,7 @@ def test_unknown_field_inside_a_document_is_refused_by_name(client: TestClient) 
     assert named(response) == {
         "/body/neighbours/0/lable": "is not a field here; did you mean `label`?"
     }
+    assert response.json()["detail"].endswith("did you mean `label`? See /docs.")
 
 
 @pytest.mark.parametrize(

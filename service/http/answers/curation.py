@@ -6,15 +6,15 @@ from model_store.curation import LabelError, NearDuplicates, Rows
 from model_store.gallery import Item
 from service import schemas
 from service.http.answers.items import item_detail
-from service.http.cursors import to_page_after
+from service.http.cursors import Selection, to_page_after
 from service.serving.curation import ExaminedPage
 from service.serving.lease import Lease
 
 
 def label_error_list(
-    lease: Lease, page: ExaminedPage[LabelError], passing: str
+    lease: Lease, page: ExaminedPage[LabelError], selection: Selection
 ) -> schemas.LabelErrorList:
-    """Describe possible label errors; `ItemsCursor` explains ``passing``."""
+    """Describe possible label errors; ``selection`` is for its cursor."""
     return schemas.LabelErrorList(
         gallery=lease.bundle.name,
         bundle_id=lease.bundle.manifest.id,
@@ -30,15 +30,15 @@ def label_error_list(
             for one in page.part.found
         ],
         next_cursor=to_page_after(
-            page.part.last, lease.bundle.manifest.id, lease.engine.secret, passing
+            page.part.last, lease.bundle.manifest.id, lease.engine.secret, selection
         ),
     )
 
 
 def near_duplicate_list(
-    lease: Lease, page: ExaminedPage[NearDuplicates], passing: str
+    lease: Lease, page: ExaminedPage[NearDuplicates], selection: Selection
 ) -> schemas.NearDuplicateList:
-    """Describe near duplicates; `ItemsCursor` explains ``passing``."""
+    """Describe near duplicates; ``selection`` is for its cursor."""
     return schemas.NearDuplicateList(
         gallery=lease.bundle.name,
         bundle_id=lease.bundle.manifest.id,
@@ -52,7 +52,7 @@ def near_duplicate_list(
             for one in page.part.found
         ],
         next_cursor=to_page_after(
-            page.part.last, lease.bundle.manifest.id, lease.engine.secret, passing
+            page.part.last, lease.bundle.manifest.id, lease.engine.secret, selection
         ),
     )
 

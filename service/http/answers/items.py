@@ -9,7 +9,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.gallery import Item
 from service import schemas
 from service.access.proxies import root_path
-from service.http.cursors import to_page_after
+from service.http.cursors import Selection, to_page_after
 from service.serializers import PictureUrls
 from service.serving.lease import Lease
 from service.serving.queries import Page
@@ -28,8 +28,8 @@ def item_detail(bundle: Bundle, item: Item) -> schemas.ItemDetail:
     )
 
 
-def item_list(lease: Lease, page: Page, passing: str) -> schemas.ItemList:
-    """Describe a page of items; `ItemsCursor` explains ``passing``."""
+def item_list(lease: Lease, page: Page, selection: Selection) -> schemas.ItemList:
+    """Describe a page of items; ``selection`` is for its cursor."""
     bundle = lease.bundle
     return schemas.ItemList(
         gallery=bundle.name,
@@ -37,7 +37,7 @@ def item_list(lease: Lease, page: Page, passing: str) -> schemas.ItemList:
         n_items=bundle.retriever.gallery.n_items,
         n_passing=page.n_passing,
         items=[item_detail(bundle, item) for item in page.items],
-        next_cursor=to_page_after(page.last, bundle.manifest.id, lease.engine.secret, passing),
+        next_cursor=to_page_after(page.last, bundle.manifest.id, lease.engine.secret, selection),
     )
 
 

@@ -50,8 +50,8 @@ async def list_label_errors(
     last page. A cursor is valid for an hour, and only while the same bundle is served. Items
     without a label are not checked.
     """
-    passing = f"label-errors {confidence!r}"
-    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, passing)
+    selection = cursors.Selection("confidence", repr(confidence))
+    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, selection)
 
     def rows_of(one: LabelError) -> Rows:
         return np.append(one.neighbours, one.row)
@@ -60,7 +60,7 @@ async def list_label_errors(
     page = await lease.engine.compute(
         lambda: examined_page(lease.bundle, after, limit, check, rows_of)
     )
-    return answers.label_error_list(lease, page, passing)
+    return answers.label_error_list(lease, page, selection)
 
 
 @router.get(
@@ -84,8 +84,8 @@ async def list_near_duplicates(
     computation, so it can be empty before the last page. A cursor is valid for an hour, and only
     while the same bundle is served.
     """
-    passing = f"near-duplicates {threshold!r}"
-    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, passing)
+    selection = cursors.Selection("threshold", repr(threshold))
+    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, selection)
 
     def rows_of(one: NearDuplicates) -> Rows:
         return np.append(one.duplicates, one.row)
@@ -94,4 +94,4 @@ async def list_near_duplicates(
     page = await lease.engine.compute(
         lambda: examined_page(lease.bundle, after, limit, check, rows_of)
     )
-    return answers.near_duplicate_list(lease, page, passing)
+    return answers.near_duplicate_list(lease, page, selection)

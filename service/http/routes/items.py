@@ -82,10 +82,10 @@ async def list_items(
     belongs to a page that the client has not read. All other items are listed exactly once.
     """
     passes = None if where is None else read_filter(where)
-    passing = cursors.fingerprint(where)
-    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, passing)
+    selection = cursors.Selection.by_filter(where)
+    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, selection)
     page = await lease.engine.compute(lambda: page_of(lease.bundle, after, limit, passes))
-    return answers.item_list(lease, page, passing)
+    return answers.item_list(lease, page, selection)
 
 
 async def get_similar(request: Request, gallery: str, item_id: str) -> schemas.SimilarAnswer:
