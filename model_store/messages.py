@@ -74,6 +74,7 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "drift_not_tested": "The bundle contains no outlier scores of absent queries, so drift is "
         "not tested. Run `vouch-build calibrate BUNDLES`, which fits the calibration again "
         "without an image.",
+        "bundle_unreadable": "The bundle cannot be read. {cause}",
         # Missing probabilities, and options without effect.
         "gallery_empty": "The gallery is empty, so no query has a match in it. Add items.",
         "gallery_not_calibrated": "This gallery of {n_items} items is not calibrated yet, so it "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Container
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,14 +24,67 @@ from model_store.bundles.directory import (
 from model_store.bundles.manifest import SCHEMA_VERSION, read_manifest
 from model_store.errors import BundleNotFound, UsageError
 
+if TYPE_CHECKING:
+    from model_store.bundles.history import BundleSummary
+
 DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of bundles.")]
 
 
-def bundles_command(directory: DirectoryArgument) -> None:
-    """List the bundles in a directory, oldest first; mark the current and the previous bundle."""
+def bundles_command(
+    directory: DirectoryArgument,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a list of JSON objects, with all numbers.")
+    ] = False,
+) -> None:
+    """List the bundles in a directory with their calibrations, oldest first.
+
+    The columns `match`, `wrong` and `limit` have the share of queries with verdict `match`, the
+    observed share of wrong answers among these matches, and its guaranteed maximum.
+    """
     marks = {current_id(directory): "current", previous_id(directory): "previous"}
-    for bundle_id in bundle_ids(directory):
-        print(bundle_id, marks.get(bundle_id, ""))
+    ids = bundle_ids(directory)
+    found = importlib.import_module("model_store.bundles.history").bundle_history(
+        [bundle_directory(directory, bundle_id) for bundle_id in ids]
+    )
+    if as_json:
+        shown = [{**one.as_json(), "mark": marks.get(one.id)} for one in found]
+        print(json.dumps(shown, indent=1))
+        return
+    rows = [(*_columns(one), marks.get(one.id, "")) for one in found]
+    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
+    for row, one in zip((_HEAD, *rows), (None, *found), strict=True):
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
+        if one is not None and one.reason:
+            print(f"    {one.reason}")
+
+
+_HEAD = ("id", "published", "items", "labels", "queries", "match", "wrong", "limit", "release", "")
+
+
+def _columns(one: BundleSummary) -> tuple[str, ...]:
+    """Return the columns of a bundle, except its mark; a dash for an unknown value."""
+    found = one.calibration
+    outcome = None if found is None else found.outcome
+    percent = importlib.import_module("model_store.decision.outcome").percent
+
+    def number(value: int | None) -> str:
+        return "–" if value is None else f"{value:,}"
+
+    def share(name: str) -> str:
+        value = getattr(outcome, name, None)
+        return "–" if value is None else percent(value)
+
+    return (
+        one.id,
+        f"{one.published_at.astimezone():%Y-%m-%d %H:%M}",
+        number(one.n_items),
+        number(one.n_labels),
+        number(getattr(outcome, "n_queries", None)),
+        share("match_share"),
+        share("match_error"),
+        share("max_error"),
+        one.release or "–",
+    )
 
 
 def activate_command(

@@ -17,6 +17,7 @@
     intact        checks that the files of an open bundle have not changed
     retention     removal of old bundles, and locks on open bundles
     secret        secret with which services sign tokens
+    history       summaries of bundles and of their calibrations
     backup        writes a bundle and its log to an archive, and restores an archive
     upgrade       upgrade of a bundle from an earlier release
 """

@@ -145,13 +145,27 @@ def previous_id(root: Path) -> str | None:
 
 def bundle_ids(root: Path) -> list[str]:
     """Return the ids of the bundles in ``root``, oldest first."""
-    made_at: dict[str, float] = {}
+    at: dict[str, float] = {}
     for manifest in root.glob(f"*/{MANIFEST_FILE}"):
         directory = manifest.parent
         if is_bundle_id(directory.name):
             with suppress(FileNotFoundError):  # another process may remove it
-                made_at[directory.name] = directory.stat().st_mtime
-    return sorted(made_at, key=made_at.__getitem__)
+                at[directory.name] = published_at(directory)
+    return sorted(at, key=at.__getitem__)
+
+
+def published_at(directory: Path) -> float:
+    """Return the time when a bundle was published, in seconds since 1970.
+
+    A bundle contains no dates: this is the modification time of its manifest, the last file that a
+    publisher writes. A signature can be written later. In a copied bundle, it may be the time of
+    the copy.
+
+    Raises
+    ------
+    FileNotFoundError : there is no such bundle.
+    """
+    return (directory / MANIFEST_FILE).stat().st_mtime
 
 
 def locate(path: Path) -> Path:

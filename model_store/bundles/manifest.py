@@ -267,10 +267,27 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
         described = dict(zip(manifest.files, found, strict=True))
     for name, wanted in manifest.files.items():
         if described[name] != wanted:
-            raise BundleTampered(
-                f"{directory.name}/{name} differs from its manifest: it was changed or damaged "
-                "after the bundle was published. Build or copy the bundle again."
-            )
+            raise _differs(directory, name)
+
+
+def verify_file(directory: Path, manifest: Manifest, name: str) -> None:
+    """Compare one file of ``directory`` with the manifest, without the other files.
+
+    Raises
+    ------
+    BundleTampered : the file is missing or changed, or the manifest does not list it.
+    OSError : the file cannot be read.
+    """
+    path = directory / name
+    if not path.exists() or describe_shared(path) != manifest.files.get(name):
+        raise _differs(directory, name)
+
+
+def _differs(directory: Path, name: str) -> BundleTampered:
+    return BundleTampered(
+        f"{directory.name}/{name} differs from its manifest: it was changed or damaged after the "
+        "bundle was published. Build or copy the bundle again."
+    )
 
 
 def describe_shared(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -50,6 +51,9 @@ OUTDATED = (
     "Run `vouch-build upgrade BUNDLES`, which calibrates again if the bundle contains its "
     "calibration queries."
 )
+
+_MEANS = "means.directions"
+"""Name of the largest array of a calibration, see `LabelMeans`."""
 
 _MOST_PROMISES = 64
 """Maximum number of cached `Promises`; a client may request any combination of share, source, order
@@ -297,8 +301,16 @@ class Calibration:
             partial.write_text(json_text(scalars), encoding="utf-8")
 
     @classmethod
-    def load(cls, directory: Path, kind: QueryKind = "image") -> Calibration | None:
-        """Read the files that `save` wrote; None if there is no calibration for this kind."""
+    def load(
+        cls, directory: Path, kind: QueryKind = "image", *, with_means: bool = True
+    ) -> Calibration | None:
+        """Read the files that `save` wrote; None if there is no calibration for this kind.
+
+        Parameters
+        ----------
+        with_means : whether to read the means of the labels, which are large. Only answers need
+            them.
+        """
         numbers_file, arrays_file = FILES[kind]
         path = directory / numbers_file
         if not path.exists():
@@ -307,9 +319,25 @@ class Calibration:
         known = [*SIGNALS, *OUTLIER_SIGNALS]
         if scalars["signals"] != known:
             scalars["outdated"] = OUTDATED
-        with np.load(directory / arrays_file, allow_pickle=False) as arrays:
-            calibration: Calibration = _assembled(cls, {**scalars, **arrays})
+        with np.load(directory / arrays_file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files if with_means or name != _MEANS}
+        if not with_means:
+            arrays[_MEANS] = np.zeros((0, 0), np.float32)
+        calibration: Calibration = _assembled(cls, {**scalars, **arrays})
         return calibration
+
+
+def written_at(directory: Path, kind: QueryKind = "image") -> datetime:
+    """Return the time when a calibration was written, from the modification time of its file.
+
+    A bundle contains no dates. In a copied bundle, it may be the time of the copy.
+
+    Raises
+    ------
+    FileNotFoundError : there is no calibration for this kind.
+    """
+    numbers_file, _ = FILES[kind]
+    return datetime.fromtimestamp((directory / numbers_file).stat().st_mtime, UTC)
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - any part

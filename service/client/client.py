@@ -565,6 +565,16 @@ class VouchClient:
         path = path_of(gallery, "calibration")
         return self._get(path, schemas.CalibrationReport, fields_of(order=order))
 
+    def bundles(self, gallery: str) -> schemas.BundleList:
+        """Fetch the history of a gallery's bundles, oldest first, with their calibrations.
+
+        Examples
+        --------
+        >>> history = vouch.bundles("demo")
+        >>> [one.calibration.match_share for one in history.bundles if one.calibration]
+        """
+        return self._get(path_of(gallery, "bundles"), schemas.BundleList)
+
     def operating_point(
         self,
         gallery: str,

@@ -106,7 +106,7 @@ class GalleryManagement:
 
         Parameters
         ----------
-        bundle_id : id of the bundle, listed by ``vouch-build bundles``.
+        bundle_id : id of the bundle, from `VouchClient.bundles`.
         share : share of the gallery's queries that the shadow bundle also answers; if None, the
             service's setting applies.
 

@@ -129,9 +129,7 @@ def read(text: str, kind: type[CursorT], bundle: str, secret: bytes) -> CursorT:
     return cursor
 
 
-def to_page_after(
-    last: int | None, bundle: str, secret: bytes, selection: Selection
-) -> str | None:
+def to_page_after(last: int | None, bundle: str, secret: bytes, selection: Selection) -> str | None:
     """Return the cursor to the page after the item in row ``last``; None if ``last`` is None."""
     if last is None:
         return None

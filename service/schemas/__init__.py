@@ -29,10 +29,13 @@
 from model_store.verdicts import CaseReason
 from service.schemas.bundles import (
     Activation,
+    BundleCalibration,
     BundleList,
+    BundleRecord,
     BundleState,
     CalibrationState,
     CalibrationStatus,
+    OutcomeNumbers,
 )
 from service.schemas.calibrating import CalibrationRun, CalibrationWanted
 from service.schemas.changes import BatchItemWritten, BatchWritten, ItemChange, ItemWritten
@@ -183,7 +186,9 @@ __all__ = [
     "BatchItem",
     "BatchItemWritten",
     "BatchWritten",
+    "BundleCalibration",
     "BundleList",
+    "BundleRecord",
     "BundleState",
     "CacheOutcome",
     "CalibrationReport",
@@ -264,6 +269,7 @@ __all__ = [
     "OperatorDecision",
     "OutOfDistribution",
     "OutcomeLine",
+    "OutcomeNumbers",
     "OutlierChange",
     "PictureState",
     "PossibleLabelError",

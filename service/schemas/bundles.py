@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from model_store.verdicts import OutcomeBasis
 from service.schemas.reasons import HasReason
 
 CalibrationStatus = Literal["valid", "drifting", "stale", "missing"]
@@ -36,11 +38,87 @@ class BundleState(BaseModel):
     calibration: CalibrationState
 
 
+class OutcomeNumbers(BaseModel):
+    """Quality of a gallery's answers, measured at calibration.
+
+    A number is null if it is unknown.
+    """
+
+    basis: OutcomeBasis | None = Field(
+        description="Source of the numbers. `evaluation`: separate queries. `calibration`: the "
+        "calibration queries, cross-fitted. Null without calibration."
+    )
+    n_queries: int | None = Field(description="Queries with a match in the gallery.")
+    recall_at_1: float | None = Field(
+        description="Share of these queries whose first result is right."
+    )
+    match_share: float | None = Field(description="Share of these queries with verdict `match`.")
+    match_error: float | None = Field(
+        description="Observed share of wrong answers among matches. Queries are weighted so that "
+        "absent queries have their expected share."
+    )
+    match_error_bound: float | None = Field(description="Upper confidence bound of `match_error`.")
+    max_error: float | None = Field(description="Accepted maximum share of wrong matches.")
+    false_match_rate: float | None = Field(
+        description="Share of absent queries with verdict `match`."
+    )
+    false_match_bound: float | None = Field(
+        description="Upper confidence bound of `false_match_rate`."
+    )
+    flagged_share: float | None = Field(
+        description="Share of queries with a match that are flagged out of distribution."
+    )
+    absent_flagged_share: float | None = Field(
+        description="Share of absent queries that are flagged out of distribution."
+    )
+
+
+class BundleCalibration(OutcomeNumbers):
+    """The calibration of a bundle, and the quality that it measured."""
+
+    written_at: datetime = Field(
+        description="Time when the calibration file was written. In a copied bundle, this is the "
+        "time of the copy."
+    )
+    queries: str = Field(
+        description="Kind of the calibration queries, see `queries` in the calibration report."
+    )
+    delta: float = Field(
+        description="Maximum probability that the guarantee is false because of random "
+        "calibration data."
+    )
+
+
+class BundleRecord(HasReason):
+    """A bundle of a gallery."""
+
+    id: str = Field(description="Id of the bundle, to activate it.")
+    published_at: datetime = Field(
+        description="Time when the bundle was published. In a copied bundle, this is the time of "
+        "the copy."
+    )
+    release: str | None = Field(
+        description="Release of Vouch that built the bundle; null if it is unknown."
+    )
+    n_items: int | None = Field(
+        description="Number of items when the bundle was published; null if it is unknown."
+    )
+    n_labels: int | None = Field(
+        description="Number of labels of these items; null if it is unknown."
+    )
+    calibration: BundleCalibration | None = Field(
+        description="Null if the bundle is not calibrated, or if it cannot be read."
+    )
+    reason: str | None = Field(
+        description="Why the bundle cannot be read, and what to do. Null if it can be read."
+    )
+
+
 class BundleList(BaseModel):
     """The bundles of a gallery."""
 
-    serving: str
-    bundles: list[str] = Field(description="Bundles that can be activated, oldest first.")
+    serving: str = Field(description="Id of the served bundle.")
+    bundles: list[BundleRecord] = Field(description="The stored bundles, oldest first.")
     refused: str | None = Field(
         description="Why the service refuses the bundle in `CURRENT`; null if it serves that "
         "bundle."

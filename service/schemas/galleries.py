@@ -7,8 +7,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from model_store.verdicts import Absence, Order, OutcomeBasis, OutcomeSeverity
-from service.schemas.bundles import BundleState, CalibrationState, CalibrationStatus
+from model_store.verdicts import Absence, Order, OutcomeSeverity
+from service.schemas.bundles import (
+    BundleState,
+    CalibrationState,
+    CalibrationStatus,
+    OutcomeNumbers,
+)
 from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection, FeedbackSummary
 from service.schemas.reasons import HasReason
 from service.schemas.requests import RequestModel
@@ -311,39 +316,9 @@ class OutcomeLine(BaseModel):
     sentence: str = Field(description="The line in English.")
 
 
-class GalleryOutcome(BaseModel):
-    """Quality of the gallery's answers, measured at calibration, with the shortfalls found.
+class GalleryOutcome(OutcomeNumbers):
+    """Quality of the gallery's answers, measured at calibration, with the shortfalls found."""
 
-    A number is null if it is unknown.
-    """
-
-    basis: OutcomeBasis | None = Field(
-        description="Source of the numbers. `evaluation`: separate queries. `calibration`: the "
-        "calibration queries, cross-fitted. Null without calibration."
-    )
-    n_queries: int | None = Field(description="Queries with a match in the gallery.")
-    recall_at_1: float | None = Field(
-        description="Share of these queries whose first result is right."
-    )
-    match_share: float | None = Field(description="Share of these queries with verdict `match`.")
-    match_error: float | None = Field(
-        description="Observed share of wrong answers among matches. Queries are weighted so that "
-        "absent queries have their expected share."
-    )
-    match_error_bound: float | None = Field(description="Upper confidence bound of `match_error`.")
-    max_error: float | None = Field(description="Accepted maximum share of wrong matches.")
-    false_match_rate: float | None = Field(
-        description="Share of absent queries with verdict `match`."
-    )
-    false_match_bound: float | None = Field(
-        description="Upper confidence bound of `false_match_rate`."
-    )
-    flagged_share: float | None = Field(
-        description="Share of queries with a match that are flagged out of distribution."
-    )
-    absent_flagged_share: float | None = Field(
-        description="Share of absent queries that are flagged out of distribution."
-    )
     lines: list[OutcomeLine] = Field(
         description="At most ten lines. The facts are first. The shortfalls follow, with their "
         "causes and next steps."

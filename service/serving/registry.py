@@ -14,8 +14,14 @@ from typing import Any, TypeVar
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.compaction import Compaction
-from model_store.bundles.directory import KEPT_BUNDLES, bundle_ids, previous_id
+from model_store.bundles.directory import (
+    KEPT_BUNDLES,
+    bundle_directory,
+    bundle_ids,
+    previous_id,
+)
 from model_store.bundles.galleries import GalleryFolder
+from model_store.bundles.history import BundleSummary, bundle_history
 from model_store.errors import (
     ActivationRefused,
     GallerySuperseded,
@@ -152,9 +158,15 @@ class Galleries:
         return self._following.refused
 
     @staticmethod
-    def bundles(bundle: Bundle) -> list[str]:
-        """Return the ids of the bundles that can be activated, oldest first."""
-        return [bundle.manifest.id] if bundle.root is None else bundle_ids(bundle.root)
+    async def history(bundle: Bundle) -> list[BundleSummary]:
+        """Summarise the bundles of a gallery, oldest first."""
+        root = bundle.root
+        if root is None:
+            directories = [bundle.directory]
+        else:
+            ids = await asyncio.to_thread(bundle_ids, root)
+            directories = [bundle_directory(root, bundle_id) for bundle_id in ids]
+        return await asyncio.to_thread(bundle_history, directories)
 
     async def activate(self, name: str, bundle_id: str, *, follow: bool = False) -> Switched:
         """Serve another bundle of the gallery, and write its id to `CURRENT`.

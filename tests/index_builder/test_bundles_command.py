@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Container
@@ -19,7 +20,8 @@ from model_store.bundles.operator import read_operator
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import prune
 from model_store.bundles.signatures import require_signature
-from model_store.decision import Calibration
+from model_store.decision import Calibration, outcome_of
+from model_store.decision.outcome import percent
 from model_store.errors import (
     BundleNotFound,
     BundleTampered,
@@ -54,8 +56,9 @@ def run(*arguments: object) -> Result:
 
 
 def listed(root: Path) -> dict[str, str]:
-    lines = run("bundles", root).stdout.splitlines()
-    return dict(line.partition(" ")[::2] for line in lines)
+    """The mark of each bundle by its id."""
+    _, *lines = run("bundles", root).stdout.splitlines()
+    return {line.split()[0]: line.partition(" –  ")[2].rpartition("–")[2].strip() for line in lines}
 
 
 def test_back_forth_and_listed(root: Path) -> None:
@@ -65,6 +68,31 @@ def test_back_forth_and_listed(root: Path) -> None:
     assert listed(root) == {ids[0]: "current", ids[1]: "", ids[2]: "previous"}
     assert run("rollback", root).stdout.strip() == ids[2] == current_id(root)
     assert listed(root) == {ids[0]: "previous", ids[1]: "", ids[2]: "current"}
+
+
+def test_bundles_are_listed_with_their_calibrations(tmp_path: Path) -> None:
+    root = calibrated(tmp_path, np.empty(0, dtype=np.int64))
+    damaged = shutil.copytree(root / str(current_id(root)), root / ("0" * 16))
+    (damaged / MANIFEST_FILE).write_bytes(b"{}")
+    head, first, second, reason = run("bundles", root).stdout.splitlines()
+    assert head.split() == [
+        *("id", "published", "items", "labels", "queries"),
+        *("match", "wrong", "limit", "release"),
+    ]
+    row, unread = sorted((first, second), key=lambda line: line.startswith(damaged.name))
+    found = not_none(outcome_of(Calibration.load(locate(root))))
+    shown = [percent(not_none(share)) for share in (found.match_share, found.match_error)]
+    assert row.split("  ")[0] == current_id(root)
+    assert f"{found.n_queries}" in row
+    assert all(f"  {share} " in row for share in (*shown, "10 %"))
+    assert row.endswith("–        current")
+    assert unread.split()[3:] == ["–"] * 7
+    assert reason.startswith("    The bundle cannot be read. ")
+    assert "0000000000000000/manifest.json is not a manifest" in reason
+    [whole] = [one for one in json.loads(run("bundles", root, "--json").stdout) if one["mark"]]
+    assert whole["mark"] == "current"
+    assert whole["calibration"]["match_share"] == found.match_share
+    assert whole["published_at"].endswith("+00:00")
 
 
 def test_absent_share_is_adopted_printed_and_reset(root: Path) -> None:

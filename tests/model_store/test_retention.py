@@ -20,7 +20,7 @@ from model_store.bundles.directory import (
     is_bundle_id,
     previous_id,
 )
-from model_store.bundles.manifest import Manifest, read_manifest
+from model_store.bundles.manifest import MANIFEST_FILE, Manifest, read_manifest
 from model_store.bundles.retention import Hold, prune
 from model_store.errors import BundleNotFound
 from tests.laws.gallery_laws import new_items, random_embeddings
@@ -44,7 +44,7 @@ def compacted(root: Path, times: int) -> list[str]:
         live.close()
         ids.append(str(current_id(root)))
     for age, bundle_id in enumerate(ids):
-        os.utime(root / bundle_id, (1e9 + age, 1e9 + age))
+        os.utime(root / bundle_id / MANIFEST_FILE, (1e9 + age, 1e9 + age))
     return ids
 
 

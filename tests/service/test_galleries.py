@@ -11,10 +11,12 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -262,7 +264,7 @@ async def test_what_is_named_itself_stays(
     root: Path, ids: tuple[str, str], galleries: Galleries
 ) -> None:
     await galleries.add(open_here(root / ids[0]))
-    assert galleries.bundles(served(galleries)) == [ids[0]]
+    assert [one.id for one in await galleries.history(served(galleries))] == [ids[0]]
     with pytest.raises(ActivationRefused, match="directory that contains the bundles"):
         await galleries.activate("digits", ids[1])
 
@@ -667,8 +669,9 @@ class TestThroughTheDoor:
         return start(open_here(root))
 
     def test_list_activate_and_roll_back(self, client: TestClient, ids: tuple[str, str]) -> None:
-        bundles = client.get("/v1/galleries/digits/bundles").json()
-        assert bundles == {"serving": ids[0], "bundles": list(ids), "refused": None}
+        history = client.get("/v1/galleries/digits/bundles").json()
+        assert [one["id"] for one in history["bundles"]] == list(ids)
+        assert (history["serving"], history["refused"]) == (ids[0], None)
         path = "/v1/galleries/digits/bundles"
         activated = client.post(f"{path}/{ids[1]}/activate").json()
         assert activated == {
@@ -679,6 +682,32 @@ class TestThroughTheDoor:
         }
         assert client.get("/readyz").json()["galleries"][0]["bundle_id"] == ids[1]
         assert client.post(f"{path}/rollback").json()["bundle_id"] == ids[0]
+
+    def test_history_has_what_the_description_of_the_gallery_has(
+        self, client: TestClient, root: Path, ids: tuple[str, str]
+    ) -> None:
+        gallery = client.get("/v1/galleries/digits").json()
+        report = client.get("/v1/galleries/digits/calibration").json()
+        first, second = client.get("/v1/galleries/digits/bundles").json()["bundles"]
+        outcome = {name: value for name, value in gallery["outcome"].items() if name != "lines"}
+        assert first["calibration"] == {
+            **outcome,
+            **{name: report[name] for name in ("queries", "delta")},
+            "written_at": ANY,
+        }
+        assert (first["n_items"], first["n_labels"]) == (gallery["n_items"], gallery["n_labels"])
+        at = [datetime.fromisoformat(one["published_at"]) for one in (first, second)]
+        assert at == sorted(at)
+
+    def test_history_lists_a_damaged_bundle_with_a_reason(
+        self, client: TestClient, root: Path, ids: tuple[str, str]
+    ) -> None:
+        (root / ids[1] / "calibration.json").write_bytes(b"{}")
+        first, second = client.get("/v1/galleries/digits/bundles").json()["bundles"]
+        assert (first["reason"], first["reason_code"]) == (None, None)
+        assert (second["n_items"], second["calibration"]) == (None, None)
+        assert second["reason_code"]["code"] == "bundle_unreadable"
+        assert f"{ids[1]}/calibration.json differs from its manifest" in second["reason"]
 
     def test_a_bundle_that_was_exchanged_leaves_memory(
         self, start: Callable[..., TestClient], root: Path, ids: tuple[str, str]

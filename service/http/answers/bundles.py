@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from model_store.bundles.bundle import Bundle
+from model_store.bundles.history import BundleSummary
 from service import schemas, serializers
 from service.serving.current_bundle import Switched
 from service.serving.lease import Lease
-from service.serving.registry import Galleries
 
 
 def bundle_state(lease: Lease) -> schemas.BundleState:
@@ -16,12 +18,17 @@ def bundle_state(lease: Lease) -> schemas.BundleState:
     return serializers.bundle_state(bundle.manifest.id, calibration, lease.stale, lease.drift)
 
 
-def bundle_list(bundle: Bundle, galleries: Galleries) -> schemas.BundleList:
-    """The bundles of a gallery."""
+def bundle_list(
+    serving: str, history: Sequence[BundleSummary], refused: str | None
+) -> schemas.BundleList:
+    """Describe the bundles of a gallery, of which it serves the bundle with the id ``serving``."""
     return schemas.BundleList(
-        serving=bundle.manifest.id,
-        bundles=galleries.bundles(bundle),
-        refused=galleries.refused.get(bundle.name),
+        serving=serving,
+        bundles=[
+            schemas.BundleRecord.model_validate({**one.as_json(), "reason": one.reason})
+            for one in history
+        ],
+        refused=refused,
     )
 
 

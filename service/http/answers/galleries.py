@@ -6,12 +6,11 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Calibration, MatchPromise, OperatingPoint, estimate_error
-from model_store.decision.calibration import DEFAULT_ABSENT, FILES
+from model_store.decision.calibration import DEFAULT_ABSENT, written_at
 from model_store.feedback import FeedbackSummary
 from model_store.messages import message
 from model_store.verdicts import Order
@@ -174,18 +173,8 @@ def calibration_report(
         feedback=None if feedback is None else schemas.FeedbackSummary(**asdict(feedback)),
         errors_over_time=_errors_over_time(lease.watch.audit),
         correction=None if correction is None else schemas.FeedbackCorrection(**correction),
-        written_at=_written_at(lease),
+        written_at=written_at(lease.bundle.directory, lease.bundle.retriever.kind),
     )
-
-
-def _written_at(lease: Lease) -> datetime:
-    """Return the time when the calibration was written, from the modification time of its file.
-
-    A bundle contains no dates.
-    """
-    name, _ = FILES[lease.bundle.retriever.kind]
-    written = (lease.bundle.directory / name).stat().st_mtime
-    return datetime.fromtimestamp(written, UTC)
 
 
 def _matches(

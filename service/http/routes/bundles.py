@@ -16,8 +16,14 @@ router = gallery_router("bundles")
 
 @router.get("/{gallery}/bundles", operation_id="list_bundles", responses=responses(GalleryNotFound))
 async def list_bundles(lease: LeaseOf, state: StateOf) -> schemas.BundleList:
-    """List the bundles of a gallery, oldest first, and name the served bundle."""
-    return answers.bundle_list(lease.bundle, state.galleries)
+    """List the bundles of a gallery, oldest first, with their calibrations.
+
+    A bundle that cannot be read is listed with a reason. Old bundles are removed, so the list does
+    not reach back to the first bundle.
+    """
+    bundle, galleries = lease.bundle, state.galleries
+    refused = galleries.refused.get(bundle.name)
+    return answers.bundle_list(bundle.manifest.id, await galleries.history(bundle), refused)
 
 
 @router.post(
