@@ -284,6 +284,7 @@ class Shown:
             "/v1/galleries/shoes": self.gallery,
             "/v1/galleries/shoes/calibration": self.report,
             "/v1/galleries/shoes/calibration/run": RUN,
+            "/v1/galleries/shoes/bundles": {"serving": "", "bundles": [], "refused": None},
             **self.replies,
         }
         if path.endswith(("/search", "/search/text")):

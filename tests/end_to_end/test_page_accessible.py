@@ -16,7 +16,7 @@ from model_store.messages import MESSAGES
 from tests.end_to_end.page_texts import texts
 from tests.end_to_end.processes import TIMEOUT_S
 from tests.end_to_end.shown_page import ANSWER, FILES, GALLERY, PICTURE, Shown, result
-from tests.end_to_end.test_page_accuracy import REPORT
+from tests.end_to_end.test_page_accuracy import REPORT, with_history
 from tests.end_to_end.test_page_browsing import FACETS
 from tests.end_to_end.test_page_checking import label_error, pages, pair
 from tests.end_to_end.test_page_collecting import GROUP
@@ -87,9 +87,13 @@ def advised(shown: Shown) -> None:
 
 def accuracy(shown: Shown) -> None:
     shown.report = REPORT
+    with_history(shown)
     shown.ask()
     shown.found("open-report").click()
     shown.found("line").press("ArrowLeft")
+    shown.found("accuracy").locator(".figures summary").first.click()
+    shown.found("serve").click()
+    expect(shown.found("serve-asked")).to_be_visible()
 
 
 def batch(shown: Shown) -> None:

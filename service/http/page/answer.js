@@ -1,7 +1,7 @@
 // The parts of one answer, from the verdict down to the raw JSON.
 
 import { address, key } from "./api.js";
-import { el, glyph, picture, svg } from "./elements.js";
+import { copy, el, glyph, picture, svg } from "./elements.js";
 import { t } from "./language.js";
 import { review } from "./look/decisions.js";
 import { passes } from "./problem.js";
@@ -298,21 +298,6 @@ function curlCommand(gallery, { name, sampleUrl, text }) {
   }
   const quoted = name.replaceAll("\\", "\\\\").replaceAll('"', '\\"');
   return `${curl} -F ${shell(`image=@"${quoted}"`)} ${target}`;
-}
-
-async function copy(text, button) {
-  try {
-    await navigator.clipboard.writeText(text); // only where the origin is secure
-  } catch {
-    const area = el("textarea", { value: text });
-    button.after(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-    button.focus();
-  }
-  button.textContent = t`Copied`;
-  setTimeout(() => { button.textContent = t`Copy`; }, 2000);
 }
 
 function block(title, text, testid) {

@@ -25,6 +25,22 @@ export function save(file, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
+/** Copy a text, and say on the `button` that it was done. */
+export async function copy(text, button) {
+  try {
+    await navigator.clipboard.writeText(text); // only where the origin is secure
+  } catch {
+    const area = el("textarea", { value: text });
+    button.after(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+    button.focus();
+  }
+  button.textContent = t`Copied`;
+  setTimeout(() => { button.textContent = t`Copy`; }, 2000);
+}
+
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);

@@ -177,6 +177,7 @@ export class Search {
     const before = this.at ?? [];
     this.went(room);
     dialog.addEventListener("close", () => {
+      if (this.part.querySelector("dialog[open]")) return; // another one took its place
       if ([room, dialog.dataset.room ?? room].includes(this.at?.[0])) this.went(...before);
     });
   }
@@ -523,6 +524,10 @@ export class Search {
     showAccuracy(gallery, report, {
       line: this.line, moved, within: this.part, mayDecide: this.may.admin,
       changed: () => this.show(() => this.openReport(gallery), "report"),
+      switched: () => {
+        this.room = ["report"];
+        this.renew(gallery.name);
+      },
     });
   }
 

@@ -28,5 +28,5 @@ export const saidParts = (text) =>
   said(text).split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
 
 /** The sentences that a build ended with, as entries of a list. */
-export const outcomeLines = (outcome) => (outcome?.lines ?? []).map(({ severity, sentence }) =>
+export const outcomeLines = (lines) => lines.map(({ severity, sentence }) =>
   el(severity === "fact" ? "li" : "li.warning", {}, saidParts(sentence)));

@@ -1,31 +1,56 @@
 // The accuracy of a gallery: what its calibration measured, and a line drawn elsewhere.
 
 import { askJson } from "../api.js";
-import { dialogHeader, el, openDialog } from "../elements.js";
+import { copy, dialogHeader, el, openDialog } from "../elements.js";
 import { language, t } from "../language.js";
 import { outcomeLines, said, saidParts } from "../service_texts.js";
 import { QUERIES, absentSentence, brief, count, estimateSentence, fixed, isNumber, percent } from "../words.js";
 import { reliability, riskAndCoverage } from "./diagrams.js";
+import { historyPart } from "./history.js";
 
 /** Show what `report` (of `GET …/calibration`) has about `gallery`. `line` is the probability from
  * which the visitor wants a match, null for the gallery's own; `moved` receives another one. `changed` is
- * called when an operator, who `mayDecide`, has changed the report. */
-export function showAccuracy(gallery, report, { line, moved, within, mayDecide = false, changed = () => {} }) {
+ * called when an operator, who `mayDecide`, has changed the report, `switched` when another bundle is served. */
+export function showAccuracy(gallery, report, {
+  line, moved, within, mayDecide = false, changed = () => {}, switched = () => {},
+}) {
+  const { outcome } = gallery;
+  const lines = outcome?.lines ?? [];
+  const isFact = ({ severity }) => severity === "fact";
+
   const dialog = el("dialog.accuracy", {
     "aria-labelledby": "accuracy-title", "data-testid": "accuracy",
   },
   dialogHeader(el("h2", { id: "accuracy-title" }, t`Accuracy report`)),
-  el("ul.plain", { "data-testid": "outcome" }, outcomeLines(gallery.outcome)),
+  headline(outcome, report),
+  el("ul.plain", { "data-testid": "outcome" }, outcomeLines(lines.filter((one) => !isFact(one)))),
   report.status === "missing"
     ? el("p", {}, t`This gallery has no calibration, so there is nothing to report yet.`)
-    : [origin(report, gallery.bundle.calibration), mayDecide ? operating(gallery, report, changed) : "", lineParts(report, line, moved), reliabilityPart(report), rest(report)]);
+    : [origin(report, gallery.bundle.calibration), mayDecide ? operating(gallery, report, changed) : "",
+      lineParts(report, line, moved), reliabilityPart(report)],
+  historyPart(gallery, mayDecide, switched),
+  report.status === "missing" ? "" : rest(report, lines.filter(isFact)));
   openDialog(dialog, within);
+}
+
+/** What the calibration has found, as a few large figures. */
+function headline(found, { delta }) {
+  const figure = (value, words) => isNumber(value) && el("li", {}, el("b", {}, percent(value)), " ", words);
+  const limit = isNumber(found?.max_error) && isNumber(delta)
+    ? t` The limit is ${percent(found.max_error)}, with ${percent(1 - delta)} confidence.` : "";
+  const figures = [
+    figure(found?.recall_at_1, t`of photos with a match in the gallery have it as first result.`),
+    figure(found?.match_share, t`of photos with a match in the gallery get the verdict “match”.`),
+    figure(found?.match_error, t`of matches are wrong.` + limit),
+    figure(found?.false_match_rate, t`of photos without a match in the gallery get the verdict “match”.`),
+  ].filter(Boolean);
+  return figures.length ? el("ul.headline", { "data-testid": "headline" }, figures) : "";
 }
 
 function origin({ status, n_queries: n, queries, absent, drift, sources = [], written_at: at }, { reason }) {
   const day = at && new Date(at).toLocaleDateString(language, { dateStyle: "long" });
   return [
-    el("p", {}, t`Measured with ${count(n)} ${QUERIES[queries] ?? t`queries`} (cross-fitted).`,
+    el("p", {}, t`Measured with ${count(n)} ${QUERIES[queries] ?? t`queries`}. No query was judged by a calibration that has seen it.`,
       queries === "views_of_items" && ` ${t`Augmented views are easier than real photos.`}`,
       sources.length > 1 && ` ${t`They come from ${sources.map(brief).join(", ")}.`}`,
       day && ` ${t`Calibrated (or imported) on ${day}.`}`),
@@ -33,7 +58,8 @@ function origin({ status, n_queries: n, queries, absent, drift, sources = [], wr
       ? el("p.warning", {}, t`The calibration is out of date: the numbers below are not guaranteed.`, reason && ` ${said(reason)}`)
       : status === "drifting" ? el("p.warning", { "data-testid": "drift" }, saidParts(reason))
         : drift?.reason ? el("p.note", { "data-testid": "drift" }, t`Drift is not tested.`)
-          : drift?.drifted ? el("p.warning", { "data-testid": "drift" }, t`Drift: later queries of all users together differ from the calibration queries.`)
+          : drift?.drifted ? el("p.warning", { "data-testid": "drift" }, t`Drift: later queries of all users together differ from the calibration queries.`,
+            ` ${t`Look at recent queries in the review queue. If this gallery is for such photos, calibrate it again with some of them. If not, the alarm can be ended.`}`)
             : el("p.note", { "data-testid": "drift" }, t`No drift since then.`),
     drift?.n_alarmed ? el("p.note", {}, t`Users whose queries drifted: ${count(drift.n_alarmed)}. Their answers are not guaranteed.`) : "",
     absent && el("p.note", {}, absentSentence({
@@ -85,7 +111,7 @@ function lineParts(report, line, moved) {
     const point = points[slider.value];
     cost.replaceChildren(...(wanted === undefined && ownLine
       ? [t`No error bound can be guaranteed: there are too few calibration queries.`] : costs(report, point)));
-    drawing.replaceChildren(riskAndCoverage(points, point));
+    drawing.replaceChildren(riskAndCoverage(points, point, report.max_error));
     slider.setAttribute("aria-valuetext", t`match from ${percent(point.threshold)}`);
     back.hidden = ownLine;
   }
@@ -105,16 +131,27 @@ function lineParts(report, line, moved) {
     el("h3", {}, t`Where is the line?`),
     el("p.note", {}, t`A first result is called a match from some probability on. Move that line, and see what it costs in this gallery. Answers on this page then follow your line; the service and all others keep the gallery’s own.`),
     el("label.slider", { htmlFor: "line" }, el("span", {}, t`strict`), slider, el("span", {}, t`generous`)),
-    cost, back, el("div.drawing", {}, drawing), figures([t`match from`, t`queries that get a match`, t`of these wrong`, t`at most`],
+    cost, back, el("div.drawing", {}, drawing),
+    el("p.note", {}, t`Curve: observed. Shaded: up to the upper bound.`,
+      isNumber(report.max_error) && ` ${t`Dashed: the gallery’s error limit of ${percent(report.max_error)}.`}`),
+    figures([t`match from`, t`queries that get a match`, t`of these wrong`, t`at most`],
       points.map(({ threshold, coverage, error, error_bound: bound }) => [threshold, coverage, error, bound])));
 }
 
+const numbers = (head, rows) => el("table", {},
+  el("thead", {}, el("tr", {}, head.map((words) => el("th", { scope: "col" }, words)))),
+  el("tbody", {}, rows.map((row) => el("tr", {}, row.map((one) =>
+    el("td", {}, !isNumber(one) ? one ?? "–" : percent(one)))))));
+
 /** The numbers of a drawing, as a table to be copied: shares, but for what is text. */
-const figures = (head, rows) => el("details.figures", {},
-  el("summary", {}, t`As a table`),
-  el("table", {}, el("thead", {}, el("tr", {}, head.map((words) => el("th", { scope: "col" }, words)))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((one) =>
-      el("td", {}, !isNumber(one) ? one ?? "–" : percent(one))))))));
+function figures(head, rows) {
+  const table = numbers(head, rows);
+  const cells = ({ cells: all }) => [...all].map((cell) => cell.textContent).join("\t");
+  return el("details.figures", {},
+    el("summary", {}, t`As a table`),
+    el("button", { type: "button", "data-testid": "copy-table", onclick: ({ currentTarget: button }) =>
+      copy([...table.rows].map(cells).join("\n"), button) }, t`Copy`), table);
+}
 
 function costs(report, point) {
   const { threshold, coverage, error, error_bound: bound, false_match_rate: absent } = point;
@@ -133,7 +170,7 @@ function reliabilityPart({ reliability: bins, top1_ece: ece }) {
   if (!bins.some(({ n }) => n > 0)) return "";
   return el("section", {},
     el("h3", {}, t`Are the probabilities right?`),
-    el("p", {}, t`Average calibration error (ECE): ${percent(ece)}. On the dashed line, probabilities are exact.`),
+    el("p", {}, t`On average, probabilities differ by ${percent(ece)} from what happened (ECE). On the dashed line they are exact. A larger dot stands for more queries.`),
     reliability(bins), figures([t`match probability`, t`share that was right`, t`queries`],
       bins.filter(({ n }) => n > 0).map(({ probability, share, n }) => [probability, share, count(n)])));
 }
@@ -144,21 +181,25 @@ const SOURCES = {
   corrupted: () => t`corrupted images`,
 };
 
-function rest(report) {
+function rest(report, facts) {
   const sets = report.result_sets.filter(({ promised }) => promised);
   const told = Object.entries(report.outlier_auroc).filter(([, auroc]) => isNumber(auroc));
   const over = report.errors_over_time;
-  return el("section", {},
+  return el("section.rest", {},
     el("h3", {}, t`Other guarantees and later reviews`),
-    el("ul.plain", {},
-      sets.map(({ coverage, covered, mean_size: size }) => el("li", {},
-        t`Result sets with coverage ${percent(coverage)}: measured ${percent(covered)}, with ${fixed(size, 1)} items on average.`)),
+    sets.length > 0 && el("div", {},
+      el("p", {}, t`A result set is the shortest list that contains the right item with a chosen probability:`),
+      numbers([t`chosen`, t`measured`, t`items on average`],
+        sets.map(({ coverage, covered, mean_size: size }) => [coverage, covered, fixed(size, 1)]))),
+    el("div", {}, el("ul.plain", {},
       el("li", {}, t`False alarms: up to ${percent(report.alpha)} of typical photos are called unusual.`),
       told.map(([kind, auroc]) => el("li", {},
-        t`Unusual photos are recognised (${SOURCES[kind]?.() ?? kind}): AUROC ${percent(auroc)}.`)),
+        t`Unusual photos (${SOURCES[kind]?.() ?? kind}): in ${percent(auroc)} of pairs, they look more unusual than a typical photo.`)),
       over?.n_reviewed > 0 && el("li", {},
         t`Reviewed since: ${count(over.n_reviewed)} matches, ${count(over.n_wrong)} of them wrong.`),
       over?.alarm && el("li", {}, t`More matches were wrong than guaranteed.`),
       report.feedback && el("li", {},
-        t`Feedback on ${count(report.feedback.n)} results: expected ${percent(report.feedback.probability)} right, found ${percent(report.feedback.share)}.`)));
+        t`Feedback on ${count(report.feedback.n)} results: expected ${percent(report.feedback.probability)} right, found ${percent(report.feedback.share)}.`)),
+    facts.length > 0 && el("details", {}, el("summary", {}, t`The summary of the calibration in full`),
+      el("ul.plain", { "data-testid": "facts" }, outcomeLines(facts)))));
 }

@@ -1,16 +1,19 @@
 // Drawings of a calibration: how true probabilities came, and what each line would cost.
 
 import { svg } from "../elements.js";
-import { t } from "../language.js";
-import { percent } from "../words.js";
+import { language, t } from "../language.js";
+import { NBSP } from "../words.js";
 
 const SIZE = 240; // of a drawing's field, in units of the drawing
-const EDGE = { left: 58, bottom: 40, top: 8, right: 24 };
+const EDGE = { left: 62, bottom: 44, top: 12, right: 24 };
 const WIDTH = SIZE + EDGE.left + EDGE.right;
 const HEIGHT = SIZE + EDGE.top + EDGE.bottom;
 
 const x = (share) => EDGE.left + SIZE * share;
 const y = (share) => EDGE.top + SIZE * (1 - share);
+
+/** A tick, without rounding: "7.5 %". */
+const tick = (share) => (100 * share).toLocaleString(language, { maximumFractionDigits: 3 }) + `${NBSP}%`;
 
 /** The next larger round share: the end of an axis. */
 const rounded = (share) => {
@@ -25,8 +28,8 @@ function frame(words, across, up, most, ...parts) {
     return node;
   };
   const ticks = [0, 0.25, 0.5, 0.75, 1].flatMap((share) => [
-    text({ x: x(share), y: HEIGHT - 24 }, percent(share), { "text-anchor": "middle" }),
-    text({ x: EDGE.left - 6, y: y(share) + 4 }, percent(share * most), { "text-anchor": "end" }),
+    text({ x: x(share), y: HEIGHT - 24 }, tick(share), { "text-anchor": "middle" }),
+    text({ x: EDGE.left - 10, y: y(share) + 4 }, tick(share * most), { "text-anchor": "end" }),
     svg("path", { class: "grid", d: `M${x(0)} ${y(share)}H${x(1)}` }),
   ]);
   return svg("svg", {
@@ -51,17 +54,21 @@ export function reliability(bins) {
     })));
 }
 
-/** The share of queries that get a match across, the share of wrong ones among these up; `at` is
- * the point of the line. */
-export function riskAndCoverage(points, at) {
+/** The share of queries that get a match across, the share of wrong ones among these up, with the bound of
+ * that share as a band. `at` is the point of the line, `limit` the error that the gallery accepts. */
+export function riskAndCoverage(points, at, limit = null) {
   const seen = points.filter(({ coverage }) => coverage >= 0.02);
-  const most = rounded(Math.max(0.02, ...seen.map(({ error }) => error)));
-  const place = ({ coverage, error }) => `${x(Math.min(1, coverage))} ${y(Math.min(1, error / most))}`;
+  const most = rounded(Math.max(0.02, limit ?? 0, ...seen.map(({ error }) => error)));
+  const placed = (name) => (one) => `${x(Math.min(1, one.coverage))} ${y(Math.min(1, one[name] / most))}`;
+  const curve = seen.map(placed("error"));
+  const band = [...curve, ...seen.map(placed("error_bound")).reverse()];
   const mark = at && svg("circle", {
     class: "at", r: 7, cx: x(Math.min(1, at.coverage)), cy: y(Math.min(1, at.error / most)),
   });
   return frame(
     t`Risk and coverage: the share of wrong matches, by the share of queries that get a match`,
     t`queries that get a match`, t`of these wrong`, most,
-    svg("path", { class: "curve", d: `M${seen.map(place).join("L")}` }), ...(mark ? [mark] : []));
+    svg("path", { class: "band", d: `M${band.join("L")}Z` }),
+    ...(limit === null ? [] : [svg("path", { class: "ideal", d: `M${x(0)} ${y(limit / most)}H${x(1)}` })]),
+    svg("path", { class: "curve", d: `M${curve.join("L")}` }), ...(mark ? [mark] : []));
 }

@@ -69,7 +69,7 @@ export async function openGuarantees(gallery, report, { within, go, may, changed
   const { status } = report;
   const last = await askJson(`${url}/calibration/run`);
   const paired = last.n_item_queries;
-  const lines = outcomeLines(gallery.outcome);
+  const lines = outcomeLines(gallery.outcome?.lines ?? []);
   const classes = (report.matches ?? []).filter(({ n_labels: labels }) => labels > 0).map(({ size_class: size, threshold, reason }) =>
     el("li", {}, el("b", {}, SIZES[size]?.() ?? size), ": ", threshold === null
       ? reason ? saidParts(reason) : t`nothing is guaranteed`

@@ -1,0 +1,101 @@
+// The history of a gallery's calibrations: what each has measured, what the served one changed, and a way back.
+
+import { askJson } from "../api.js";
+import { el } from "../elements.js";
+import { language, t } from "../language.js";
+import { said, saidParts } from "../service_texts.js";
+import { QUERIES, count, isNumber, percent } from "../words.js";
+
+const when = (time) => new Date(time).toLocaleString(language, { dateStyle: "medium", timeStyle: "short" });
+
+const SHARES = [t`queries that get a match`, t`of these wrong`, t`error limit`];
+
+/** What the served bundle changed, in one sentence; "" without one before it, or without numbers of both. */
+export function changesSentence(served, before) {
+  const [now, then] = [served?.calibration, before?.calibration];
+  if (!now || !then) return "";
+  const points = Math.round(100 * ((now.match_share ?? 0) - (then.match_share ?? 0)));
+  const size = count(Math.abs(points));
+  return t`Compared with the calibration before: ${[
+    points === 0 ? t`as many matches` : points === 1 ? t`1 point more matches` : points === -1 ? t`1 point fewer matches`
+      : points > 0 ? t`${size} points more matches` : t`${size} points fewer matches`,
+    now.max_error === then.max_error ? t`the error limit is unchanged`
+      : t`error limit ${percent(now.max_error)}, before ${percent(then.max_error)}`,
+    isNumber(served.n_items) && isNumber(before.n_items) && served.n_items !== before.n_items &&
+      t`${count(served.n_items)} items, before ${count(before.n_items)}`,
+  ].filter(Boolean).join("; ")}.`;
+}
+
+/** What follows if another bundle is served. */
+const consequence = ({ calibration: found, published_at: at, n_items: n }) => [
+  t`From then on, all users get answers of ${when(at)}: ${count(n)} items; ${found
+    ? t`${percent(found.match_share ?? 0)} of queries get a match, at most ${percent(found.max_error)} of these are wrong`
+    : t`no probabilities and no matches`}.`,
+  t` While it is in use, items that were added or changed since are not found. Nothing is deleted: you can come back here in the same way.`,
+];
+
+/** A section with the bundles of a gallery, the newest first. An administrator, who `mayDecide`, can serve
+ * another one; then `switched` is called. */
+export function historyPart(gallery, mayDecide, switched) {
+  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/bundles`;
+  const place = el("section.history", { "data-testid": "history" });
+  const show = (...parts) => place.replaceChildren(el("h3", {}, t`History of calibrations`), ...parts.filter(Boolean));
+  const status = el("p.note", { role: "status" }, t`Loading…`);
+  show(status);
+
+  /** Ask before another bundle is served, in place of the `button`. */
+  function confirm(bundle, button) {
+    const serve = async () => {
+      yes.disabled = true;
+      const done = await askJson(`${url}/${bundle.id}/activate`, { method: "POST" }).catch(({ problem, message }) => {
+        status.textContent = said(problem?.detail ?? message);
+        cancel();
+      });
+      if (done) switched();
+    };
+    const cancel = () => {
+      asked.replaceWith(button);
+      button.focus();
+    };
+    const yes = el("button.danger", { type: "button", "data-testid": "serve-confirmed", onclick: serve }, t`Use this one`);
+    const asked = el("div.asked", { "data-testid": "serve-asked" }, el("p", {}, consequence(bundle)),
+      el("p.actions", {}, yes, el("button", { type: "button", onclick: cancel }, t`Cancel`)));
+    button.replaceWith(asked);
+    status.textContent = "";
+    yes.focus();
+  }
+
+  function row(bundle, serving) {
+    const { id, published_at: at, calibration: found, reason, release, n_items: n, n_labels: labels } = bundle;
+    const button = mayDecide && id !== serving && !reason && el("button", {
+      type: "button", "data-testid": "serve", onclick: ({ currentTarget }) => confirm(bundle, currentTarget),
+    }, t`Use again`);
+    const facts = [
+      isNumber(n) && t`${count(n)} items`,
+      isNumber(labels) && t`${count(labels)} labels`,
+      found && t`calibrated with ${count(found.n_queries ?? 0)} ${QUERIES[found.queries] ?? t`queries`}`,
+      release && t`built by Vouch ${release}`,
+    ].filter(Boolean).join(", ");
+    return el("tr", {},
+      el("th", { scope: "row" }, when(at), id === serving && el("b.served", {}, t`in use`),
+        facts && el("span.note", {}, facts), reason && el("span.warning", {}, saidParts(reason)), button),
+      found ? [found.match_share, found.match_error, found.max_error].map((share, i) =>
+        el("td", { "data-name": SHARES[i] }, isNumber(share) ? percent(share) : "–"))
+        : el("td", { colSpan: 3 }, reason ? "–" : t`not calibrated`));
+  }
+
+  askJson(url).then(({ bundles, serving, refused }) => {
+    const served = bundles.findIndex(({ id }) => id === serving);
+    const sentence = changesSentence(bundles[served], bundles[served - 1]);
+    status.textContent = "";
+    show(
+      sentence && el("p", { "data-testid": "changes" }, sentence),
+      refused && el("p.warning", {}, saidParts(refused)),
+      el("table", {},
+        el("thead", {}, el("tr", {}, [t`published`, ...SHARES]
+          .map((words) => el("th", { scope: "col" }, words)))),
+        el("tbody", {}, bundles.map((bundle) => row(bundle, serving)).reverse())),
+      status);
+  }, ({ problem, message }) => { status.textContent = said(problem?.detail ?? message); });
+  return place;
+}
