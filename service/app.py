@@ -321,6 +321,7 @@ async def _set_up(
     )
     galleries, created = _galleries(settings, resources, open_more)
     stack.push_async_callback(galleries.close)
+    stack.push_async_callback(created.close)
     shadows = _shadows(settings, resources, open_more)
     stack.push_async_callback(shadows.close)
     for bundle in bundles:

@@ -174,6 +174,10 @@ def _check_secrets(folder: Path) -> Path:
     return folder
 
 
+DEFAULT_GALLERIES = Path("galleries")
+"""Directory of created galleries, below the working directory, of a service without bundles."""
+
+
 class Settings(BaseSettings):
     """The settings of one service, read once at the start.
 
@@ -211,14 +215,17 @@ class Settings(BaseSettings):
         return init_settings, env_settings, SecretsSettingsSource(settings_cls, folder)
 
     bundle: List[Path] = Field(
-        (Path("bundles/demo"),),
-        min_length=1,
+        (),
+        min_length=1,  # of a list that is given: an empty text may be a variable of a script
+        validate_default=False,
         description="Bundles to serve: each is a bundle, or a directory of bundles with a file "
-        "CURRENT.",
+        "CURRENT. [default: only the galleries in `galleries`]",
+        examples=["bundles/photographs"],
     )
     galleries: Path | None = Field(
         None,
-        description="Directory for galleries that are created over HTTP. [default: galleries "
+        description="Directory for galleries that are created over HTTP or on the page. [default: "
+        f"without `bundle`, {DEFAULT_GALLERIES} in the working directory; with `bundle`, galleries "
         "cannot be created]",
         examples=["/srv/vouch/galleries"],
     )

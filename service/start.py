@@ -37,7 +37,7 @@ from service.processes.workers import (
     n_workers,
     shared_directory,
 )
-from service.settings import Settings
+from service.settings import DEFAULT_GALLERIES, Settings
 
 logger = logging.getLogger("service")
 
@@ -72,6 +72,7 @@ def start(settings: Settings) -> None:
             "request counts in Redis. Set --redis-url, or use one process.",
             2,
         )
+    settings = _with_galleries(settings)
     raise_file_limit()
     try:
         access = open_access(settings)
@@ -88,11 +89,32 @@ def start(settings: Settings) -> None:
         refuse(_message(error, settings))
     listeners = _listeners(settings)
     fields = {"url": _url(settings, listeners), "callers": access.summary}
+    if settings.galleries is not None:
+        fields["galleries"] = str(settings.galleries)
     logger.info("serving", extra={"fields": fields})
     # After the drain, uvicorn sends the signal to its own process again. The exit status must be 0.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if not serve(open_app, settings, listeners, GRACE_S):
         sys.exit(1)
+
+
+def _with_galleries(settings: Settings) -> Settings:
+    """Return the settings; without bundles and galleries, with the default directory of galleries.
+
+    Exits if this directory cannot be created.
+    """
+    if settings.bundle or settings.galleries is not None:
+        return settings
+    place = DEFAULT_GALLERIES.absolute()
+    try:
+        place.mkdir(exist_ok=True)
+    except OSError as error:
+        refuse(
+            f"There is no bundle to serve, and the directory {place} for galleries cannot be "
+            f"created ({error.strerror}). Set VOUCH_BUNDLE to a bundle, or VOUCH_GALLERIES to a "
+            "directory that the service can write."
+        )
+    return settings.model_copy(update={"galleries": place})
 
 
 def _require_certificate(settings: Settings) -> None:

@@ -42,7 +42,7 @@ from model_store.errors import (
     InvalidRequest,
     WriteRefused,
 )
-from model_store.files import PARTIAL, flush, lock_between_processes, replacing
+from model_store.files import PARTIAL, flush, lock_between_processes, replacing, work_folder
 from model_store.gallery.live.sqlite import of_the_system
 
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -176,6 +176,17 @@ class GalleryFolder:
                     shutil.rmtree(left, ignore_errors=True)
                 raise
         return made
+
+    @contextmanager
+    def work_folder(self) -> Iterator[Path]:
+        """Yield a temporary directory, on the file system of the galleries.
+
+        Raises
+        ------
+        WriteError : the directory cannot be created, or a file in it cannot be written.
+        """
+        with _errors_in_words(), work_folder(self.path, ".work-") as place:
+            yield place
 
     def describe(
         self, name: str, title: str | None = None, description: str | None = None

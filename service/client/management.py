@@ -50,7 +50,8 @@ class GalleryManagement:
         Parameters
         ----------
         like : gallery whose encoder is used; if None, the first of the galleries that the service
-            was started with.
+            was started with, else the oldest gallery that the key can use. If there is none, the
+            encoder that comes with Vouch is used.
 
         Raises
         ------

@@ -28,7 +28,8 @@ class NewGallery(RequestModel):
     like: str | None = Field(
         None,
         description="Gallery whose encoder the new gallery uses. Default: the first gallery that "
-        "the service was started with.",
+        "the service was started with, else the oldest gallery that the key can use. If there is "
+        "none, the encoder that comes with Vouch.",
     )
     title: Title = ""
     description: Description = ""

@@ -3,6 +3,7 @@
 ::
 
     registry          galleries by name: leases, hot swap, compaction
+    builder           runs `vouch-build`; the first bundle of a service without galleries
     created           galleries that are created, renamed and dropped at run time
     served            open engines, and the requests that use them
     opening           opening bundles: replacements, or galleries on demand

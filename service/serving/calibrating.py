@@ -1,35 +1,22 @@
-"""Runs `vouch-build calibrate` in a separate process.
+"""Runs `vouch-build calibrate`, if it is installed.
 
-The service does not import the index builder. If `vouch-build` is installed, the command publishes
-a new bundle, which the service then activates.
+The command publishes a new bundle, which the service then activates.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from model_store.bundles.bundle import Bundle
-
-_SAID_BYTES = 2000
-"""Maximum bytes of a failed process's output. A longer output is cut at the start."""
-
-_ERROR = "error: "
-"""What the command prints before the reason of a failure."""
+from service.serving.builder import builder_command, run_builder
 
 
 def installed_command() -> tuple[str, ...]:
     """Return the command that calibrates a bundle directory; empty if it is not installed."""
-    needed = ("sklearn", "typer")
-    if any(importlib.util.find_spec(name) is None for name in needed):
-        return ()
-    return sys.executable, "-m", "index_builder.__main__", "calibrate"
+    command = builder_command("sklearn", "typer")
+    return (*command, "calibrate") if command else ()
 
 
 class CalibrateCommand:
@@ -68,9 +55,9 @@ class CalibrateCommand:
         promises : error bounds by the names of `CalibrationReport`, for example ``max_error``; the
             others keep their values.
         """
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        variables = {}
         if self._signing_key is not None:
-            environment["VOUCH_SIGNING_KEY"] = str(self._signing_key)
+            variables["VOUCH_SIGNING_KEY"] = str(self._signing_key)
         options = [
             f"--{name.replace('_', '-')}={value!r}" for name, value in (promises or {}).items()
         ]
@@ -78,22 +65,4 @@ class CalibrateCommand:
         if is_refit and self._decisions is not None and self._decisions.exists():
             options += ["--decisions", str(self._decisions)]
         async with self._turn:
-            process = subprocess.Popen(  # noqa: S603, ASYNC220 - asyncio would also block here
-                [*self._command, *options, str(bundle.root)],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-            reading = asyncio.get_running_loop().run_in_executor(None, process.communicate)
-            try:
-                _, output = await asyncio.shield(reading)
-            except BaseException:  # the service ends
-                os.killpg(process.pid, signal.SIGKILL)
-                await reading
-                raise
-        if process.returncode == 0:
-            return None
-        said = output.decode(errors="replace")[-_SAID_BYTES:]
-        return said.rpartition(_ERROR)[2].strip() or f"exit status {process.returncode}"
+            return await run_builder([*self._command, *options, str(bundle.root)], variables)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import Context
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from model_store.bundles.directory import current_id
 from model_store.bundles.galleries import GalleryFolder, gallery_not_found
+from model_store.bundles.manifest import Manifest
 from model_store.errors import GalleryExists, PointerUnreadable, QuotaExceeded, WriteRefused
 from model_store.signing import read_private_key
+from service.serving.builder import empty_bundle
 from service.serving.registry import Galleries
 
 logger = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class CreatedGalleries:
     ) -> None:
         self._galleries, self._folder = galleries, folder
         self._signing_key, self._must_sign = signing_key, must_sign
+        self._creating: set[asyncio.Task[None]] = set()
 
     async def listed(self) -> list[Listed]:
         """Return all galleries, ordered by name."""
@@ -98,10 +102,13 @@ class CreatedGalleries:
     ) -> None:
         """Create an empty gallery with the encoder of another gallery.
 
+        If there is no other gallery, `vouch-build` provides the encoder that comes with Vouch. The
+        creation continues even if the caller is cancelled.
+
         Parameters
         ----------
         like : gallery whose encoder is used; if None, the first of the galleries that the service
-            was started with.
+            was started with, else the oldest created gallery that the key can use.
         visible : returns whether the caller's key can use a gallery.
         most : maximum number of created galleries that the key can use; None for no maximum.
 
@@ -109,6 +116,7 @@ class CreatedGalleries:
         ------
         GalleryExists, InvalidRequest, WriteRefused, QuotaExceeded
         GalleryNotFound : no gallery has the name in ``like``.
+        WriteError : the gallery cannot be written.
         """
         folder = self._require_folder()
         if self._must_sign and self._signing_key is None:
@@ -126,12 +134,39 @@ class CreatedGalleries:
                     "the service's operator for a larger quota."
                 )
 
+        await asyncio.to_thread(require_room)  # before an encoder is opened or made
         key = None if self._signing_key is None else read_private_key(self._signing_key)
-        async with self._galleries.lease(like or self._first()) as lease:
-            template = lease.bundle.directory, lease.bundle.manifest
-            creating = partial(folder.create, name, template, title, description, key=key)
-            made = await asyncio.shield(asyncio.to_thread(creating, admit=require_room))
-        logger.info("gallery created", extra={"fields": {"gallery": name, "id": made.id}})
+
+        async def create_now() -> None:
+            async with self._template(folder, like, visible) as template:
+                made = await asyncio.to_thread(
+                    folder.create, name, template, title, description, key=key, admit=require_room
+                )
+            logger.info("gallery created", extra={"fields": {"gallery": name, "id": made.id}})
+
+        creating = asyncio.create_task(create_now(), context=Context())
+        self._creating.add(creating)
+        creating.add_done_callback(self._creating.discard)
+        await asyncio.shield(creating)
+
+    async def close(self) -> None:
+        """Cancel galleries that are being created."""
+        for creating in [*self._creating]:
+            creating.cancel()
+        await asyncio.gather(*self._creating, return_exceptions=True)
+
+    @asynccontextmanager
+    async def _template(
+        self, folder: GalleryFolder, like: str | None, visible: Callable[[str], bool]
+    ) -> AsyncIterator[tuple[Path, Manifest]]:
+        """Yield the directory and the manifest of a bundle with the encoder of a new gallery."""
+        name = like or self._galleries.first or await asyncio.to_thread(_oldest, folder, visible)
+        if name is None:
+            async with empty_bundle(folder) as made:
+                yield made
+            return
+        async with self._galleries.lease(name) as lease:
+            yield lease.bundle.directory, lease.bundle.manifest
 
     def n_visible(self, visible: Callable[[str], bool]) -> int:
         """Return the number of created galleries that a caller can see."""
@@ -210,6 +245,8 @@ class CreatedGalleries:
     def _is_fixed(self, name: str) -> bool:
         return any(engine.bundle.name == name for engine in self._galleries.fixed())
 
-    def _first(self) -> str:
-        """Return the name of the first gallery that the service was started with."""
-        return self._galleries.first
+
+def _oldest(folder: GalleryFolder, visible: Callable[[str], bool]) -> str | None:
+    """Return the name of the oldest created gallery that a caller can see; None without any."""
+    seen = [entry for entry in folder.entries() if visible(entry.name)]
+    return min(seen, key=lambda entry: (entry.created_at, entry.name)).name if seen else None

@@ -65,6 +65,8 @@ class TestTheStart:
         assert opened["gallery"] == "digits"
         assert opened["provider"] == "CPUExecutionProvider"
         assert [line for line in lines if line["level"] not in {"debug", "info"}] == []
+        [serving] = [line for line in lines if line["message"] == "serving"]
+        assert "galleries" not in serving
         [request] = [line for line in lines if line.get("path") == "/none"]
         assert (request["logger"], request["status"]) == ("service.requests", 404)
 

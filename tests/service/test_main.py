@@ -18,7 +18,7 @@ from service.command_line import misspelt_variables, read_command_line
 from service.encoding.process import EncoderProcess
 from service.encoding.shared import SharedEncoders
 from service.settings import Settings, settings_in_groups
-from service.start import _listeners, open_bundles, open_served
+from service.start import _listeners, _with_galleries, open_bundles, open_served
 from tests.support.help_pages import readable
 
 
@@ -62,6 +62,26 @@ def test_the_bundle_may_be_a_setting(
     monkeypatch.setenv("VOUCH_BUNDLE", "/from/the/environment")
     assert "No bundle at /from/the/environment" in refusal(capsys)
     assert "No bundle at /from/an/option" in refusal(capsys, "--bundle", "/from/an/option")
+
+
+def test_service_without_bundles_has_a_directory_of_galleries(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _with_galleries(Settings(bundle=("a",))).galleries is None
+    own = _with_galleries(Settings(galleries="b"))
+    assert (own.galleries, [*tmp_path.iterdir()]) == (Path("b"), [])
+    assert _with_galleries(Settings()).galleries == tmp_path / "galleries"
+    assert _with_galleries(Settings()).bundle == ()
+    (tmp_path / "galleries").rmdir()
+    (tmp_path / "galleries").touch()
+    said = refusal(capsys)
+    assert said.startswith(f"There is no bundle to serve, and the directory {tmp_path}/galleries")
+    assert "(File exists). Set VOUCH_BUNDLE" in said
+
+
+def test_empty_list_of_bundles_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "--bundle", "", status=2).startswith("--bundle: ")
 
 
 def test_a_directory_of_bundles_gives_its_current_one(digits_bundle: Path) -> None:
@@ -108,7 +128,7 @@ def test_who_starts_a_service_whose_gallery_does_not_answer_is_told_the_reason(
         raise GalleryUnavailable("Milvus does not answer.") from cause
 
     monkeypatch.setattr("service.start._open_app", serve)
-    assert refusal(capsys) == f"Milvus does not answer.{said}"
+    assert refusal(capsys, "--bundle", "a") == f"Milvus does not answer.{said}"
 
 
 def test_an_unknown_provider_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +199,7 @@ def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (settings.rate_limit, settings.recalibrate) == ("60/minute", False)
     assert settings.cors_origins == ("https://a.example", "https://b.example", "http://c")
     assert settings.bundle == (Path("a"), Path("b"))
-    assert read_command_line([]).bundle == (Path("bundles/demo"),)
+    assert read_command_line([]).bundle == ()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import Depends, Query, Request, Response
@@ -13,6 +14,7 @@ from model_store.errors import (
     GalleryNotFound,
     ImageTooLarge,
     InvalidRequest,
+    NotReady,
     QuotaExceeded,
     StorageFull,
     UnsupportedMediaType,
@@ -44,10 +46,11 @@ BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType)
 async def create_gallery(
     request: Request, response: Response, state: StateOf, body: schemas.NewGallery
 ) -> schemas.GalleryDetail:
-    """Create an empty gallery with the encoder of another gallery.
+    """Create an empty gallery with the encoder of another gallery, or with the built-in encoder.
 
-    Without a calibration, the new gallery gives no probabilities and no `match`. Add items with
-    labels, then start a calibration with `POST …/calibration`.
+    The built-in encoder needs `vouch-build` beside the service. Without a calibration, the new
+    gallery gives no probabilities and no `match`. Add items with labels, then start a calibration
+    with `POST …/calibration`.
     """
     caller: Caller = request.state.caller
     _require_allowed(caller, body.name)
@@ -62,7 +65,9 @@ async def create_gallery(
         caller.limits.max_galleries,
     )
     response.headers["Location"] = f"/v1/galleries/{body.name}"
-    return await _detail(body.name, state)
+    while True:  # until the deadline: the gallery exists, so the client must not create it again
+        with suppress(NotReady):
+            return await _detail(body.name, state)
 
 
 @router.patch(
