@@ -60,6 +60,16 @@ def start(shown: Shown) -> None:
     shown.open()
 
 
+def first(shown: Shown) -> None:
+    refused = {"title": "Not here", "detail": "Install it.", "status": 409, "code": "x"}
+    shown.replies["/v1/galleries"] = {"galleries": []}
+    shown.page.goto("http://vouch.test/")
+    expect(shown.found("first-room")).to_be_visible()
+    shown.page.route("**/v1/galleries", lambda route: route.fulfill(status=409, json=refused))
+    shown.found("first-room").get_by_role("button").click()
+    expect(shown.found("first-room").get_by_test_id("problem")).to_be_visible()
+
+
 def looking(shown: Shown) -> None:
     shown.gallery = {**GALLERY, "record_url": "https://shop.example/{id}"}
     shown.ask()
@@ -256,6 +266,7 @@ def looking_from_words(shown: Shown) -> None:
 
 VIEWS: dict[str, Callable[[Shown], object]] = {
     "start": start,
+    "first": first,
     "looking": looking,
     "cropping": cropping,
     "in words": in_words,
@@ -364,6 +375,7 @@ SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these
     "model_store/text_queries.py": {"cut"},
     "model_store/decision/outcome.py": {"_RECALL", "_ABSENCE", "_TEXTS", "_ACCEPT"},
     "model_store/decision/calibration.py": {"OUTDATED"},
+    "service/serving/builder.py": {"_NOT_INSTALLED", "_FAILED"},
 }
 
 

@@ -83,13 +83,7 @@ export class Search {
       const served = (await askJson("/v1/galleries", { signal })).galleries;
       const galleries = this.only ? served.filter(({ name }) => name === this.name) : served;
       if (!galleries.length) {
-        throw new Problem(served.length ? {
-          title: t`There is no gallery “${this.name}”`, detail: "",
-        } : {
-          title: t`No gallery is served yet`,
-          detail: t`The service runs, but it has nothing to search in.`,
-          remedy: t`Build a bundle with vouch-build, start the service with it, and reload.`,
-        });
+        throw this.only ? new Problem({ title: t`There is no gallery “${this.name}”`, detail: "" }) : await this.firstRoom();
       }
       picker.append(...galleries.map(({ name, n_items: n }) =>
         el("option", { value: name }, n === null ? name : t`${name} (${count(n)} items)`)));
@@ -112,6 +106,19 @@ export class Search {
     Object.assign(this, { report, may, line: null, options });
     this.gallery = { ...gallery, queries: report.queries, maxError: report.max_error, keeps: report.errors_over_time != null };
     this.showGallery();
+  }
+
+  /** What is shown of a service without galleries, as a problem of any search. */
+  async firstRoom() {
+    const [{ firstRoom }, { admin }] = await Promise.all([arrived(import("./collect/creating.js")), permissions()]);
+    const panel = firstRoom({
+      admin, heading: this.$("ask-title").localName,
+      made: (name) => {
+        this.room = ["add"];
+        this.renew(name);
+      },
+    });
+    return new Problem({ title: t`Create the first gallery`, panel });
   }
 
   /** Go to a place: a gallery, and a room of it. */
@@ -418,6 +425,7 @@ export class Search {
   }
 
   showProblem({ problem, retryAfter }) {
+    if (problem.panel) return this.showPanel(problem.panel, problem.title);
     if (problem.status !== 401) {
       return this.showPanel(problemPanel(problem, retryAfter, this.retry), t`Problem`);
     }

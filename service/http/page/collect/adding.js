@@ -9,6 +9,7 @@ import { t } from "../language.js";
 import { forgetLabels } from "../look/finding.js";
 import { said } from "../service_texts.js";
 import { brief, count } from "../words.js";
+import { createGallery, nameField } from "./creating.js";
 
 const AT_ONCE = 2; // uploads
 const KNOWN_AT_ONCE = 20; // ids that are looked up in one request
@@ -59,7 +60,7 @@ export async function openAdding(gallery, { within, changed, review }) {
   const progress = el("progress", { hidden: true, "aria-label": t`Added` });
   const list = el("ul.plain", { "data-testid": "adding-failed" });
 
-  const name = el("input", { type: "text", id: "new-gallery", maxLength: 64, pattern: "[a-z0-9][a-z0-9._\\-]*" });
+  const name = nameField("new-gallery");
   const named = el("p", { hidden: true }, el("label", { htmlFor: "new-gallery" }, t`Name of the new gallery`), " ", name,
     el("span.note", {}, t`Small letters, digits, dots and hyphens.`));
   const target = el("select", { id: "adding-to", onchange: () => { named.hidden = target.value !== NEW; } },
@@ -156,12 +157,7 @@ export async function openAdding(gallery, { within, changed, review }) {
   /** Make the new gallery, if one is wanted. */
   async function make() {
     if (target.value !== NEW) return;
-    if (!name.value || !name.validity.valid) throw new Problem({ title: t`Give the new gallery a name`, detail: "" });
-    await askJson("/v1/galleries", {
-      method: "POST", headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ name: name.value, like: gallery.name }),
-    });
-    state.target = name.value;
+    state.target = await createGallery(name, gallery.name);
     target.append(el("option", { value: name.value }, name.value));
     target.value = name.value;
     named.hidden = true;

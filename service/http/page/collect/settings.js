@@ -4,6 +4,7 @@ import { askJson } from "../api.js";
 import { dialogHeader, el, openDialog, pressOnce } from "../elements.js";
 import { t } from "../language.js";
 import { said } from "../service_texts.js";
+import { nameField } from "./creating.js";
 
 /** Open the settings of a gallery. `changed` is called with its name once something has changed, or
  * with null once it is deleted. */
@@ -12,9 +13,7 @@ export function openSettings(gallery, { within, changed }) {
   const status = el("p.status", { role: "status", "data-testid": "settings-status" });
   const title = el("input", { type: "text", id: "settings-title-text", maxLength: 200, value: gallery.title ?? "" });
   const description = el("textarea", { id: "settings-description", maxLength: 4000, rows: 3, value: gallery.description ?? "" });
-  const name = el("input", {
-    type: "text", id: "settings-name", maxLength: 64, required: true, pattern: "[a-z0-9][a-z0-9._\\-]*", value: gallery.name,
-  });
+  const name = nameField("settings-name", { required: true, value: gallery.name });
   const confirm = el("input", { type: "text", id: "settings-confirm", autocomplete: "off", oninput: () => {
     erase.disabled = confirm.value !== gallery.name;
   } });
