@@ -13,6 +13,9 @@ Strings, annotations, decorators, the words of errors and logging are left alone
 changes nothing anybody could see is entered in `equivalent.toml` with the reason; those are
 counted apart. Each result is kept as it comes, and runs add up: what is in the file is not tried
 again, unless `--again` asks for what has survived, with the code and the tests as they are now.
+
+Before the first mutant of a room, its tests run once to record their lines and times. The records
+are kept beside the results; only files of tests that have changed run again.
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ def main() -> None:
 def try_out(mutants: list[Mutant], asked: argparse.Namespace, results: Results) -> None:
     """Try mutants room by room, and keep and print what becomes of each."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        tree = Tree(copy_of_the_tree(Path(folder)), asked.limit)
+        tree = Tree(
+            copy_of_the_tree(Path(folder)), asked.limit, asked.results.parent / "rehearsals"
+        )
         for room, there in groupby(mutants, lambda one: one.room):
             for one in tree.try_out(ROOMS[room], list(there)):
                 print(one, flush=True)

@@ -8,11 +8,20 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from tests.mutants.kinds import Edit, python_edits, required_arguments, script_edits
+from tests.mutants.kinds import (
+    Closed,
+    Edit,
+    Required,
+    closed_choices,
+    python_edits,
+    required_arguments,
+    script_edits,
+)
 from tests.mutants.rooms import ROOMS, ROOT, files
 
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
@@ -56,14 +65,22 @@ Candidate = tuple[str, Edit]
 """A path and what may be changed there."""
 
 
+@cache
+def known_names() -> tuple[Required, Closed]:
+    """Return what no call can lack and what no stranger chooses, in all packages."""
+    python = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
+    return required_arguments(python), closed_choices(python)
+
+
 def candidates(room: str) -> dict[str, list[Candidate]]:
     """Return all that may be changed in a room, by kind."""
-    python = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
-    required = required_arguments(python)
+    required, closed = known_names()
     found: defaultdict[str, list[Candidate]] = defaultdict(list)
     for path in files(ROOT, ROOMS[room].sources):
         source = (ROOT / path).read_bytes()
-        edits = script_edits(source) if path.endswith(".js") else python_edits(source, required)
+        edits = (
+            script_edits(source) if path.endswith(".js") else python_edits(source, required, closed)
+        )
         for edit in edits:
             found[edit.kind].append((path, edit))
     return found

@@ -4,8 +4,9 @@
 once. Then each mutant that lies in a function gets a fork, where the function is given its other
 code, and the tests that come by are run, cheap ones first, until one fails.
 
-A fork cannot show what happens when a module is imported, nor in processes that tests start: these
-read the files. The tests that are to be run with the mutant in its file are said with the result.
+Processes that tests start read the mutant's file; the tests that start one are run last. A fork
+cannot show what happens when a module is imported: the tests that are to be run anew with the
+mutant in its file are said with the result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import ceil
@@ -32,8 +33,9 @@ from typing import Any
 import pytest
 
 from tests.mutants.drawing import Mutant
-from tests.mutants.rehearsal import Recorder, Rehearsal, coverage_of, lines_of
+from tests.mutants.rehearsal import Recorder, Records, Rehearsal, coverage_of, lines_of
 from tests.mutants.rooms import ROOT
+from tests.mutants.writing import written
 
 REHEARSAL_S = 3600.0
 Say = Callable[[Any], None]
@@ -44,9 +46,11 @@ Changes = list[tuple[FunctionType, CodeType]]
 class Forks:
     """A plugin of pytest: instead of running all tests once, it runs some for each mutant."""
 
-    def __init__(self, sources: Sequence[str], mutants: list[Mutant], limit_s: float, say: Say):
-        self._sources = [ROOT / path for path in sources]
-        self._mutants, self._limit_s, self._say = mutants, limit_s, say
+    def __init__(self, asked: Mapping[str, Any], say: Say) -> None:
+        self._sources = [ROOT / path for path in asked["sources"]]
+        self._mutants = [Mutant(**entry) for entry in asked["mutants"]]
+        self._limit_s, self._say = asked["limit_s"], say
+        self._records = Records(Path(asked["records"]), ROOT, self._sources, asked["tests"])
         self._imports = coverage_of(self._sources)
         self._began = False
 
@@ -65,33 +69,65 @@ class Forks:
             return None
         self._began = True
         imported = lines_of(self._imports)
-        recorder = Recorder(self._sources)
-        recorded = in_fork(partial(rehearse, session, recorder), REHEARSAL_S)
-        rehearsal = Rehearsal(json.loads(recorded))
-        self._say(rehearsal.failed)
         items = {item.nodeid: item for item in session.items}
-        by_files = {test for test, one in items.items() if one.get_closest_marker("process")}
+        if missing := self._records.missing():
+            recorder = Recorder(ROOT, self._sources)
+            chosen = [item for test, item in items.items() if test.partition("::")[0] in missing]
+            recorded = in_fork(partial(rehearse, session, chosen, recorder), REHEARSAL_S)
+            self._records.add(json.loads(recorded))
+        rehearsal = Rehearsal(self._records.of_files.values())
+        self._say(rehearsal.failed)
+        # Redis reads no file of ours.
+        by_files = {
+            test
+            for test, one in items.items()
+            if one.get_closest_marker("process") and "redis_server" not in one.fixturenames
+        }
         functions = functions_of(self._sources)
         for mutant in self._mutants:
             path = ROOT / mutant.path
             changes = changes_of(path, mutant.source, functions[str(path)])
-            lines = range(mutant.statement, mutant.line + mutant.before.count("\n") + 1)
-            tests = [one for one in rehearsal.visitors(path, lines) if one not in by_files]
-            by = ""
+            lines = lines_of_definition(path, mutant) if not changes else lines_of_mutant(mutant)
+            tests = rehearsal.visitors(mutant.path, lines)
+            last = by_files.intersection(rehearsal.cheap_first(by_files))
+            tests = [*(one for one in tests if one not in last), *sorted(last)]
+            by, at_import = (
+                "",
+                not changes or not imported.get(str(path), {}).keys().isdisjoint(lines),
+            )
             if changes and tests:
                 chosen, limit_s = [items[one] for one in tests], self._limit(rehearsal, tests)
-                by = in_fork(partial(first_failure, session, changes, chosen), limit_s)
-            at_import = not changes or not imported.get(str(path), {}).keys().isdisjoint(lines)
-            rest = [] if by else rehearsal.cheap_first(items if at_import else by_files)
-            self._say({"by": by, "rest": rest, "limit_s": self._limit(rehearsal, rest)})
+                with written(path, mutant.source):
+                    by = in_fork(partial(first_failure, session, changes, chosen), limit_s)
+            rest = [] if by or not at_import else [*tests, *rehearsal.cheap_first(items)]
+            self._say(
+                {"by": by, "rest": [*dict.fromkeys(rest)], "limit_s": self._limit(rehearsal, rest)}
+            )
         return True
 
     def _limit(self, rehearsal: Rehearsal, tests: Iterable[str]) -> float:
         return max(self._limit_s, 5 * rehearsal.seconds(tests))
 
 
-def rehearse(session: pytest.Session, recorder: Recorder) -> str:
-    """Run all tests without a mutant."""
+def lines_of_mutant(mutant: Mutant) -> range:
+    """Return the lines from the begin of the statement to what is changed."""
+    return range(mutant.statement, mutant.line + mutant.before.count("\n") + 1)
+
+
+def lines_of_definition(path: Path, mutant: Mutant) -> range:
+    """Return the lines of the function that a mutant decorates or gives arguments, or its own."""
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                if first <= mutant.line < node.body[0].lineno:
+                    return range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+    return lines_of_mutant(mutant)
+
+
+def rehearse(session: pytest.Session, items: list[pytest.Item], recorder: Recorder) -> str:
+    """Run tests without a mutant."""
+    session.items[:] = items
     recorder.start()
     session.config.pluginmanager.register(recorder)
     session.config.hook.pytest_runtestloop(session=session)
@@ -206,12 +242,7 @@ def main() -> None:
     asked = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     options = ["-q", "-p", "no:cacheprovider", f"--basetemp={asked['temporary']}"]
     with os.fdopen(int(sys.argv[2]), "w", buffering=1) as pipe:
-        forks = Forks(
-            asked["sources"],
-            [Mutant(**entry) for entry in asked["mutants"]],
-            asked["limit_s"],
-            lambda said: print(json.dumps(said), file=pipe),
-        )
+        forks = Forks(asked, lambda said: print(json.dumps(said), file=pipe))
         sys.exit(pytest.main([*options, *asked["tests"]], plugins=[forks]))
 
 

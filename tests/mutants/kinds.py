@@ -116,6 +116,78 @@ def without(values: Sequence[ast.AST | None], place: int) -> list[ast.AST | None
     return [*values[:place], *values[place + 1 :]]
 
 
+class Closed(NamedTuple):
+    """What no stranger chooses, so that no longer name can come in its place.
+
+    Attributes
+    ----------
+    texts : members of a `Literal`: code chooses among them after they were checked.
+    names : functions, and numbers, arrays and such choices by all of their annotations.
+    open_names : by all of their annotations texts, which are compared with texts before a check.
+    """
+
+    texts: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+    open_names: frozenset[str] = frozenset()
+
+    def has(self, left: ast.expr, right: ast.expr) -> bool:
+        """Tell whether one of two things that are compared is a closed choice."""
+        return self._holds(left, right) or self._holds(right, left)
+
+    def _holds(self, node: ast.expr, other: ast.expr) -> bool:
+        match node:
+            case ast.Constant(value=str(value)):
+                is_open = isinstance(other, ast.Name) and other.id in self.open_names
+                return value in self.texts and not is_open
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                return name in self.names
+            case ast.Set(elts=elements) | ast.Tuple(elts=elements) | ast.List(elts=elements):
+                return all(self._holds(one, other) for one in elements)
+        return isinstance(node, ast.Constant)
+
+
+NOTHING = Closed()
+NO_TEXT = re.compile(
+    r"(int|float|bool|np\.\w+|\w*Array|NDArray\[.*\]|(np\.)?dtype\[.*\]|Literal\[.*\])( \| None)?"
+)
+"""Annotations of numbers, arrays and closed choices."""
+
+
+def closed_choices(paths: Iterable[Path]) -> Closed:
+    """Return what some files choose themselves; see `Closed`."""
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_bytes()))]
+    annotations: defaultdict[str, set[str]] = defaultdict(set)
+    texts, aliases = set[str](), set[str]()
+    functions, assigned = set[str](), set[str]()
+    for node in nodes:
+        match node:
+            case ast.Subscript(value=ast.Name(id="Literal"), slice=members):
+                found = (one for one in ast.walk(members) if isinstance(one, ast.Constant))
+                texts.update(one.value for one in found if isinstance(one.value, str))
+            case ast.FunctionDef(name=name, decorator_list=[]):
+                functions.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                assigned.add(name)
+            case ast.arg(arg=name, annotation=None):
+                assigned.add(name)
+            case ast.arg(arg=name, annotation=ast.expr() as annotation):
+                annotations[name].add(ast.unparse(annotation))
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):
+                annotations[name].add(ast.unparse(annotation))
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int() | float())):
+                annotations[name].add("int")
+            case ast.Assign(targets=[ast.Name(id=alias)], value=ast.Subscript() as value):
+                aliases |= {alias} if NO_TEXT.fullmatch(ast.unparse(value)) else set()
+    closed = {
+        name
+        for name, found in annotations.items()
+        if all(NO_TEXT.fullmatch(one) or one.removesuffix(" | None") in aliases for one in found)
+    }
+    names = closed | functions - assigned - annotations.keys()
+    open_names = {name for name, found in annotations.items() if found <= {"str", "str | None"}}
+    return Closed(frozenset(texts), frozenset(names), frozenset(open_names))
+
+
 Replacement = tuple[str, ast.expr | ast.stmt, str]
 """A kind, the node to replace, and the code to put there."""
 
@@ -175,8 +247,12 @@ SCOPES = ("read", "review", "write", "admin")
 ENDS = ("startswith", "endswith")
 
 
-def of_neighbour(node: ast.AST) -> Iterator[Replacement]:
-    """Return what a value next to the right one would pass: one more or less, a longer name."""
+def of_neighbour(node: ast.AST, closed: Closed) -> Iterator[Replacement]:
+    """Return what a value next to the right one would pass: one more or less, a longer name.
+
+    A longer name is only where a stranger may choose one: a gallery, a host, a path, an id, a file,
+    a field. Code's own choices (``kind == "image"``), numbers and arrays have no such neighbours.
+    """
     match node:
         case ast.Compare(left=left, ops=[operator]) if type(operator) in MOVED:
             for other in (ast.Add(), ast.Sub()) if not is_text(left) else ():
@@ -184,12 +260,14 @@ def of_neighbour(node: ast.AST) -> Iterator[Replacement]:
                 yield "off by one", node, changed(node, left=moved)
         case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as operator], comparators=[right]):
             negation = "" if isinstance(operator, ast.Eq) else "not "
-            for end in ENDS if is_name(left) and is_name(right) else ():
+            is_open = is_name(left) and is_name(right) and not closed.has(left, right)
+            for end in ENDS if is_open else ():
                 loose = f"str({ast.unparse(left)}).{end}(str({ast.unparse(right)}))"
                 yield "neighbour", node, f"({negation}{loose})"
         case ast.Compare(left=left, ops=[ast.In() | ast.NotIn() as operator], comparators=[right]):
             negation = "" if isinstance(operator, ast.In) else "not "
-            for end in ENDS if is_name(left) or isinstance(left, ast.BinOp) else ():
+            is_given = isinstance(left, ast.Name | ast.Attribute | ast.BinOp)
+            for end in ENDS if is_given and not closed.has(left, right) else ():
                 loose = f"any(str({ast.unparse(left)}).{end}(str(known)) for known in"
                 yield "neighbour", node, f"({negation}{loose} {ast.unparse(right)}))"
         case ast.Call(func=ast.Name(id="fnmatchcase"), args=[name, pattern]):
@@ -259,7 +337,7 @@ def of_statement(node: ast.AST) -> Iterator[Replacement]:
                     yield "return", one, f"return {same[0]}"
 
 
-def python_edits(source: bytes, required: Required) -> Iterator[Edit]:
+def python_edits(source: bytes, required: Required, closed: Closed = NOTHING) -> Iterator[Edit]:
     """Return the edits of a Python file; not all of them leave it one that can be compiled."""
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -271,7 +349,7 @@ def python_edits(source: bytes, required: Required) -> Iterator[Edit]:
             of_operator(node),
             of_value(node),
             of_call(node, required),
-            of_neighbour(node),
+            of_neighbour(node, closed),
             of_bounds(node),
             of_statement(node),
         ):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.drawing import Mutant, draw, equivalents, found_again
-from tests.mutants.kinds import ENDS, python_edits, script_edits
+from tests.mutants.kinds import ENDS, closed_choices, python_edits, script_edits
 from tests.mutants.rehearsal import coverage_of, lines_of
 from tests.mutants.results import Results
 from tests.mutants.rooms import ROOMS, ROOT, Room, files
@@ -70,6 +70,37 @@ def mutants(source: str, kind: str) -> list[str]:
 )  # fmt: skip
 def test_a_piece_of_code_has_these_mutants(kind: str, source: str, wanted: list[str]) -> None:
     assert mutants(source, kind) == wanted
+
+
+PACKAGE = """
+Kind = Literal["image", "text"]
+LARGEST = 3
+def is_known(code: int, kind: Kind, name: str, host): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "n_mutants"),
+    [
+        ("x = one.kind == 'image'", 0),
+        ("x = asked in {'image', 'text'}", 0),
+        ("x = code == found", 0),
+        ("x = found in (LARGEST, 4)", 0),
+        ("x = is_known in checks", 0),
+        ("x = '*' in names", 0),
+        ("x = name in {'image', 'text'}", 2),
+        ("x = one.title == 'video'", 2),
+        ("x = host in known", 2),
+        ("x = host == name", 2),
+    ],
+)
+def test_longer_names_are_tried_only_where_a_stranger_chooses_one(
+    tmp_path: Path, source: str, n_mutants: int
+) -> None:
+    (tmp_path / "package.py").write_text(PACKAGE, "utf-8")
+    closed = closed_choices([tmp_path / "package.py"])
+    found = [one.kind for one in python_edits(source.encode(), {}, closed)]
+    assert found.count("neighbour") == n_mutants
 
 
 @pytest.mark.parametrize(
@@ -188,7 +219,10 @@ def test_a_fault_is_seen_in_a_function_a_fixture_and_at_import(tmp_path: Path) -
         changed("    return value + 0", "    while True: pass"),
     ]
     room = Room(("small/*.py",), ("tests/test_small.py",))
-    tried = {one.after.strip(): one.by for one in Tree(tmp_path, 1).try_out(room, mutants)}
+    tried = {
+        one.after.strip(): one.by
+        for one in Tree(tmp_path, 1, tmp_path / "records").try_out(room, mutants)
+    }
     assert tried == {
         "return value - 1": "tests/test_small.py::test_first",
         "if value >= LARGEST:": "",

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
 from tests.mutants.drawing import Mutant
 from tests.mutants.rooms import ROOT, Room, files
+from tests.mutants.writing import written
 
 OPTIONS = ("-q", "-p", "no:cacheprovider")
 STARTING_S = 60.0
@@ -29,8 +29,8 @@ Libraries' threads would not be there in a fork."""
 class Tree:
     """A copy of the working tree, in which the mutants of a room are tried one at a time."""
 
-    def __init__(self, root: Path, limit_s: float) -> None:
-        self._root, self._limit_s = root, limit_s
+    def __init__(self, root: Path, limit_s: float, records: Path) -> None:
+        self._root, self._limit_s, self._records = root, limit_s, records
         self._build = root / "build"
         self._build.mkdir(exist_ok=True)
         self._output = self._build / "output"
@@ -59,6 +59,7 @@ class Tree:
             "sources": files(self._root, room.sources),
             "tests": files(self._root, room.tests),
             "limit_s": self._limit_s,
+            "records": str(self._records),
             "temporary": str(self._build / "temporary"),
         }
         (self._build / "asked.json").write_text(json.dumps(asked), "utf-8")
@@ -74,18 +75,16 @@ class Tree:
         self, mutant: Mutant, tests: Sequence[str], failing: Sequence[str], limit_s: float
     ) -> str:
         """Return the first test that fails with the mutant in its file; empty if none does."""
-        path = self._root / mutant.path
-        as_it_is = path.read_text("utf-8")
         functions = dict.fromkeys(test.partition("[")[0] for test in tests)
         deselected = [f"--deselect={test}" for test in failing]
         try:
-            write(path, mutant.source)
-            with self._started(["pytest", "-x", *OPTIONS, *deselected, *functions]) as process:
+            with (
+                written(self._root / mutant.path, mutant.source),
+                self._started(["pytest", "-x", *OPTIONS, *deselected, *functions]) as process,
+            ):
                 code = process.wait(STARTING_S + limit_s)
         except subprocess.TimeoutExpired:
             return f"more than {limit_s:.0f} s"
-        finally:
-            write(path, as_it_is)
         said = self._output.read_text("utf-8", "replace")
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
         return "" if code == 0 else failed[1] if failed else f"ended with {code}: {said[-200:]}"
@@ -130,9 +129,3 @@ def copy_of_the_tree(target: Path) -> Path:
     if (ROOT / "build" / "tests").exists():
         shutil.copytree(ROOT / "build" / "tests", target / "build" / "tests")
     return target
-
-
-def write(path: Path, source: str) -> None:
-    """Write a module, and forget how it was compiled."""
-    path.write_text(source, "utf-8")
-    Path(cache_from_source(str(path))).unlink(missing_ok=True)
