@@ -49,7 +49,7 @@ class Forks:
     def __init__(self, asked: Mapping[str, Any], say: Say) -> None:
         self._sources = [ROOT / path for path in asked["sources"]]
         self._mutants = [Mutant(**entry) for entry in asked["mutants"]]
-        self._limit_s, self._say = asked["limit_s"], say
+        self._limit_s, self._say = float(asked["limit_s"]), say
         self._records = Records(Path(asked["records"]), ROOT, self._sources, asked["tests"])
         self._imports = coverage_of(self._sources)
         self._began = False
@@ -81,7 +81,8 @@ class Forks:
         by_files = {
             test
             for test, one in items.items()
-            if one.get_closest_marker("process") and "redis_server" not in one.fixturenames
+            if one.get_closest_marker("process")
+            and "redis_server" not in getattr(one, "fixturenames", ())
         }
         functions = functions_of(self._sources)
         for mutant in self._mutants:
