@@ -151,6 +151,8 @@ NO_TEXT = re.compile(
     r"(int|float|bool|np\.\w+|\w*Array|NDArray\[.*\]|(np\.)?dtype\[.*\]|Literal\[.*\])( \| None)?"
 )
 """Annotations of numbers, arrays and closed choices."""
+NO_TEXT_ELSEWHERE = frozenset({"shape", "dtype", "size", "ndim", "errno", "st_dev"})
+"""Attributes of other libraries that are no text."""
 
 
 def closed_choices(paths: Iterable[Path]) -> Closed:
@@ -185,7 +187,7 @@ def closed_choices(paths: Iterable[Path]) -> Closed:
     }
     names = closed | functions - assigned - annotations.keys()
     open_names = {name for name, found in annotations.items() if found <= {"str", "str | None"}}
-    return Closed(frozenset(texts), frozenset(names), frozenset(open_names))
+    return Closed(frozenset(texts), frozenset(names | NO_TEXT_ELSEWHERE), frozenset(open_names))
 
 
 Replacement = tuple[str, ast.expr | ast.stmt, str]

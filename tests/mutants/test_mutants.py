@@ -85,6 +85,7 @@ def is_known(code: int, kind: Kind, name: str, host): ...
         ("x = one.kind == 'image'", 0),
         ("x = asked in {'image', 'text'}", 0),
         ("x = code == found", 0),
+        ("x = rows.shape == wanted", 0),
         ("x = found in (LARGEST, 4)", 0),
         ("x = is_known in checks", 0),
         ("x = '*' in names", 0),
