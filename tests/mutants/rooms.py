@@ -52,6 +52,9 @@ ROOMS = {
             f"{SERVICE}/test_review.py",
             f"{SERVICE}/test_enrolling_decisions.py",
             f"{SERVICE}/test_feedback.py",
+            f"{SERVICE}/test_items.py",
+            f"{SERVICE}/test_maps.py",
+            f"{SERVICE}/test_vectors.py",
         ),
     ),
     "bundles": Room(
@@ -63,10 +66,12 @@ ROOMS = {
             f"{BUILDER}/indexing/test_recalibrated_items.py",
             f"{CORE}/test_files.py",
             f"{CORE}/test_gallery_folder.py",
+            f"{CORE}/test_intact.py",
             f"{CORE}/test_item_ids.py",
             f"{CORE}/test_retention*.py",
             f"{CORE}/test_shadow_terms.py",
             f"{CORE}/test_signatures.py",
+            f"{CORE}/test_upgrade.py",
         ),
     ),
     "decision": Room(
