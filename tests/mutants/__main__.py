@@ -21,6 +21,7 @@ are kept beside the results; only files of tests that have changed run again.
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from dataclasses import asdict, replace
 from itertools import groupby
@@ -46,6 +47,12 @@ def arguments() -> argparse.Namespace:
         help="seconds for tests that take less than a fifth of it",
     )
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "mutants.jsonl")
+    parser.add_argument(
+        "--quick",
+        type=float,
+        default=math.inf,
+        help="only tests that come by the mutant and take so many seconds; then ask --again",
+    )
     parser.add_argument("--again", action="store_true", help="try only what has survived so far")
     return parser.parse_args()
 

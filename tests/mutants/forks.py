@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -50,6 +50,7 @@ class Forks:
         self._sources = [ROOT / path for path in asked["sources"]]
         self._mutants = [Mutant(**entry) for entry in asked["mutants"]]
         self._limit_s, self._say = float(asked["limit_s"]), say
+        self._quick_s = float(asked["quick_s"])
         self._records = Records(Path(asked["records"]), ROOT, self._sources, asked["tests"])
         self._imports = coverage_of(self._sources)
         self._began = False
@@ -89,18 +90,17 @@ class Forks:
             path = ROOT / mutant.path
             changes = changes_of(path, mutant.source, functions[str(path)])
             lines = lines_of_definition(path, mutant) if not changes else lines_of_mutant(mutant)
-            tests = rehearsal.visitors(mutant.path, lines)
-            last = by_files.intersection(rehearsal.cheap_first(by_files))
-            tests = [*(one for one in tests if one not in last), *sorted(last)]
-            by, at_import = (
-                "",
-                not changes or not imported.get(str(path), {}).keys().isdisjoint(lines),
-            )
+            tests = rehearsal.visitors(mutant.path, lines, self._quick_s)
+            last = [] if self._quick_s < inf else rehearsal.cheap_first(by_files)
+            tests = [*(one for one in tests if one not in by_files), *last]
+            at_import = not changes or not imported.get(str(path), {}).keys().isdisjoint(lines)
+            by = ""
             if changes and tests:
                 chosen, limit_s = [items[one] for one in tests], self._limit(rehearsal, tests)
                 with written(path, mutant.source):
                     by = in_fork(partial(first_failure, session, changes, chosen), limit_s)
-            rest = [] if by or not at_import else [*tests, *rehearsal.cheap_first(items)]
+            others = [] if self._quick_s < inf else rehearsal.cheap_first(items)
+            rest = [*tests, *others] if at_import and not by else []
             self._say(
                 {"by": by, "rest": [*dict.fromkeys(rest)], "limit_s": self._limit(rehearsal, rest)}
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -137,13 +138,16 @@ class Rehearsal:
         """Return how long some tests took."""
         return sum(self._seconds[test] for test in tests)
 
-    def visitors(self, path: str, lines: Iterable[int]) -> list[str]:
+    def visitors(self, path: str, lines: Iterable[int], quick_s: float = math.inf) -> list[str]:
         """Return the tests that come by some lines, cheap ones first, then others of their files.
 
+        With ``quick_s``, only tests that come by themselves and take no longer.
         Fixtures and what is computed once are charged to the first test that asks for them.
         """
         known = self._lines[path]
         direct = {test for line in lines for test in known.get(line, ())}
+        if quick_s < math.inf:
+            return [one for one in self.cheap_first(direct) if self._seconds[one] <= quick_s]
         shared = {test.partition("::")[0] for test in direct}
         beside = {test for test in self._seconds if test.partition("::")[0] in shared}
         return [*self.cheap_first(direct), *self.cheap_first(beside - direct)]

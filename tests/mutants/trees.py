@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -29,8 +30,11 @@ Libraries' threads would not be there in a fork."""
 class Tree:
     """A copy of the working tree, in which the mutants of a room are tried one at a time."""
 
-    def __init__(self, root: Path, limit_s: float, records: Path) -> None:
+    def __init__(
+        self, root: Path, limit_s: float, records: Path, quick_s: float = math.inf
+    ) -> None:
         self._root, self._limit_s, self._records = root, limit_s, records
+        self._quick_s = quick_s
         self._build = root / "build"
         self._build.mkdir(exist_ok=True)
         self._output = self._build / "output"
@@ -59,6 +63,7 @@ class Tree:
             "sources": files(self._root, room.sources),
             "tests": files(self._root, room.tests),
             "limit_s": self._limit_s,
+            "quick_s": self._quick_s,
             "records": str(self._records),
             "temporary": str(self._build / "temporary"),
         }
