@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import stat
 import time
 from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -171,7 +170,7 @@ def parse_manifest(
         ) from error
     manifest = written.manifest()
     try:
-        is_whole = manifest.id == written.id and manifest.to_json() == content
+        is_whole = manifest.to_json() == content  # which includes the id
     except ValueError:  # for example NaN, which JSON does not have
         is_whole = False
     if not is_whole:
@@ -298,7 +297,7 @@ def describe_shared(path: Path) -> dict[str, Any]:
     because another write could have the same time stamp.
     """
     found = path.lstat()
-    if found.st_nlink == 1 or not stat.S_ISREG(found.st_mode):
+    if found.st_nlink == 1:
         return describe_file(path)
     mark = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
     known = _SHARED_FILES.get(mark)

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from model_store.bundles import item_features
+from model_store.bundles import compaction, item_features, upgrade
+from model_store.bundles import manifest as manifests
 from model_store.bundles.backup import BUNDLE_FOLDER, LOG_FILE, SUMMARY_FILE, _wanted
+from model_store.bundles.empty import ENCODER_FILES
 from model_store.bundles.item_features import ItemFeatures
-from model_store.bundles.manifest import MANIFEST_FILE, content_files, parse_manifest
+from model_store.bundles.manifest import (
+    MANIFEST_FILE,
+    _file_name,
+    _sample_name,
+    content_files,
+    describe_file,
+    describe_shared,
+    parse_manifest,
+)
+from model_store.bundles.signatures import SIGNATURE_FILE
 from model_store.errors import ArchiveError, BundleTampered
+from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.half_precision import HalfRows
 
 
@@ -80,6 +93,82 @@ def test_links_are_files_of_a_bundle_wherever_they_lead(tmp_path: Path) -> None:
     assert content_files(tmp_path) == ["file", "folder", "nowhere", "samples/a.png"]
 
 
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        *((name, False) for name in (MANIFEST_FILE, SIGNATURE_FILE)),
+        *((f"{name}2", True) for name in (MANIFEST_FILE, SIGNATURE_FILE)),
+        *((f"a{name}", True) for name in (MANIFEST_FILE, SIGNATURE_FILE)),
+    ],
+)
+def test_manifest_lists_neither_itself_nor_its_signature(name: str, allowed: bool) -> None:
+    if allowed:
+        assert _file_name(name) == name
+        return
+    with pytest.raises(ValueError, match="cannot be listed"):
+        _file_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("samples/a.png", True),
+        ("samples/a.jpg", False),
+        ("samples/a.png2", False),
+        ("other/a.png", False),
+        ("samples2/a.png", False),
+    ],
+)
+def test_sample_is_a_png_file_in_its_folder(name: str, allowed: bool) -> None:
+    if allowed:
+        assert _sample_name(name) == name
+        return
+    with pytest.raises(ValueError, match="a PNG file in samples"):
+        _sample_name(name)
+
+
+@pytest.mark.parametrize(
+    ("n_links", "age_s", "is_cached"), [(1, 9.0, False), (2, 1.5, False), (2, 2.5, True)]
+)
+def test_digest_of_a_shared_file_is_cached_once_its_time_stamp_is_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_links: int, age_s: float, is_cached: bool
+) -> None:
+    monkeypatch.setattr(manifests, "_SHARED_FILES", {})
+    path = tmp_path / "a"
+    path.write_bytes(b"content")
+    for number in range(1, n_links):
+        (tmp_path / f"link{number}").hardlink_to(path)
+    now = path.stat().st_mtime + age_s
+    monkeypatch.setattr("model_store.bundles.manifest.time.time", lambda: now)
+    assert describe_shared(path) == describe_file(path)
+    assert len(manifests._SHARED_FILES) == is_cached
+
+
+@pytest.mark.parametrize("copy", [compaction._copy_rest, upgrade._copy])
+def test_only_files_with_their_whole_names_are_rewritten(
+    tmp_path: Path, copy: Callable[[Path, Path], None]
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    left_out = {*GALLERY_FILES, *(upgrade._LEFT_OUT if copy is upgrade._copy else ())}
+    neighbours = {f"{name}2" for name in left_out} | {f"a-{name}" for name in left_out}
+    for name in left_out | neighbours:
+        (before / name).write_bytes(b"")
+    copy(before, after)
+    assert {path.name for path in after.iterdir()} == neighbours - left_out
+
+
+def test_compaction_links_files_of_the_encoder_alone(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    neighbours = [name for file in ENCODER_FILES for name in (f"{file}2", f"a-{file}")]
+    for name in (*ENCODER_FILES, *neighbours):
+        (before / name).write_bytes(b"")
+    compaction._copy_rest(before, after)
+    linked = {path.name for path in after.iterdir() if path.samefile(before / path.name)}
+    assert linked == {*ENCODER_FILES}
+
+
 @pytest.mark.parametrize("listed", ["samples/a.png.png", "samples/a.pn", "xsamples/a.png"])
 def test_sample_is_listed_by_its_whole_name(digits_bundle: Path, listed: str) -> None:
     manifest = json.loads((digits_bundle / MANIFEST_FILE).read_text("utf-8"))
@@ -104,4 +193,5 @@ def test_thinned_sample_keeps_whole_groups_up_to_its_limit(monkeypatch: pytest.M
     assert 60 <= len(thinned) <= 140
     assert thinned.share == 0.125
     assert all(thinned.groups.count(group) == 2 for group in set(thinned.groups))
-    assert items.at(np.arange(100)).thinned().share == 0.5  # at the limit all are kept
+    for n_items in (0, 1, 60, 100):  # up to the limit all are kept
+        assert items.at(np.arange(n_items)).thinned().share == 0.5

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +177,50 @@ def test_what_was_dropped_is_removed_once_nobody_uses_it(
         assert root.exists()
     assert folder.remove_nameless() == [made.id]
     assert not root.exists()
+
+
+@pytest.mark.parametrize("name", ["shoes2", "my-shoes", "shoe"])
+def test_gallery_is_renamed_to_a_neighbour_of_its_name(
+    folder: GalleryFolder, like: tuple[Path, Manifest], name: str
+) -> None:
+    folder.create("shoes", like)
+    assert folder.rename("shoes", "shoes").name == "shoes"
+    folder.rename("shoes", name)
+    assert [entry.name for entry in folder.entries()] == [name]
+
+
+@pytest.mark.parametrize("end", ["0", "/..", ""])
+def test_root_of_a_gallery_needs_a_whole_id(
+    folder: GalleryFolder, like: tuple[Path, Manifest], end: str
+) -> None:
+    made = folder.create("shoes", like)
+    if not end:
+        assert folder.root(made).parent == folder.path
+        return
+    with pytest.raises(GalleryNotFound, match="no directory of bundles"):
+        folder.root(replace(made, id=f"{made.id}{end}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_left"),
+    [
+        ("0123456789abcdef", False),
+        ("0123456789abcdef0", True),
+        ("x0123456789abcdef", True),
+        (".0123456789abcdef.partial", False),
+        (".0123456789abcdef.staging", False),
+        (".0123456789abcdef.partial2", True),
+        (".0123456789abcdef", True),
+    ],
+)
+def test_remove_nameless_leaves_folders_with_longer_names(
+    folder: GalleryFolder, like: tuple[Path, Manifest], name: str, is_left: bool
+) -> None:
+    made = folder.create("shoes", like)
+    (folder.path / name).mkdir()
+    folder.remove_nameless()
+    assert (folder.path / name).exists() is is_left
+    assert folder.root(made).exists()
 
 
 @pytest.mark.parametrize(

@@ -66,3 +66,12 @@ def test_what_is_touched_is_found_at_once(how: str, tmp_path: Path, manifest: Ma
     assert files.changed() == "c.onnx"
     path.write_bytes(content)
     assert files.changed() is None
+
+
+def test_file_that_was_never_there_is_reported(tmp_path: Path, manifest: Manifest) -> None:
+    (tmp_path / "a.npy").unlink()
+    assert BundleFiles(tmp_path, manifest).changed() == "a.npy"
+
+
+def test_bundle_without_files_is_intact(tmp_path: Path) -> None:
+    assert BundleFiles(tmp_path, Manifest({}, {}, None, None, (), {}, {})).changed() is None

@@ -128,6 +128,14 @@ def test_upgrade_with_changes_of_another_bundle_is_refused(release: str, tmp_pat
     assert current_id(root) == before
 
 
+def test_upgrade_with_changes_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    root = released("schema-7", tmp_path)
+    with closing(sqlite3.connect(root / "changes" / f"{current_id(root)}.sqlite")) as log, log:
+        log.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
+    with pytest.raises(BundleMismatch, match="have format 99"):
+        upgrade(root)
+
+
 def test_upgrade_with_damaged_changes_is_refused(tmp_path: Path) -> None:
     root = released("schema-7", tmp_path)
     before = str(current_id(root))
@@ -145,9 +153,10 @@ def _rewritten(root: Path, **fields: object) -> None:
     (directory / MANIFEST_FILE).write_text(json_text(manifest), encoding="utf-8")
 
 
-def test_upgrade_of_later_release_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 10 * SCHEMA_VERSION])
+def test_upgrade_of_later_release_is_refused(tmp_path: Path, version: int) -> None:
     root = released("0.1.0", tmp_path)
-    _rewritten(root, schema_version=SCHEMA_VERSION + 1)
+    _rewritten(root, schema_version=version)
     with pytest.raises(BundleMismatch, match="or a later release"):
         upgrade(root)
 

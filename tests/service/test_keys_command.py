@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import argparse
+import math
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -7,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from service.access.command import _parser, main
-from service.access.keys import Keyring, read_keys
+from model_store.errors import KeysError
+from service.access.command import _duration, _find, _parser, _replaced, _share, main
+from service.access.keys import Keyring, mint, read_keys
 from tests.end_to_end.keys import id_of, secret_of
 from tests.end_to_end.processes import TIMEOUT_S, environment
 
@@ -283,3 +286,47 @@ def test_a_setting_that_is_wrong_is_named_in_one_line(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("vouch-keys: VOUCH_REDIS_URL: is not a valid address")
     assert "hunter2" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "lasts"),
+    [
+        ("0", timedelta()),
+        ("1s", timedelta(seconds=1)),
+        ("999999h", timedelta(hours=999999)),
+        *((text, None) for text in ("", "00", "x0", "0x", "1", "s", "7days", "x7d", "1234567s")),
+    ],
+)
+def test_duration_is_a_number_and_one_unit(text: str, lasts: timedelta | None) -> None:
+    if lasts is not None:
+        assert _duration(text) == lasts
+        return
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a duration"):
+        _duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_share"),
+    [
+        (repr(math.ulp(0.0)), True),
+        (repr(math.nextafter(1, 0)), True),
+        *((text, False) for text in ("0", "1", "-0.1", "nan", "half")),
+    ],
+)
+def test_share_is_above_0_and_below_1(text: str, is_share: bool) -> None:
+    if is_share:
+        assert _share(text) == float(text)
+        return
+    with pytest.raises(argparse.ArgumentTypeError, match="share between 0 and 1"):
+        _share(text)
+
+
+def test_key_is_found_and_replaced_by_its_whole_id() -> None:
+    ids = ("ab", "ca", "a", "bc")
+    keys = [mint(one, "read")[0].model_copy(update={"id": one}) for one in ids]
+    assert _find(keys, "a") is keys[2]
+    for neighbour in ("b", "c", "abc"):
+        with pytest.raises(KeysError, match="There is no key"):
+            _find(keys, neighbour)
+    changed = keys[2].model_copy(update={"name": "changed"})
+    assert _replaced(keys, changed) == [keys[0], keys[1], changed, keys[3]]

@@ -68,9 +68,11 @@ def test_items_of_the_map_are_listed_by_number(client: TestClient, bundle: Bundl
     assert {**detail, "row": items[0]["row"]} == items[0]
     many = {"bundle_id": found["bundle_id"], "rows": ",".join(["1"] * (MAX_ROWS + 1))}
     assert client.get(f"{MAP}/items", params=many).status_code == 422
-    outdated = client.get(f"{MAP}/items", params={**sent, "bundle_id": "another"})
-    assert outdated.status_code == 409
-    assert "Request the map again" in outdated.json()["detail"]
+    served = found["bundle_id"]
+    for another in ("another", f"{served}0", f"0{served}", served[:-1], served[1:]):
+        outdated = client.get(f"{MAP}/items", params={**sent, "bundle_id": another})
+        assert outdated.status_code == 409
+        assert "Request the map again" in outdated.json()["detail"]
 
 
 def test_map_follows_each_write(live: TestClient, digit: bytes) -> None:

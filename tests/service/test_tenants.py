@@ -209,8 +209,9 @@ class TestAGallery:
         self, client: TestClient, tmp_path: Path
     ) -> None:
         create(client, "shoes")
-        refused = client.delete("/v1/galleries/shoes", params={"confirm": "boots"})
-        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+        for other in ("boots", "shoes2", "my-shoes", "shoe"):
+            refused = client.delete("/v1/galleries/shoes", params={"confirm": other})
+            assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
         assert client.delete("/v1/galleries/shoes").status_code == 422
         assert names(client) == ["digits", "shoes"]
         gone = client.delete("/v1/galleries/shoes", params={"confirm": "shoes"})
@@ -231,6 +232,9 @@ class TestAGallery:
     ) -> None:
         create(client, "shoes")
         create(client, "boots")
+        for longer in ("digit", "digits2", "my-digits"):  # the operator's gallery is `digits`
+            assert create(client, longer).status_code == 201
+            assert client.delete(f"/v1/galleries/{longer}", params={"confirm": longer}).is_success
         made = create(client, name)
         assert (made.status_code, made.json()["code"]) == (status, code)
         renamed = client.post("/v1/galleries/boots/rename", json={"name": name})
