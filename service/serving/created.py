@@ -80,9 +80,11 @@ class CreatedGalleries:
 
     def _closed(self, open_now: set[str]) -> list[Listed]:
         """Return the created galleries that are not open."""
-        folder, found = self._folder, []
-        for entry in [] if folder is None else folder.entries():
-            if folder is None or entry.name in open_now:
+        folder, found = self._folder, list[Listed]()
+        if folder is None:
+            return found
+        for entry in folder.entries():
+            if entry.name in open_now:
                 continue
             try:
                 bundle_id = current_id(folder.root(entry))

@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +142,16 @@ class Rehearsal:
     def visitors(self, path: str, lines: Iterable[int], quick_s: float = math.inf) -> list[str]:
         """Return the tests that come by some lines, cheap ones first, then others of their files.
 
-        With ``quick_s``, only tests that come by themselves and take no longer.
+        With ``quick_s``, only tests that come by themselves, each of which takes no longer, and all
+        of them no longer than twenty times that.
         Fixtures and what is computed once are charged to the first test that asks for them.
         """
         known = self._lines[path]
         direct = {test for line in lines for test in known.get(line, ())}
         if quick_s < math.inf:
-            return [one for one in self.cheap_first(direct) if self._seconds[one] <= quick_s]
+            chosen = [one for one in self.cheap_first(direct) if self._seconds[one] <= quick_s]
+            so_far = accumulate(self._seconds[one] for one in chosen)
+            return [one for one, s in zip(chosen, so_far, strict=True) if s <= 20 * quick_s]
         shared = {test.partition("::")[0] for test in direct}
         beside = {test for test in self._seconds if test.partition("::")[0] in shared}
         return [*self.cheap_first(direct), *self.cheap_first(beside - direct)]
