@@ -122,7 +122,8 @@ class Closed(NamedTuple):
     Attributes
     ----------
     texts : members of a `Literal`: code chooses among them after they were checked.
-    names : functions, and numbers, arrays and such choices by all of their annotations.
+    names : functions, and numbers, arrays and such choices by all of their annotations; names that
+        begin with ``n_`` are numbers too.
     open_names : by all of their annotations texts, which are compared with texts before a check.
     """
 
@@ -140,7 +141,7 @@ class Closed(NamedTuple):
                 is_open = isinstance(other, ast.Name) and other.id in self.open_names
                 return value in self.texts and not is_open
             case ast.Name(id=name) | ast.Attribute(attr=name):
-                return name in self.names
+                return name in self.names or name.lstrip("_").startswith("n_")
             case ast.Set(elts=elements) | ast.Tuple(elts=elements) | ast.List(elts=elements):
                 return all(self._holds(one, other) for one in elements)
         return isinstance(node, ast.Constant)
@@ -151,8 +152,8 @@ NO_TEXT = re.compile(
     r"(int|float|bool|np\.\w+|\w*Array|NDArray\[.*\]|(np\.)?dtype\[.*\]|Literal\[.*\])( \| None)?"
 )
 """Annotations of numbers, arrays and closed choices."""
-NO_TEXT_ELSEWHERE = frozenset({"shape", "dtype", "size", "ndim", "errno", "st_dev"})
-"""Attributes of other libraries that are no text."""
+NO_TEXT_ELSEWHERE = frozenset({"shape", "dtype", "errno", "st_dev", "__name__"})
+"""Names of Python and of other libraries that no stranger chooses."""
 
 
 def closed_choices(paths: Iterable[Path]) -> Closed:
@@ -160,7 +161,7 @@ def closed_choices(paths: Iterable[Path]) -> Closed:
     nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_bytes()))]
     annotations: defaultdict[str, set[str]] = defaultdict(set)
     texts, aliases = set[str](), set[str]()
-    functions, assigned = set[str](), set[str]()
+    functions, assigned, numbers = set[str](), set[str](), {*NO_TEXT_ELSEWHERE}
     for node in nodes:
         match node:
             case ast.Subscript(value=ast.Name(id="Literal"), slice=members):
@@ -178,6 +179,12 @@ def closed_choices(paths: Iterable[Path]) -> Closed:
                 annotations[name].add(ast.unparse(annotation))
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int() | float())):
                 annotations[name].add("int")
+            case ast.Assign(
+                targets=[ast.Tuple(elts=elements)],
+                value=ast.Call(func=ast.Name(id="range")) | ast.Tuple(),
+            ):
+                constants = [one.id for one in elements if isinstance(one, ast.Name)]
+                numbers |= {one for one in constants if one.isupper()}
             case ast.Assign(targets=[ast.Name(id=alias)], value=ast.Subscript() as value):
                 aliases |= {alias} if NO_TEXT.fullmatch(ast.unparse(value)) else set()
     closed = {
@@ -187,7 +194,7 @@ def closed_choices(paths: Iterable[Path]) -> Closed:
     }
     names = closed | functions - assigned - annotations.keys()
     open_names = {name for name, found in annotations.items() if found <= {"str", "str | None"}}
-    return Closed(frozenset(texts), frozenset(names | NO_TEXT_ELSEWHERE), frozenset(open_names))
+    return Closed(frozenset(texts), frozenset(names | numbers), frozenset(open_names))
 
 
 Replacement = tuple[str, ast.expr | ast.stmt, str]

@@ -75,6 +75,7 @@ def test_a_piece_of_code_has_these_mutants(kind: str, source: str, wanted: list[
 PACKAGE = """
 Kind = Literal["image", "text"]
 LARGEST = 3
+FALSE, TRUE = range(2)
 def is_known(code: int, kind: Kind, name: str, host): ...
 """
 
@@ -87,6 +88,8 @@ def is_known(code: int, kind: Kind, name: str, host): ...
         ("x = code == found", 0),
         ("x = rows.shape == wanted", 0),
         ("x = found in (LARGEST, 4)", 0),
+        ("x = found in (FALSE, TRUE)", 0),
+        ("x = self._n_items == found", 0),
         ("x = is_known in checks", 0),
         ("x = '*' in names", 0),
         ("x = name in {'image', 'text'}", 2),
