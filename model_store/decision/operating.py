@@ -583,7 +583,7 @@ def errors_allowed(n: int, coverage: float, delta: float) -> int:
     allowed = math.floor(bdtrik(delta, n, 1 - coverage))
     if at_most(allowed, n, np.array([1 - coverage]))[0] > delta:
         allowed -= 1
-    return max(allowed, -1)
+    return allowed
 
 
 def at_most(k: float, n: float, rates: Floats) -> Floats:

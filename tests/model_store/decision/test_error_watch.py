@@ -237,3 +237,14 @@ def test_estimate_error_without_enough_reviews_bounds_nothing() -> None:
     assert estimate_error([]) == ErrorEstimate(None, (0.0, 1.0))
     few = [MatchReview(wrong=True, draw=MatchDraw(0.1)) for _ in range(MIN_REVIEWS - 1)]
     assert estimate_error(few) == ErrorEstimate(1.0, (0.0, 1.0))
+
+
+@pytest.mark.parametrize("n", [MIN_REVIEWS - 1, MIN_REVIEWS])
+@pytest.mark.parametrize(("wrong", "rate"), [(True, 1.0), (False, 0.0)])
+def test_estimate_error_lies_between_0_and_1(n: int, wrong: bool, rate: float) -> None:
+    """Though a seldom drawn match that was predicted badly counts for more than one."""
+    draw = MatchDraw(0.1 if wrong else 0.9, probability=0.2, least=0.1)
+    assert draw.corrected(wrong=wrong) > 1 or draw.corrected(wrong=wrong) < 0
+    found = estimate_error([MatchReview(wrong, draw)] * n)
+    assert found.rate == rate
+    assert 0 <= found.interval[0] <= rate <= found.interval[1] <= 1

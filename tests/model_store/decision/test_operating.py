@@ -58,6 +58,20 @@ def test_label_bound_is_where_chernoff_and_hoeffding_reach_delta(
 
 def test_label_bound_of_no_label_or_of_certainty_is_one() -> None:
     assert label_bound(0.0, 0, 0.1) == label_bound(1.0, 50, 0.1) == 1
+    assert label_bound(0.0, 1, 0.1) == pytest.approx(0.9, abs=1e-8)
+    assert label_p_values(0.0, 0, np.array([0.9])).tolist() == [1.0]
+    assert label_p_values(0.0, 1, np.array([0.9])) == pytest.approx([0.1])
+
+
+def test_upper_bound_of_no_query_or_of_certainty_is_one() -> None:
+    assert upper_bound(0.0, 0, 0.1) == upper_bound(1.0, 50, 0.1) == 1
+    assert upper_bound(0.0, 1, 0.1) == pytest.approx(0.9)
+    assert upper_bound(0.5, 2, 0.1) == pytest.approx(beta.ppf(0.9, 2, 1))
+
+
+def test_errors_allowed_of_no_query_or_of_certainty_are_none() -> None:
+    assert errors_allowed(0, 0.5, 0.9) == errors_allowed(50, 1.0, 0.9) == -1
+    assert errors_allowed(1, 0.5, 0.9) == 0
 
 
 def test_fpir_bound_counts_labels_and_not_queries() -> None:

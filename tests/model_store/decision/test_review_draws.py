@@ -24,6 +24,27 @@ def test_probability_is_proportional_to_doubt_above_a_floor() -> None:
     assert draws.probability(None, is_match=False) == 0.05
 
 
+@pytest.mark.parametrize(
+    ("probability", "predicted"), [(0.05, 0.25), (0.06, 0.3), (0.08, 0.4), (0.1, 0.4), (1.0, 0.4)]
+)
+def test_predicted_error_is_limited_by_the_draw_probability(
+    probability: float, predicted: float
+) -> None:
+    draws = ReviewDraws(0.1, 0.2, 0.4)
+    assert draws.predicted_error(0.4, probability) == pytest.approx(predicted)
+
+
+def test_probability_of_a_draw_is_at_most_one() -> None:
+    assert ReviewDraws(0.5, 1e-3, 0.4).probability(0.5, is_match=True) == 1
+
+
+def test_certain_calibration_queries_draw_all_alike() -> None:
+    """Their doubt is 0, which no other doubt can be compared with."""
+    certain = calibration(evidence(30, 10, first_probabilities=np.ones(40)))
+    draws = ReviewDraws.of(certain, 0.1)
+    assert draws.probability(0.5, is_match=True) == draws.least
+
+
 def test_share_of_one_draws_every_answer() -> None:
     draws = ReviewDraws(1.0, 0.2, 0.4)
     assert {draws.probability(p, is_match=True) for p in (None, 0.0, 0.5, 1.0)} == {1.0}
