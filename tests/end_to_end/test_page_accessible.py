@@ -349,6 +349,21 @@ FROM_ELSEWHERE = {
     "The image is animated or has several pages; only the first was used.",
     "The end of the file is missing; the picture is whole.",
     *("one item", "2 to 5 items", "more than 5 items", "more than a billion"),
+    # Why a calibration was refused or failed; the page translates each sentence.
+    "This service cannot calibrate, because `vouch-build` is not installed beside it.",
+    "The operator runs `vouch-build calibrate {0}`.",
+    "The gallery {0} is being calibrated already.",
+    "Wait until that calibration has ended.",
+    "The service ended before the calibration.",
+    "Start the calibration again.",
+    "No item of the gallery has a label, so it is unknown which items match.",
+    "Give items that show the same thing the same label.",
+    (
+        "{0} items share their label with another photograph, and the items have {1} labels; "
+        "at least 50 such items and 2 labels are needed."
+    ),
+    "Copies do not count.",
+    "Add photographs and labels.",
 }
 """Texts that stand among others which reach nobody."""
 
