@@ -1,7 +1,8 @@
 """Checks of a gallery for its curator: near duplicates, and labels that may be wrong.
 
-The checks read only stored embeddings. A gallery is examined in parts, in the order of the ids. So
-the time of a request is limited, and does not depend on the size of the gallery.
+The checks read only stored embeddings. A gallery is examined in parts. So the time of a request is
+limited, and does not depend on the size of the gallery. `examine` lists findings in the order of
+the ids; a `Ranking` lists the strongest findings of the whole gallery first.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,31 @@ vote, because it usually has the same wrong label."""
 AT_ONCE = 64
 """Number of items in a part; the time limit is checked after each part."""
 
+LEAST = 0.5
+"""Minimum strength of the findings in a `Ranking`."""
+
 Rows = NDArray[np.int64]
-FoundT = TypeVar("FoundT")
+Place = tuple[float, int]
+"""A place in a `Ranking`: the strength and the row of a finding."""
+
+
+class Finding(Protocol):
+    """What a check finds about one item."""
+
+    @property
+    def row(self) -> int:
+        """The row of the item."""
+
+    @property
+    def strength(self) -> float:
+        """How clear the finding is, at most 1."""
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the item and of the other items in the finding."""
+
+
+FoundT = TypeVar("FoundT", bound=Finding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +82,16 @@ class LabelError:
     neighbours: Rows
     similarities: NDArray[np.float64]
 
+    @property
+    def strength(self) -> float:
+        """See `Finding`."""
+        return self.confidence
+
+    @property
+    def rows(self) -> Rows:
+        """See `Finding`."""
+        return np.append(self.neighbours, self.row)
+
 
 @dataclass(frozen=True, slots=True)
 class NearDuplicates:
@@ -73,6 +107,16 @@ class NearDuplicates:
     row: int
     duplicates: Rows
     similarities: NDArray[np.float64]
+
+    @property
+    def strength(self) -> float:
+        """See `Finding`; the similarity of the nearest duplicate."""
+        return float(self.similarities[0])
+
+    @property
+    def rows(self) -> Rows:
+        """See `Finding`."""
+        return np.append(self.duplicates, self.row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +162,84 @@ def examine(
         n_examined, last = n_examined + len(rows), int(rows[-1])
         if len(found) >= limit or time.monotonic() >= until:
             return Examined(found, n_examined, last)
+
+
+class Ranking(Generic[FoundT]):
+    """The findings of a whole gallery in the order of their strength, the strongest first.
+
+    Only row and strength of a finding are stored, 16 bytes. A page computes its findings again with
+    the current gallery: it omits corrected and removed items. Items that were added or changed are
+    examined before the next page. A finding of an unchanged item whose neighbours were changed
+    appears only in a new ranking.
+
+    Parameters
+    ----------
+    check : function of a gallery, rows and the minimum strength of a finding.
+    """
+
+    def __init__(self, check: Callable[[Gallery, Rows, float], list[FoundT]]) -> None:
+        self._check = check
+        self._rows = np.empty(0, dtype=np.int64)
+        self._strengths = np.empty(0)
+        self._next = 0  # all items in earlier rows are examined
+
+    def examine(self, gallery: Gallery, budget_s: float) -> tuple[int, int]:
+        """Examine further items; return the numbers of items examined now, and still to examine.
+
+        At least `AT_ONCE` items are examined, if so many are left.
+
+        Parameters
+        ----------
+        budget_s : time in seconds after which no further part is examined.
+        """
+        until = time.monotonic() + budget_s
+        left = gallery.rows()
+        left = left[left >= self._next]
+        found: list[FoundT] = []
+        n_examined = 0
+        while n_examined < len(left):
+            rows = left[n_examined : n_examined + AT_ONCE]
+            found += self._check(gallery, rows, LEAST)
+            self._next = int(rows[-1]) + 1
+            n_examined += len(rows)
+            if time.monotonic() >= until:
+                break
+        if found:
+            rows = np.append(self._rows, [one.row for one in found])
+            strengths = np.append(self._strengths, [one.strength for one in found])
+            order = np.lexsort((rows, -strengths))
+            self._rows, self._strengths = rows[order], strengths[order]
+        return n_examined, len(left) - n_examined
+
+    def page(
+        self, gallery: Gallery, after: Place | None, least: float, limit: int, budget_s: float
+    ) -> tuple[list[FoundT], Place | None]:
+        """Return up to ``limit`` findings after a place, and the place after which others follow.
+
+        The place is None at the end of the ranking.
+
+        Parameters
+        ----------
+        after : place after which to begin; None for the first finding.
+        least : minimum strength of a finding, at least `LEAST`.
+        budget_s : time in seconds after which the page ends.
+        """
+        until = time.monotonic() + budget_s
+        passes = (self._strengths >= least) & np.isin(self._rows, gallery.rows())
+        if after is not None:
+            strength, row = after
+            is_tied = self._strengths == strength
+            passes &= (self._strengths < strength) | (is_tied & (self._rows > row))
+        rows, strengths = self._rows[passes], self._strengths[passes]
+        found: list[FoundT] = []
+        n = 0
+        while n < len(rows) and len(found) < limit:
+            part = rows[n : n + min(limit - len(found), AT_ONCE)]
+            found += self._check(gallery, part, least)
+            n += len(part)
+            if time.monotonic() >= until:
+                break
+        return found, (float(strengths[n - 1]), int(rows[n - 1])) if n < len(rows) else None
 
 
 def label_errors(gallery: Gallery, rows: Rows, confidence: float) -> list[LabelError]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import EllipsisType, TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 import httpx2
 from pydantic import BaseModel
@@ -313,28 +313,28 @@ class VouchClient:
         return self._get(path, schemas.SimilarAnswer, fields_of(**options))
 
     def label_errors(
-        self, gallery: str, *, confidence: float = 0.8
+        self, gallery: str, *, confidence: float = 0.8, order: Literal["id", "confidence"] = "id"
     ) -> Iterator[schemas.PossibleLabelError]:
         """Iterate over items whose label differs from the label of their nearest neighbours.
 
-        The items are in the order of their ids.
+        With the order ``confidence``, the clearest errors of the whole gallery come first.
 
         Pages are fetched on demand; the service needs about half a second for each page.
 
         Examples
         --------
-        >>> for error in vouch.label_errors("demo", confidence=0.9):
+        >>> for error in vouch.label_errors("demo", confidence=0.9, order="confidence"):
         ...     print(error.item.id, error.item.label, error.suggested_label)
         """
-        path, options = path_of(gallery, "label-errors"), {"confidence": confidence}
+        path, options = path_of(gallery, "label-errors"), {"confidence": confidence, "order": order}
         yield from self._examined(path, schemas.LabelErrorList, options)
 
     def near_duplicates(
-        self, gallery: str, *, threshold: float = 0.99
+        self, gallery: str, *, threshold: float = 0.99, order: Literal["id", "similarity"] = "id"
     ) -> Iterator[schemas.ItemWithDuplicates]:
-        """Iterate over items that have near duplicates, in the order of their ids.
+        """Iterate over items that have near duplicates; both items of a pair are listed.
 
-        Both items of a pair are listed.
+        With the order ``similarity``, the nearest duplicates of the whole gallery come first.
 
         Pages are fetched on demand; the service needs about half a second for each page.
 
@@ -343,11 +343,14 @@ class VouchClient:
         >>> for one in vouch.near_duplicates("demo"):
         ...     print(one.item.id, [(near.id, near.similarity) for near in one.duplicates])
         """
-        path, options = path_of(gallery, "near-duplicates"), {"threshold": threshold}
+        path, options = (
+            path_of(gallery, "near-duplicates"),
+            {"threshold": threshold, "order": order},
+        )
         yield from self._examined(path, schemas.NearDuplicateList, options)
 
     def _examined(
-        self, path: str, answer: type[Any], options: Mapping[str, float]
+        self, path: str, answer: type[Any], options: Mapping[str, float | str]
     ) -> Iterator[Any]:
         cursor: dict[str, str] = {}
         while True:

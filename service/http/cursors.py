@@ -18,6 +18,7 @@ from typing import Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from model_store.curation import Place
 from model_store.errors import InvalidCursor, OutdatedCursor
 from model_store.search import N_CANDIDATES
 from service.schemas import SearchOptions, ShareOrigin
@@ -71,6 +72,24 @@ class Selection:
         return cls("filter", hashlib.blake2b(plain.encode(), digest_size=8).hexdigest())
 
 
+class RankedCursor(BaseModel):
+    """A place in a list in the order of strength: the next page begins after this place.
+
+    ``strength`` and ``after``, a row, are None on the first page. ``parameter`` and ``value`` are
+    those of the list's `Selection`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    of: Literal["ranked"] = "ranked"
+    bundle: str
+    strength: float | None = None
+    after: int | None = Field(None, ge=0, le=2**40)
+    parameter: str
+    value: str
+    at: int = Field(default_factory=lambda: int(time.time()))
+
+
 class SearchCursor(BaseModel):
     """A position in the results of a query: the next page begins after ``start`` results.
 
@@ -91,10 +110,10 @@ class SearchCursor(BaseModel):
     at: int = Field(default_factory=lambda: int(time.time()))
 
 
-CursorT = TypeVar("CursorT", ItemsCursor, SearchCursor)
+CursorT = TypeVar("CursorT", ItemsCursor, RankedCursor, SearchCursor)
 
 
-def write(cursor: ItemsCursor | SearchCursor, secret: bytes) -> str:
+def write(cursor: ItemsCursor | RankedCursor | SearchCursor, secret: bytes) -> str:
     """Serialise and sign a cursor. All bundles of a directory have the same ``secret``."""
     fields = cursor.model_dump_json(exclude_none=True).encode()
     return base64.urlsafe_b64encode(_signature(fields, secret) + fields).decode().rstrip("=")
@@ -148,6 +167,37 @@ def row_before(text: str | None, bundle: str, secret: bytes, selection: Selectio
     if text is None:
         return None
     cursor = read(text, ItemsCursor, bundle, secret)
+    _require_same(cursor, selection)
+    return cursor.after
+
+
+def to_page_from(place: Place | None, bundle: str, secret: bytes, selection: Selection) -> str:
+    """Return the cursor to the page after a place in a ranking; None for the first page."""
+    strength, row = place or (None, None)
+    of_list = {"parameter": selection.parameter, "value": selection.value}
+    return write(RankedCursor(bundle=bundle, strength=strength, after=row, **of_list), secret)
+
+
+def place_before(
+    text: str | None, bundle: str, secret: bytes, selection: Selection
+) -> Place | None:
+    """Return the place in a ranking after which a page begins; None for the first page.
+
+    Raises
+    ------
+    InvalidCursor, OutdatedCursor : see `row_before`.
+    """
+    if text is None:
+        return None
+    cursor = read(text, RankedCursor, bundle, secret)
+    _require_same(cursor, selection)
+    if cursor.strength is None or cursor.after is None:
+        return None
+    return cursor.strength, cursor.after
+
+
+def _require_same(cursor: ItemsCursor | RankedCursor, selection: Selection) -> None:
+    """Raise `InvalidCursor` if the cursor belongs to a list with another ``selection``."""
     name = selection.parameter
     if cursor.parameter != name:
         raise InvalidCursor(_NOT_OURS)
@@ -156,7 +206,6 @@ def row_before(text: str | None, bundle: str, secret: bytes, selection: Selectio
             f"The cursor belongs to a list with another `{name}`. Send the `{name}` of the "
             f"previous page, or request the first page with the new `{name}`."
         )
-    return cursor.after
 
 
 _NOT_OURS = (

@@ -11,6 +11,7 @@ from service.http.drain import Drain
 from service.observability.metrics import Telemetry
 from service.serving.calibration_runs import CalibrationRuns
 from service.serving.created import CreatedGalleries
+from service.serving.curation import Rankings
 from service.serving.maps import GalleryPlanes
 from service.serving.registry import Galleries
 from service.serving.shadows import Shadows
@@ -32,6 +33,7 @@ class State:
     drain : state of the drain, which begins when the service stops.
     unknown : cache of the groups of stored queries without a match.
     planes : cache of the axes of the galleries' maps.
+    rankings : cache of the rankings of what checks find in the galleries.
     """
 
     galleries: Galleries
@@ -48,3 +50,4 @@ class State:
     drain: Drain
     unknown: UnknownGroups = field(default_factory=UnknownGroups)
     planes: GalleryPlanes = field(default_factory=GalleryPlanes)
+    rankings: Rankings = field(default_factory=Rankings)

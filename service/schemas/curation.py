@@ -37,24 +37,26 @@ class _Examined(BaseModel):
     bundle_id: str
     n_items: int = Field(description="Number of items in the whole gallery.")
     n_examined: int = Field(description="Number of items that this page examined.")
+    n_unranked: int = Field(
+        description="With an `order` other than `id`: number of items to examine before the first "
+        "results; else 0."
+    )
 
 
 class LabelErrorList(_Examined):
     """A page of possible label errors in a gallery."""
 
-    items: list[PossibleLabelError] = Field(description="Possible label errors, ordered by id.")
-    next_cursor: str | None = Field(
-        description="Cursor of the next page; null once all items are examined."
+    items: list[PossibleLabelError] = Field(
+        description="Possible label errors, in the order of the request."
     )
+    next_cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
 class NearDuplicateList(_Examined):
     """A page of items that have near duplicates in the gallery."""
 
     items: list[ItemWithDuplicates] = Field(
-        description="Items with near duplicates, ordered by id. Both items of a pair are listed, "
-        "each with the other item as its duplicate."
+        description="Items with near duplicates, in the order of the request. Both items of a pair "
+        "are listed, each with the other item as its duplicate."
     )
-    next_cursor: str | None = Field(
-        description="Cursor of the next page; null once all items are examined."
-    )
+    next_cursor: str | None = Field(description="Cursor of the next page; null on the last page.")

@@ -18,6 +18,8 @@ from tests.support.bundle_copies import copied
 
 pytestmark = pytest.mark.browser
 
+ALL_EXAMINED = "All 1,000 items examined. The clearest cases come first."
+
 
 def named(item_id: str, label: str, **more: Any) -> dict[str, Any]:
     url = f"/v1/galleries/shoes/items/{item_id}/thumbnail"
@@ -47,25 +49,35 @@ def pair(one: str, other: str, label: str = "boot") -> dict[str, Any]:
 
 
 def pages(*found: list[dict[str, Any]]) -> Any:
-    """A check in as many pages, each of 500 items."""
+    """A check of 1,000 items in as many pages; those before the first finding examine items."""
+    first = next((place for place, some in enumerate(found) if some), len(found))
 
     def reply(asked: Asked) -> dict[str, Any]:
-        place = int(parse_qs(urlsplit(asked.url).query).get("cursor", ["0"])[0])
+        query = parse_qs(urlsplit(asked.url).query)
+        assert query["order"] == ["confidence" if "/label-errors" in asked.url else "similarity"]
+        place = int(query.get("cursor", ["0"])[0])
         after = str(place + 1) if place + 1 < len(found) else None
-        return {"items": found[place], "n_items": 1000, "n_examined": 500, "next_cursor": after}
+        left = 1000 * max(0, first - place) // (first + 1)
+        return {
+            "items": found[place],
+            "n_items": 1000,
+            "n_examined": 0,
+            "n_unranked": left,
+            "next_cursor": after,
+        }
 
     return reply
 
 
 def test_label_errors_are_corrected_or_kept(shown: Shown) -> None:
     first, second = [label_error("a"), label_error("b")], [label_error("c/d")]
-    shown.replies["/v1/galleries/shoes/label-errors"] = pages(first, [], second)
+    shown.replies["/v1/galleries/shoes/label-errors"] = pages([], first, second)
     shown.replies["/v1/galleries/shoes/items"] = items
     shown.open()
     shown.found("open-browse").click()
     shown.found("to-label-errors").click()
     expect(shown.page).to_have_url("http://vouch.test/#/shoes/label-errors")
-    expect(shown.found("check-status")).to_have_text("All 1,000 items examined.")
+    expect(shown.found("check-status")).to_have_text(ALL_EXAMINED)
     cards = shown.found("label-error")
     expect(cards).to_have_count(3)
     expect(cards.first).to_contain_text(f"Neighbours with “boot”: 92{NBSP}%")
@@ -122,22 +134,31 @@ def test_near_duplicates_are_grouped_and_deleted_or_kept(shown: Shown) -> None:
     shown.open()
     shown.found("open-browse").click()
     shown.found("to-near-duplicates").click()
-    expect(shown.found("check-status")).to_have_text("All 1,000 items examined.")
+    expect(shown.found("check-status")).to_have_text(ALL_EXAMINED)
     groups = shown.found("duplicates")
     expect(groups).to_have_count(2)
     expect(groups.first.locator(".id")).to_have_text(["a", "b", "e"])
     expect(groups.first).to_contain_text("3 items, similarity 0.995 or more")
     expect(groups.first.get_by_test_id("labels-differ")).to_have_count(0)
     expect(groups.nth(1).get_by_test_id("labels-differ")).to_be_visible()
-    for place, item_id in ((0, "a"), (2, "e")):
-        button = groups.first.get_by_test_id("delete-duplicate").nth(place)
-        button.click()
-        expect(button).to_have_text("Press again: it cannot be taken back")
-        button.click()
+    marks = groups.first.get_by_test_id("mark-duplicate")
+    for place in (0, 1, 2):
+        marks.nth(place).click()
+    expect(groups.first).to_contain_text("All items of this group are marked.")
+    marks.nth(1).click()  # taken back
+    expect(groups.first).not_to_contain_text("All items of this group are marked.")
+    button = shown.found("delete-marked")
+    expect(button).to_have_text("Delete 2 marked items")
+    button.click()
+    expect(button).to_have_text("Press again: 2 items are deleted, and it cannot be taken back")
+    assert not [path for method, path, _ in shown.asked if method == "DELETE"]
+    button.click()
+    expect(shown.found("deleted")).to_have_text("2 of 2 deleted")
+    for place in (0, 2):
         expect(groups.first.locator("figure").nth(place)).to_have_class("gone")
-        expect(groups.first).to_contain_text(f"“{item_id}” is no longer in the gallery.")
     deleted = [path.rpartition("/")[2] for method, path, _ in shown.asked if method == "DELETE"]
     assert deleted == ["a", "e"]
+    expect(button).to_be_hidden()
     expect(groups.first.get_by_test_id("keep-all")).to_be_hidden()  # one is left
     groups.nth(1).get_by_test_id("keep-all").click()
     expect(groups.nth(1)).to_contain_text("This browser does not list it again.")
@@ -174,10 +195,11 @@ def test_label_error_of_a_served_gallery_is_corrected(
         group = page.get_by_test_id("duplicates").filter(has_text="copy/1")
         expect(page.get_by_test_id("check-status")).to_contain_text("items examined.")
         figure = group.locator("figure").filter(has_text="copy/2")
-        erase = figure.get_by_test_id("delete-duplicate")
+        figure.get_by_test_id("mark-duplicate").click()
+        erase = page.get_by_test_id("delete-marked")
         erase.click()
         erase.click()
-        expect(group).to_contain_text("“copy/2” is no longer in the gallery.")
+        expect(page.get_by_test_id("deleted")).to_have_text("1 of 1 deleted")
         assert service.http.get(f"{base}/copy/2").status_code == 404
         page.close()
 
@@ -188,9 +210,52 @@ def test_check_pauses_after_many_findings_and_goes_on(shown: Shown) -> None:
     shown.replies["/v1/usage"] = {"scope": "read"}
     shown.page.goto("http://vouch.test/#/shoes/label-errors")
     expect(shown.found("label-error")).to_have_count(60)
-    expect(shown.found("check-status")).to_have_text("500 of 1,000 items examined")
+    expect(shown.found("check-status")).to_have_text(ALL_EXAMINED)
     expect(shown.found("take-suggestion").first).to_be_hidden()
     expect(shown.found("label-errors")).to_contain_text("A key that may write is needed")
     shown.found("check-more").click()
     expect(shown.found("label-error")).to_have_count(61)
     expect(shown.found("check-more")).to_be_hidden()
+
+
+def test_copies_of_each_group_are_marked_but_one(shown: Shown) -> None:
+    """Groups whose labels differ, and kept groups, are left to a person."""
+    shown.replies["/v1/galleries/shoes/near-duplicates"] = pages(
+        [pair("a", "b"), pair("a", "c"), pair("d", "e", "clog"), pair("f", "g"), pair("h", "i")]
+    )
+    shown.page.goto("http://vouch.test/#/shoes/near-duplicates")
+    groups = shown.found("duplicates")
+    groups.nth(2).get_by_test_id("mark-duplicate").first.click()
+    expect(shown.found("delete-marked")).to_have_text("Delete 1 marked items")
+    groups.nth(2).get_by_test_id("keep-all").click()
+    expect(shown.found("delete-marked")).to_be_hidden()
+    shown.found("mark-copies").click()
+    expect(shown.found("delete-marked")).to_have_text("Delete 3 marked items")
+    detail = "It is gone."
+    gone = {"title": "No", "detail": detail}
+    shown.page.route("**/items/c", lambda route: route.fulfill(status=404, json=gone))
+    shown.found("delete-marked").press("Enter")
+    shown.found("delete-marked").press("Enter")
+    expect(shown.found("deleted")).to_have_text(
+        f"2 of 3 deleted. “c” could not be deleted: {detail}"
+    )
+    deleted = [path.rpartition("/")[2] for method, path, _ in shown.asked if method == "DELETE"]
+    assert deleted == ["b", "i"]
+    expect(shown.found("delete-marked")).to_have_text("Delete 1 marked items")
+    assert shown.complaints == []
+
+
+def test_check_says_how_far_the_gallery_is_examined(shown: Shown) -> None:
+    waiting = {"items": [], "n_items": 1000, "n_unranked": 400, "next_cursor": "0"}
+    shown.replies["/v1/galleries/shoes/label-errors"] = waiting
+    shown.page.goto("http://vouch.test/#/shoes/label-errors")
+    status = shown.found("check-status")
+    expect(status).to_have_text("600 of 1,000 items examined")
+    # Another worker of the service is not as far.
+    n_asked = len(shown.asked)
+    shown.replies["/v1/galleries/shoes/label-errors"] = {**waiting, "n_unranked": 900}
+    shown.until(lambda: len(shown.asked) > n_asked + 2)
+    expect(status).to_have_text("600 of 1,000 items examined")
+    nothing = {**waiting, "n_unranked": 0, "next_cursor": None}
+    shown.replies["/v1/galleries/shoes/label-errors"] = nothing
+    expect(status).to_have_text("All 1,000 items examined: nothing found.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from model_store.curation import (
     TEMPERATURE,
     LabelError,
     NearDuplicates,
+    Ranking,
     elected,
     examine,
     label_errors,
@@ -175,3 +178,67 @@ def test_parts_of_a_gallery_are_the_whole(gallery: Gallery) -> None:
                 break
         assert n_examined == gallery.n_items
         assert [one.row for one in found] == [one.row for one in whole]
+
+
+def ranked(ranking: Ranking[Any], gallery: Gallery, limit: int) -> list[Any]:
+    """All pages of a ranking from a strength of 0.6 on."""
+    found, place = ranking.page(gallery, None, 0.6, limit, 60)
+    while place is not None:
+        more, place = ranking.page(gallery, place, 0.6, limit, 60)
+        found += more
+    return found
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+@pytest.mark.parametrize("check", [label_errors, near_duplicates])
+def test_ranking_lists_the_findings_of_the_whole_gallery_by_strength(
+    gallery: Gallery, check: Callable[[Gallery, np.ndarray, float], list[Any]], limit: int
+) -> None:
+    ranking = Ranking(check)
+    n_examined, n_left, n_steps = 0, gallery.n_items, 0
+    while n_left:
+        n_more, n_left = ranking.examine(gallery, 0)  # no time: one part each
+        n_examined, n_steps = n_examined + n_more, n_steps + 1
+        assert n_left == gallery.n_items - n_examined
+    assert n_steps == 3
+    every = check(gallery, gallery.rows(), 0.6)
+    wanted = sorted(every, key=lambda one: (-one.strength, one.row))
+    found = ranked(ranking, gallery, limit)
+    assert [(one.row, one.strength) for one in found] == [(one.row, one.strength) for one in wanted]
+    assert len(found) >= 5
+
+
+def test_ranking_page_without_time_ends_early_and_loses_nothing(gallery: Gallery) -> None:
+    ranking = Ranking(near_duplicates)
+    ranking.examine(gallery, 60)
+    whole, end = ranking.page(gallery, None, 0.5, 1000, 60)
+    assert (len(whole), end) == (gallery.n_items, None)
+    strengths = [one.strength for one in whole]
+    assert strengths == sorted(strengths, reverse=True)
+    part, place = ranking.page(gallery, None, 0.5, 1000, 0)
+    assert len(part) == 64
+    assert place == (part[-1].strength, part[-1].row)
+    rest, _ = ranking.page(gallery, place, 0.5, 1000, 60)
+    assert [one.row for one in part + rest] == [one.row for one in whole]
+
+
+def test_ranking_follows_the_changes_of_a_live_gallery(folder: Path, tmp_path: Path) -> None:
+    base = FaissGallery(folder)
+    live = LiveGallery(base, ChangesFile(tmp_path / "changes" / "b.sqlite", "b", "e"))
+    ranking = Ranking(label_errors)
+    ranking.examine(live.snapshot(), 60)
+    before = {one.row for one in ranked(ranking, live.snapshot(), 100)}
+    assert {3, 77} <= before
+    live.commit(
+        [
+            Edit("item-003", {"label": "label 0"}),
+            Delete("item-077"),
+            Edit("item-010", {"label": "label 5"}),
+        ]
+    )
+    now = live.snapshot()
+    assert ranking.examine(now, 60) == (2, 0)  # the rows of the two changed items
+    rows = np.array([one.row for one in ranked(ranking, now, 100)])
+    ids = {item.id for item in now.items(rows)}
+    assert ids == {f"item-{row:03}" for row in before - {3, 77}} | {"item-010"}
+    live.close()

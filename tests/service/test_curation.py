@@ -95,6 +95,87 @@ def test_written_items_are_checked_and_corrected_ones_are_not_listed(live: TestC
         assert wanted == suggestions
 
 
+@pytest.mark.parametrize(
+    ("check", "order", "least", "strength_of"),
+    [
+        ("label-errors", "confidence", {"confidence": 0.6}, lambda one: one["confidence"]),
+        (
+            "near-duplicates",
+            "similarity",
+            {"threshold": 0.9},
+            lambda one: one["duplicates"][0]["similarity"],
+        ),
+    ],
+)
+def test_clearest_findings_of_the_whole_gallery_come_first(
+    client: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    check: str,
+    order: str,
+    least: dict[str, float],
+    strength_of: Callable[[dict[str, Any]], float],
+) -> None:
+    """Requests of limited time examine the gallery first; the next list finds their result."""
+    by_id = found(client, check, **least)
+    monkeypatch.setattr(curation, "BUDGET_S", 0.0)
+    n_items = client.get(f"{GALLERY}/items").json()["n_items"]
+    listed, cursor, lefts = [], dict[str, str](), []
+    while True:
+        params: dict[str, Any] = {"order": order, "limit": 100, **least, **cursor}
+        page = client.get(f"{GALLERY}/{check}", params=params).json()
+        lefts.append(page["n_unranked"])
+        assert not (page["items"] and page["n_unranked"])
+        listed += page["items"]
+        if page["next_cursor"] is None:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+    assert lefts[0] == n_items - 64
+    assert lefts == sorted(lefts, reverse=True)
+    strengths = [strength_of(one) for one in listed]
+    assert strengths == sorted(strengths, reverse=True)
+    assert sorted(one["item"]["id"] for one in listed) == [one["item"]["id"] for one in by_id]
+    monkeypatch.undo()
+    first = client.get(f"{GALLERY}/{check}", params={"order": order, "limit": 5, **least}).json()
+    assert (first["n_examined"], first["n_unranked"]) == (0, 0)
+    assert first["items"] == listed[:5]
+
+
+def test_ranking_is_made_anew_after_its_life(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def n_examined() -> int:
+        page = client.get(f"{GALLERY}/label-errors", params={"order": "confidence"}).json()
+        n: int = page["n_examined"]
+        return n
+
+    n_examined()
+    assert n_examined() == 0
+    monkeypatch.setattr(curation, "RANKING_LIFE_S", -1.0)
+    assert n_examined() > 0
+
+
+def test_corrected_item_leaves_the_ranking(live: TestClient) -> None:
+    sample = live.get(f"{GALLERY}/items").json()["items"][0]
+    for label, is_listed in (("another", True), (sample["label"], False)):
+        change = live.patch(f"{GALLERY}/items/{sample['id']}", json={"label": label})
+        change.raise_for_status()
+        listed = found_ranked(live)
+        assert (sample["id"] in listed) == is_listed
+
+
+def found_ranked(client: TestClient) -> list[str]:
+    """The ids of possible label errors, the clearest first."""
+    ids: list[str] = []
+    cursor = dict[str, str]()
+    while True:
+        params = {"order": "confidence", **cursor}
+        page = client.get(f"{GALLERY}/label-errors", params=params).json()
+        ids += [one["item"]["id"] for one in page["items"]]
+        if page["next_cursor"] is None:
+            return ids
+        cursor = {"cursor": page["next_cursor"]}
+
+
 def test_page_ends_when_its_time_is_used_up(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,8 +190,10 @@ def test_page_ends_when_its_time_is_used_up(
 def test_cursor_of_another_list_is_refused(client: TestClient) -> None:
     page = client.get(f"{GALLERY}/near-duplicates", params={"threshold": 0.5, "limit": 1}).json()
     cursor = page["next_cursor"]
+    ranked: dict[str, Any] = {"threshold": 0.5, "order": "similarity"}
     for check, options, text in (
         ("near-duplicates", {"threshold": 0.9}, "belongs to a list with another `threshold`."),
+        ("near-duplicates", ranked, "does not belong to this list."),
         ("label-errors", {}, "does not belong to this list."),
         ("items", {}, "does not belong to this list."),
     ):

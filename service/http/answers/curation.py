@@ -6,20 +6,20 @@ from model_store.curation import LabelError, NearDuplicates, Rows
 from model_store.gallery import Item
 from service import schemas
 from service.http.answers.items import item_detail
-from service.http.cursors import Selection, to_page_after
 from service.serving.curation import ExaminedPage
 from service.serving.lease import Lease
 
 
 def label_error_list(
-    lease: Lease, page: ExaminedPage[LabelError], selection: Selection
+    lease: Lease, page: ExaminedPage[LabelError], next_cursor: str | None
 ) -> schemas.LabelErrorList:
-    """Describe possible label errors; ``selection`` is for its cursor."""
+    """Describe possible label errors."""
     return schemas.LabelErrorList(
         gallery=lease.bundle.name,
         bundle_id=lease.bundle.manifest.id,
         n_items=page.gallery.n_items,
-        n_examined=page.part.n_examined,
+        n_examined=page.n_examined,
+        n_unranked=page.n_unranked,
         items=[
             schemas.PossibleLabelError(
                 item=item_detail(lease.bundle, page.items[one.row]),
@@ -27,33 +27,30 @@ def label_error_list(
                 confidence=one.confidence,
                 neighbours=_near(lease, page.items, one.neighbours, one.similarities.tolist()),
             )
-            for one in page.part.found
+            for one in page.found
         ],
-        next_cursor=to_page_after(
-            page.part.last, lease.bundle.manifest.id, lease.engine.secret, selection
-        ),
+        next_cursor=next_cursor,
     )
 
 
 def near_duplicate_list(
-    lease: Lease, page: ExaminedPage[NearDuplicates], selection: Selection
+    lease: Lease, page: ExaminedPage[NearDuplicates], next_cursor: str | None
 ) -> schemas.NearDuplicateList:
-    """Describe near duplicates; ``selection`` is for its cursor."""
+    """Describe near duplicates."""
     return schemas.NearDuplicateList(
         gallery=lease.bundle.name,
         bundle_id=lease.bundle.manifest.id,
         n_items=page.gallery.n_items,
-        n_examined=page.part.n_examined,
+        n_examined=page.n_examined,
+        n_unranked=page.n_unranked,
         items=[
             schemas.ItemWithDuplicates(
                 item=item_detail(lease.bundle, page.items[one.row]),
                 duplicates=_near(lease, page.items, one.duplicates, one.similarities.tolist()),
             )
-            for one in page.part.found
+            for one in page.found
         ],
-        next_cursor=to_page_after(
-            page.part.last, lease.bundle.manifest.id, lease.engine.secret, selection
-        ),
+        next_cursor=next_cursor,
     )
 
 

@@ -53,13 +53,13 @@ export function pressOnce(event) {
   if (event.repeat && ["Enter", " "].includes(event.key)) event.preventDefault();
 }
 
-/** Let a button act when it is pressed twice: the first press shows `asking`. A double click or a
- * held key is one press. */
+/** Let a button act when it is pressed twice: the first press shows `asking`, a text or a function that
+ * returns one. A double click or a held key is one press. */
 export function pressTwice(button, asking, act) {
   button.onkeydown = pressOnce;
   button.onclick = ({ detail }) => {
     if (detail > 1) return;
-    if (button.classList.replace("quiet", "danger")) button.textContent = asking;
+    if (button.classList.replace("quiet", "danger")) button.textContent = asking.call ? asking() : asking;
     else act();
   };
 }

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
-import numpy as np
 from fastapi import Depends, Query
 
-from model_store.curation import LabelError, NearDuplicates, Rows, label_errors, near_duplicates
+from model_store.curation import (
+    LEAST,
+    FoundT,
+    LabelError,
+    NearDuplicates,
+    label_errors,
+    near_duplicates,
+)
 from model_store.errors import GalleryNotFound, InvalidCursor, OutdatedCursor
 from service import schemas
 from service.access.access import counts_as_search
 from service.http import answers, cursors
 from service.http.problems import responses
-from service.http.routes.dependencies import LeaseOf, PageCursor, gallery_router
-from service.serving.curation import examined_page
+from service.http.routes.dependencies import LeaseOf, PageCursor, StateOf, gallery_router
+from service.http.state import State
+from service.serving.curation import Check, ExaminedPage, examined_page
+from service.serving.lease import Lease
+
+LABEL_ERRORS: Check[LabelError] = Check("confidence", label_errors)
+NEAR_DUPLICATES: Check[NearDuplicates] = Check("threshold", near_duplicates)
 
 router = gallery_router("items")
 
 Limit = Annotated[
     int, Query(ge=1, le=100, description="Number of results after which a page ends.")
 ]
+BY_STRENGTH = (
+    "Order of the results. `{}`: the largest first, over the whole gallery. The first pages then "
+    "examine the gallery and have no results until `n_unranked` is 0."
+)
 
 
 @router.get(
@@ -32,15 +46,19 @@ Limit = Annotated[
 )
 async def list_label_errors(
     lease: LeaseOf,
+    state: StateOf,
     confidence: Annotated[
         float,
         Query(
-            ge=0.5,
+            ge=LEAST,
             le=1,
             description="Minimum share of the neighbours that have the suggested label; nearer "
             "neighbours have a larger weight.",
         ),
     ] = 0.8,
+    order: Annotated[
+        Literal["id", "confidence"], Query(description=BY_STRENGTH.format("confidence"))
+    ] = "id",
     limit: Limit = 50,
     cursor: PageCursor = None,
 ) -> schemas.LabelErrorList:
@@ -50,17 +68,9 @@ async def list_label_errors(
     last page. A cursor is valid for an hour, and only while the same bundle is served. Items
     without a label are not checked.
     """
-    selection = cursors.Selection("confidence", repr(confidence))
-    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, selection)
-
-    def rows_of(one: LabelError) -> Rows:
-        return np.append(one.neighbours, one.row)
-
-    check = partial(label_errors, confidence=confidence)
-    page = await lease.engine.compute(
-        lambda: examined_page(lease.bundle, after, limit, check, rows_of)
-    )
-    return answers.label_error_list(lease, page, selection)
+    ranked = order == "confidence"
+    page, after = await _page(lease, state, LABEL_ERRORS, confidence, limit, cursor, ranked=ranked)
+    return answers.label_error_list(lease, page, after)
 
 
 @router.get(
@@ -71,9 +81,13 @@ async def list_label_errors(
 )
 async def list_near_duplicates(
     lease: LeaseOf,
+    state: StateOf,
     threshold: Annotated[
-        float, Query(ge=0.5, le=1, description="Minimum similarity of near duplicates.")
+        float, Query(ge=LEAST, le=1, description="Minimum similarity of near duplicates.")
     ] = 0.99,
+    order: Annotated[
+        Literal["id", "similarity"], Query(description=BY_STRENGTH.format("similarity"))
+    ] = "id",
     limit: Limit = 50,
     cursor: PageCursor = None,
 ) -> schemas.NearDuplicateList:
@@ -84,14 +98,31 @@ async def list_near_duplicates(
     computation, so it can be empty before the last page. A cursor is valid for an hour, and only
     while the same bundle is served.
     """
-    selection = cursors.Selection("threshold", repr(threshold))
-    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, selection)
-
-    def rows_of(one: NearDuplicates) -> Rows:
-        return np.append(one.duplicates, one.row)
-
-    check = partial(near_duplicates, threshold=threshold)
-    page = await lease.engine.compute(
-        lambda: examined_page(lease.bundle, after, limit, check, rows_of)
+    ranked = order == "similarity"
+    page, after = await _page(
+        lease, state, NEAR_DUPLICATES, threshold, limit, cursor, ranked=ranked
     )
-    return answers.near_duplicate_list(lease, page, selection)
+    return answers.near_duplicate_list(lease, page, after)
+
+
+async def _page(
+    lease: Lease,
+    state: State,
+    check: Check[FoundT],
+    least: float,
+    limit: int,
+    cursor: str | None,
+    *,
+    ranked: bool,
+) -> tuple[ExaminedPage[FoundT], str | None]:
+    """Return a page of a check, and the cursor to the next page; None if no page follows."""
+    selection = cursors.Selection(check.parameter, repr(least))
+    signed = lease.bundle.manifest.id, lease.engine.secret, selection
+    if ranked:
+        place = cursors.place_before(cursor, *signed)
+        page = await state.rankings.page(lease, place, limit, check, least)
+        after = None if page.is_last else cursors.to_page_from(page.place, *signed)
+        return page, after
+    row = cursors.row_before(cursor, *signed)
+    page = await lease.engine.compute(lambda: examined_page(lease.bundle, row, limit, check, least))
+    return page, cursors.to_page_after(page.row, *signed)

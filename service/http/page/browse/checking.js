@@ -1,4 +1,4 @@
-// A check of a whole gallery: the service examines it part by part, and what it finds is listed.
+// A check of a whole gallery: the service examines it part by part, then the clearest findings come first.
 
 import { askJson, patiently } from "../api.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
@@ -12,10 +12,11 @@ const KEPT = 5000; // decisions that a browser remembers for a check of a galler
 /** Open a check in a dialog `within` the page.
  *
  * `name` is its path and its room; `option` has the name of its strictness, `choices` of it, each a
- * value and its words, and the value that is `chosen` first. `found(one)` is called with each finding
+ * value and its words, and the value that is `chosen` first; `order` is what the service sorts by.
+ * `found(one)` is called with each finding
  * of a page, and adds cards to `list`. `n()` is the number of cards without a decision. `begin(signal)`
  * is called before the check begins, and again with another strictness. `tools` stand beside that. */
-export function openCheck(gallery, within, { name, title, note, option, list, found, n, begin, tools = [] }) {
+export function openCheck(gallery, within, { name, title, note, option, order, list, found, n, begin, tools = [] }) {
   const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/${name}`;
   const status = el("p.status", { role: "status", "data-testid": "check-status" });
   const more = el("button", { type: "button", hidden: true, "data-testid": "check-more" }, t`Show more`);
@@ -33,30 +34,31 @@ export function openCheck(gallery, within, { name, title, note, option, list, fo
     running = new AbortController();
     list.replaceChildren();
     begin(running.signal);
-    examine({ examined: 0, cursor: null, signal: running.signal });
+    examine({ cursor: null, signal: running.signal });
   }
 
-  /** Examine from a place on, until enough is found. */
-  async function examine({ examined, cursor, signal }) {
+  /** List findings from a place on, until enough are listed; first, the gallery is examined. */
+  async function examine({ cursor, signal }) {
     more.hidden = true;
+    let examined = 0; // by the worker of the service that is farthest
     try {
       do {
-        const query = new URLSearchParams({ [option.name]: strictness.value, ...(cursor !== null && { cursor }) });
+        const query = new URLSearchParams({ order, [option.name]: strictness.value, ...(cursor !== null && { cursor }) });
         const page = await patiently(() => askJson(`${url}?${query}`, { signal }), signal);
         if (signal.aborted) return;
-        examined += page.n_examined;
+        examined = Math.max(examined, page.n_items - page.n_unranked);
         cursor = page.next_cursor;
         for (const one of page.items) found(one);
-        status.textContent = cursor === null
-          ? (list.children.length ? t`All ${count(page.n_items)} items examined.` : t`All ${count(page.n_items)} items examined: nothing found.`)
-          : t`${count(examined)} of ${count(page.n_items)} items examined`;
+        status.textContent = page.n_unranked ? t`${count(examined)} of ${count(page.n_items)} items examined`
+          : list.children.length ? t`All ${count(page.n_items)} items examined. The clearest cases come first.`
+            : cursor === null ? t`All ${count(page.n_items)} items examined: nothing found.` : t`All ${count(page.n_items)} items examined.`;
       } while (cursor !== null && n() < SHOWN);
     } catch (error) {
       if (signal.aborted) return;
       status.textContent = error.problem?.detail ?? String(error);
     }
     more.hidden = cursor === null;
-    more.onclick = () => examine({ examined, cursor, signal });
+    more.onclick = () => examine({ cursor, signal });
   }
 
   openDialog(dialog, within, () => running.abort());

@@ -101,7 +101,7 @@ export async function open(gallery, within) {
   }
 
   openCheck(gallery, within, {
-    name: "label-errors", title: t`Possible label errors`, list,
+    name: "label-errors", title: t`Possible label errors`, order: "confidence", list,
     note: [
       t`Items whose most similar items have another label. Copies of a photo have no vote.`,
       may ? "" : t`A key that may write is needed to change labels.`,
