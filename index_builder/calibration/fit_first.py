@@ -65,6 +65,8 @@ def fit_first(
             "No item of the gallery has a label, so it is unknown which items match. Give items "
             "that show the same thing the same label."
         )
+    order = np.random.default_rng(seed).permutation(len(stored))  # a refit keeps this order
+    stored = replace(stored, was_put=np.zeros(len(stored), dtype=bool)).at(order)
     stored = replace(stored, groups=_groups(stored, gallery))
     images, _ = stored_items(stored, gallery, seed)
     n_queries = int(has_partner(images).sum())
@@ -92,7 +94,8 @@ def fit_first(
         unseen=True,
         items=items,
     )
-    replace(stored, was_put=np.zeros(len(stored), dtype=bool)).save(directory)
+    # `keep` stores the keys of the queries' groups; a refit compares the two.
+    replace(stored, groups=tuple(f"group {group}" for group in stored.groups)).save(directory)
     # The stored features are already averaged; those of a query are averaged by the detector.
     detector = replace(fitted.detector, n_averaged=averaging(encoder.n_features))
     return replace(fitted, detector=detector)
