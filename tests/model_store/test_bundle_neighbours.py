@@ -17,6 +17,7 @@ from model_store.bundles.empty import ENCODER_FILES
 from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import (
     MANIFEST_FILE,
+    SIGNATURE_FILE,
     _file_name,
     _sample_name,
     content_files,
@@ -24,7 +25,6 @@ from model_store.bundles.manifest import (
     describe_shared,
     parse_manifest,
 )
-from model_store.bundles.signatures import SIGNATURE_FILE
 from model_store.errors import ArchiveError, BundleTampered
 from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.half_precision import HalfRows
