@@ -36,8 +36,8 @@ def with_dimensions(config: BuildConfig) -> BuildConfig:
     if network.embedding_dim is not None or not Path(str(network.encoder)).exists():
         return config
     from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415 - slow
-    from model_store.encoder.onnx import OnnxEncoder  # noqa: PLC0415
+    from index_builder.vectors.opened import encoder_on_cpu  # noqa: PLC0415
 
-    encoder = OnnxEncoder(find_encoder(Path(str(network.encoder))), "cpu", threads=1)
+    encoder = encoder_on_cpu(find_encoder(Path(str(network.encoder))))
     counted = {"embedding_dim": min(WHITENED_DIM, encoder.n_features)}
     return config.model_copy(update={"network": network.model_copy(update=counted)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -54,17 +54,29 @@ def build_gallery(
     DatasetError : an image can no longer be read.
     """
     known = stored(encoder)
+    cached: dict[int, Embeddings] = {}
+
+    def contents(block: Block | PreparedBlock) -> Sequence[bytes] | None:
+        first = block.number * BLOCK
+        return images.subset(range(first, first + len(block.ids))).contents()
 
     def prepare(block: Block) -> PreparedBlock:
-        first = block.number * BLOCK
+        found = known.cached(contents(block))
+        if found is not None:
+            cached[block.number] = found
         return prepare_pixels(
-            block, images.pixels, first, encoder.metadata.input, settings.preview_side
+            block,
+            images.pixels,
+            block.number * BLOCK,
+            encoder.metadata.input,
+            settings.preview_side,
+            is_encoded=found is not None,
         )
 
     def encode(prepared: PreparedBlock) -> Embeddings:
-        first = prepared.number * BLOCK
-        some = images.subset(range(first, first + len(prepared.ids)))
-        return known.encode_known(prepared.images, some.contents())
+        if prepared.number in cached:
+            return cached.pop(prepared.number)
+        return known.encode_known(prepared.images, contents(prepared))
 
     with occupied(directory) as work, writing(f"the gallery in {staging}"):
         work.begin(resume=False)

@@ -96,13 +96,18 @@ def prepare_pixels(
     first: int,
     preprocessing: EncoderInput,
     preview_side: int | None = None,
+    *,
+    is_encoded: bool = False,
 ) -> PreparedBlock:
     """Prepare decoded images or vectors; see `LabelledImages.pixels`.
 
     Parameters
     ----------
     first : position of the block's first image among all images.
+    is_encoded : whether the embeddings of the block are known. Its `PreparedBlock.images` are then
+        zero.
     """
+    no_input = np.zeros((), preprocessing.dtype)
 
     def at(position: int) -> _Picture:
         pixels = read(position, preprocessing.smallest_side)
@@ -110,7 +115,8 @@ def prepare_pixels(
         if isinstance(preprocessing, VectorInput):
             return _Picture(preprocessing(pixels), NO_THUMBNAIL, sha256)
         preview = encode_preview(pixels, preview_side, partial(read, position))
-        return _Picture(preprocessing(pixels), encode_thumbnail(pixels), sha256, preview)
+        image = no_input if is_encoded else preprocessing(pixels)
+        return _Picture(image, encode_thumbnail(pixels), sha256, preview)
 
     reads = [partial(at, first + place) for place in range(len(block.ids))]
     return _prepared(block, reads, preprocessing)

@@ -15,8 +15,9 @@ from torch import Tensor
 from index_builder.networks.encoder import MetricEncoder
 from index_builder.networks.trunk import Trunk
 from index_builder.vectors.encoder_file import find_encoder
+from index_builder.vectors.opened import encoder_on_cpu
 from model_store.encoder.contract import OUTPUT_NAMES
-from model_store.encoder.onnx import OnnxEncoder, open_graph
+from model_store.encoder.onnx import open_graph
 
 _FEATURES = OUTPUT_NAMES[2]
 
@@ -41,7 +42,7 @@ class GraphTrunk(Trunk):
     def __init__(self, place: Path) -> None:
         super().__init__()
         path = find_encoder(place)
-        encoder = OnnxEncoder(path, "cpu", threads=1)
+        encoder = encoder_on_cpu(path)
         self.preprocessing = encoder.metadata.input
         self._input = encoder.metadata.input_name
         self.n_features = encoder.n_features

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from pytorch_metric_learning.losses import FastAPLoss, MultiSimilarityLoss
 from torch import Tensor
 
 from index_builder.objectives.of_embeddings import Loss
@@ -16,6 +15,8 @@ def multi_similarity(alpha: float, beta: float, base: float) -> Loss:
     1/α log(1 + Σ_p e^{−α(s_ip − λ)}) + 1/β log(1 + Σ_n e^{β(s_in − λ)}) over all pairs, averaged
     over images i.
     """
+    from pytorch_metric_learning.losses import MultiSimilarityLoss  # noqa: PLC0415 - slow
+
     loss: Loss = MultiSimilarityLoss(alpha=alpha, beta=beta, base=base)
     return loss
 
@@ -26,6 +27,8 @@ def fast_ap(n_bins: int) -> Loss:
     AP = Σ_b h⁺_b H⁺_b / (H_b N⁺), where h⁺_b is the number of positives in bin b. H⁺_b and H_b are
     the numbers of positives and of images in the bins up to b.
     """
+    from pytorch_metric_learning.losses import FastAPLoss  # noqa: PLC0415 - slow
+
     loss: Loss = FastAPLoss(num_bins=n_bins)
     return loss
 

@@ -29,6 +29,7 @@ from index_builder.pipeline.run import EVALUATION_TABLE, POSTERIOR_REPORT, Run, 
 from index_builder.pipeline.sample_queries import write_samples
 from index_builder.vectors.encoder import StoredEncoder
 from index_builder.vectors.halves import Halves
+from index_builder.vectors.opened import encoder_on_cpu, opened_once
 from index_builder.vectors.store import VectorFile
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
@@ -36,7 +37,6 @@ from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.decision.calibration import CALIBRATION_FILE
 from model_store.encoder.contract import Encoder
-from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ConfigError
 from model_store.feedback import FeedbackLog
 from model_store.gallery import Gallery, MilvusAccess, open_gallery
@@ -160,7 +160,7 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
 def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     """Publish the staged bundle in ``bundles``, where it becomes the current bundle."""
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
-    retriever = open_parts(run.staging, "cpu", milvus=_access(run))
+    retriever = _opened(run)
     of_images = retriever.encoder.metadata.takes_images
     splits = splits_of(config)
     samples = write_samples(run.staging, splits, config.samples) if of_images else ()
@@ -193,14 +193,14 @@ def _loaded(choices: SplitChoices) -> Splits:
 def _exported(run: Run) -> StoredEncoder:
     """Return the encoder that `export_step` wrote, with the run's cache of embeddings."""
     path = run.require(run.staging / ENCODER_FILE, "export")
-    return _stored(run, open_encoder(path))
+    return _stored(run, opened_once(open_encoder, path))
 
 
 def _opened(run: Run) -> Retriever:
     """Open the staged bundle, with the run's cache of embeddings."""
 
-    def stored(path: Path, provider: ProviderChoice, threads: int) -> Encoder:
-        return _stored(run, OnnxEncoder(path, provider, threads))
+    def stored(path: Path, _provider: ProviderChoice, _threads: int) -> Encoder:
+        return _stored(run, encoder_on_cpu(path))
 
     return open_parts(run.staging, "cpu", 1, stored, milvus=_access(run))
 

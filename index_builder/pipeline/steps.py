@@ -49,6 +49,7 @@ from index_builder.training.distributed import Group, process_group
 from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
 from index_builder.training.threads import threads_for
 from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
+from index_builder.vectors.opened import opened_once
 from index_builder.vectors.store import VectorFile
 from index_builder.whitening import learned_whitening
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
@@ -280,11 +281,11 @@ def _store_features(
         run.trunk.unlink(missing_ok=True)
         return
     metadata = trunk_metadata(trunk_fingerprint(encoder), encoder.preprocessing)
-    if not run.trunk.exists() or OnnxTrunk(run.trunk).metadata != metadata:
+    if not run.trunk.exists() or opened_once(OnnxTrunk, run.trunk).metadata != metadata:
         run.directory.mkdir(parents=True, exist_ok=True)
         some = images.subset(range(N_PARITY_IMAGES)).prepared(encoder.preprocessing)
         export_trunk(encoder, run.trunk, metadata, some)
-    encoder.stored_features = OnnxTrunk(run.trunk).vectors(VectorFile(run.vectors))
+    encoder.stored_features = opened_once(OnnxTrunk, run.trunk).vectors(VectorFile(run.vectors))
 
 
 def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> None:

@@ -66,6 +66,11 @@ class StoredEncoder(ForwardingEncoder):
         """Embed ``images`` (B, H, W, 3) uint8; ``contents`` has the cache key of each image."""
         return self._embeddings(self._vectors.of_prepared(images, contents))
 
+    def cached(self, contents: Sequence[bytes] | None) -> Embeddings | None:
+        """Return the embeddings of all images with ``contents``; None if one is not cached."""
+        vectors = self._vectors.cached(contents)
+        return None if vectors is None else self._embeddings(vectors)
+
     def embedded(
         self, images: LabelledImages, description: str, seen: Seen | None
     ) -> Iterator[tuple[NDArray[np.int64], Embeddings]]:

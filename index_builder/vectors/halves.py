@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from index_builder.vectors.images import CPU_BATCH, ImageVectors, libraries, versions
+from index_builder.vectors.opened import opened_once
 from index_builder.vectors.store import Vector, VectorFile
 from model_store.encoder.contract import (
     OUTPUT_NAMES,
@@ -101,9 +102,9 @@ class Halves:
         """Open both files; return None if a file is missing or belongs to another encoder."""
         if not (trunk.exists() and head.exists()):
             return None
-        opened = OnnxHead(head)
+        opened = opened_once(OnnxHead, head)
         wanted = head_metadata(encoder_fingerprint, trunk.read_bytes())
-        return cls(OnnxTrunk(trunk), opened) if opened.metadata == wanted else None
+        return cls(opened_once(OnnxTrunk, trunk), opened) if opened.metadata == wanted else None
 
 
 class OnnxHead:

@@ -93,6 +93,20 @@ class ImageVectors:
         """
         return self._looked_up(contents, len(images), lambda rows: self._computed(images[rows]))
 
+    def cached(self, contents: Sequence[bytes] | None) -> Vector | None:
+        """Return the vectors (n, size) of n images; None if a vector is not in the cache.
+
+        Parameters
+        ----------
+        contents : see `LabelledImages.contents`.
+        """
+        if self.known is None or contents is None:
+            return None
+        found = self.known.read(self.maker, contents)
+        if any(one not in found for one in contents):
+            return None
+        return np.stack([found[one] for one in contents])
+
     def _looked_up(
         self,
         contents: Sequence[bytes] | None,

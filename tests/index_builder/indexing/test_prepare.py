@@ -72,6 +72,11 @@ def test_pixels_are_read_by_their_place_in_the_collection() -> None:
     assert len(set(found.hashes)) == 3
     assert all(one and one[0] for one in found.thumbnails)
     assert found.previews == (b"",) * 3
+    encoded = prepare_pixels(
+        Block(2, ("a", "b", "c")), numbered, 128, PREPROCESSING, is_encoded=True
+    )
+    assert not encoded.images.any()
+    assert (encoded.hashes, encoded.thumbnails) == (found.hashes, found.thumbnails)
 
     def large(_: int, _smallest_side: int | None) -> Pixels:
         return picture(400, 400)
