@@ -1,10 +1,11 @@
 """A folder of photographs to a calibrated bundle, over decoding and encoding each of them once.
 
 The command is `vouch-build all --images FOLDER`, with the encoder that comes with Vouch, on 570
-photographs of Caltech-101 (15 of each of 38 labels), in a process of its own, from its start to its end on the clock. Against
-it stands the least that the machine could do: the time on the clock of decoding and encoding each
-photograph once with ONNX Runtime, on as many cores. In turns. The same ratio of the time that the
-processors computed says what remains of it where other processes are at work. Needs VOUCH_DATA_DIR.
+photographs of Caltech-101 (15 of each of 38 labels), in a process of its own, from its start to its
+end on the clock. Against it stands the least that the machine could do: the time on the clock of
+decoding and encoding each photograph once with ONNX Runtime, on as many cores. In turns. The same
+ratio of the time that the processors computed says what remains of it where other processes are at
+work. Needs VOUCH_DATA_DIR.
 
     python -m tests.benchmarks.bench_first_hour
 """
