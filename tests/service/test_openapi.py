@@ -46,8 +46,10 @@ from tests.end_to_end.questions import (
     truncated,
 )
 from tests.support.local_client import LocalClient
+from tests.support.typescript import declarations
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
+TYPES = Path(service.__file__).parent / "client" / "element" / "api.d.ts"
 WRITE = "VOUCH_WRITE_OPENAPI" in os.environ
 
 PROBLEM = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -69,9 +71,12 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 def test_it_is_the_reviewed_one(document: dict[str, Any]) -> None:
     del document["info"]["version"]  # changes with every release, and nothing with it
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    types = declarations(document)
     if WRITE:
         SNAPSHOT.write_text(text, encoding="utf-8")
+        TYPES.write_text(types, encoding="utf-8")
     assert json.loads(SNAPSHOT.read_text(encoding="utf-8")) == document
+    assert TYPES.read_text(encoding="utf-8") == types
 
 
 def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(

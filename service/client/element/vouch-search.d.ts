@@ -1,7 +1,9 @@
+import type { SearchAnswer } from "./api.js";
+
 /** `<vouch-search service="https://vouch.example" gallery="shoes" lang="de">` */
 export class VouchSearch extends HTMLElement {
-  /** The answer that is shown, as `POST …/search` gave it; null where there is none. */
-  readonly answer: Record<string, unknown> | null;
+  /** The answer that is shown, of `POST …/search`; null without one. */
+  readonly answer: SearchAnswer | null;
   /** Resolves once the element can be asked. */
   readonly ready: Promise<void>;
   /** The API key that is sent; set it before the element is put into the page. */
@@ -19,7 +21,7 @@ export interface VouchDecision {
   at: string;
   /** `kept`: the service keeps no feedback. */
   state: "waiting" | "sent" | "failed" | "kept";
-  answer: Record<string, unknown>;
+  answer: SearchAnswer;
 }
 
 declare global {
@@ -27,7 +29,7 @@ declare global {
     "vouch-search": VouchSearch;
   }
   interface HTMLElementEventMap {
-    "vouch-answer": CustomEvent<Record<string, unknown>>;
+    "vouch-answer": CustomEvent<SearchAnswer>;
     "vouch-decision": CustomEvent<VouchDecision>;
   }
 }
