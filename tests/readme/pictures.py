@@ -1,16 +1,17 @@
-"""Make the README's pictures of a bundle: ``make pictures``.
+"""Make the pictures of the documentation from the demo: ``make pictures``.
 
 ::
 
     python -m tests.readme.pictures BUNDLE FOLDER
 
-The page as a visitor sees it after a search and the verdicts on all samples, from a real browser,
-and the reliability diagram of the calibration that the service reports.
+Five screens of the page from a real browser, the verdicts on all samples, and the reliability
+diagram of the calibration that the service reports. The service runs on a copy of the bundle.
 """
 
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,24 +21,97 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from PIL import Image
-from playwright.sync_api import Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
+from service.client import VouchClient
 from tests.end_to_end.browsers import launched
 from tests.end_to_end.processes import Service
 from vouch_search import plots
 
 SIZE: ViewportSize = {"width": 1080, "height": 900}
+SCREEN: ViewportSize = {"width": 1280, "height": 800}
 
 N_COLOURS = 256
+QUALITY = 60
+"""WebP quality of the screens: text stays sharp, and most screens take less than 60 kB."""
 
 GAP = 12
 """Pixels between verdicts."""
 
+PHOTOGRAPHS = Path(__file__).parents[2] / "docs" / "demo" / "photographs"
+NEW_GALLERY = "animals"
+NEW_LABELS = ("crocodile", "dalmatian", "dolphin", "emu", "flamingo", "hedgehog", "ibis", "pigeon")
+ABSENT_LABELS = ("dolphin", "hedgehog", "umbrella")
+"""Labels of the batch that the demo lacks: as many as its calibration expects."""
 
-def picture_page(page: Page, number: int, path: Path) -> None:
-    """Save the page after the search for a sample."""
-    ask_sample(page, number)
-    save(Image.open(io.BytesIO(page.screenshot())), path)
+
+def picture_screens(browser: Browser, service: Service, demo: str, folder: Path) -> None:
+    """Save the five screens that a curator sees most."""
+    page = browser.new_page(viewport=SCREEN, color_scheme="light")
+    home = str(service.http.base_url)
+    page.goto(home)
+    page.get_by_test_id("tour-skip").click()
+    ask_sample(page, 0)
+    save_screen(page, folder / "answer.webp")
+    open_room(page, f"{home}/#/{demo}/map")
+    expect(page.get_by_test_id("browse-status")).to_contain_text("on the map")
+    save_screen(page, folder / "map.webp")
+    open_room(page, f"{home}/#/{demo}/report")
+    save_screen(page, folder / "report.webp")
+    fill_gallery(service, NEW_GALLERY)
+    open_room(page, f"{home}/#/{NEW_GALLERY}/guarantees")
+    save_screen(page, folder / "guarantees.webp")
+    with tempfile.TemporaryDirectory() as scratch:
+        photographs = Path(scratch) / "survey"
+        n_photographs = take_photographs(service, demo, photographs)
+        page.goto("about:blank")
+        page.goto(f"{home}/#/{demo}/batch")
+        page.get_by_test_id("folder-input").set_input_files(photographs)
+        page.get_by_test_id("batch-row").nth(n_photographs - 1).wait_for()
+        expect(page.get_by_role("progressbar")).to_be_hidden(timeout=120_000)
+        save_screen(page, folder / "batch.webp")
+    page.close()
+
+
+def open_room(page: Page, address: str) -> None:
+    """Open a dialog of the page by its address; the page is loaded anew."""
+    page.goto("about:blank")
+    page.goto(address)
+    page.get_by_role("dialog").wait_for()
+
+
+def fill_gallery(service: Service, name: str) -> None:
+    """Create a gallery and add photographs of a few labels."""
+    with VouchClient(str(service.http.base_url)) as client:
+        client.manage.create(name)
+        for label in NEW_LABELS:
+            paths = sorted((PHOTOGRAPHS / label).iterdir())
+            client.put_items(name, [(f"{label}/{one.name}", one) for one in paths], label=label)
+
+
+def take_photographs(service: Service, gallery: str, folder: Path) -> int:
+    """Put a photograph of each label into a folder, and return their number. Those that are items
+    leave the gallery, because a search with them would find themselves.
+    """
+    # The samples are no usual queries: without this, the batch would show an alarm of drift.
+    service.http.post(f"/v1/galleries/{gallery}/calibration/acknowledge").raise_for_status()
+    labels = service.http.get(f"/v1/galleries/{gallery}/labels").json()["labels"]
+    kinds = sorted([*labels, *ABSENT_LABELS])
+    folder.mkdir()
+    for kind in kinds:
+        first = min((PHOTOGRAPHS / kind).iterdir())
+        if kind not in ABSENT_LABELS:
+            url = f"/v1/galleries/{gallery}/items/{kind}/{first.name}"
+            service.http.delete(url).raise_for_status()
+        shutil.copy(first, folder / f"{kind}{first.suffix}")
+    return len(kinds)
+
+
+def save_screen(page: Page, path: Path) -> None:
+    """Save what the window shows, once all pictures are there."""
+    page.wait_for_load_state("networkidle")
+    page.evaluate("scrollTo(0, 0)")
+    Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(path, quality=QUALITY, method=6)
 
 
 def picture_verdicts(page: Page, n_samples: int, path: Path) -> None:
@@ -51,7 +125,7 @@ def picture_verdicts(page: Page, n_samples: int, path: Path) -> None:
     whole = Image.new("RGB", (2 * width - GAP, n_rows * height - GAP), "white")
     for number, shot in enumerate(shots):
         whole.paste(shot, (number % 2 * width, number // 2 * height))
-    save(whole, path)
+    whole.quantize(N_COLOURS).save(path, optimize=True)
 
 
 def ask_sample(page: Page, number: int) -> None:
@@ -60,11 +134,6 @@ def ask_sample(page: Page, number: int) -> None:
         page.get_by_test_id("sample").nth(number).click()
     page.get_by_test_id("neighbour").last.wait_for()
     page.wait_for_load_state("networkidle")
-
-
-def save(picture: Image.Image, path: Path) -> None:
-    """Save a picture with few colours."""
-    picture.convert("RGB").quantize(N_COLOURS).save(path, optimize=True)
 
 
 def picture_reliability(report: Mapping[str, Any], path: Path) -> None:
@@ -78,21 +147,26 @@ def picture_reliability(report: Mapping[str, Any], path: Path) -> None:
 def main(bundle: Path, folder: Path) -> None:
     """Make all pictures."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        Service(bundle, Path(scratch) / "service.log") as service,
-        sync_playwright() as playwright,
-    ):
-        (gallery,) = service.http.get("/v1/galleries").json()["galleries"]
-        path = f"/v1/galleries/{gallery['name']}"
-        n_samples = len(service.http.get(path).json()["samples"])
-        browser = launched(playwright)
-        page = browser.new_page(viewport=SIZE, color_scheme="light")
-        page.goto(str(service.http.base_url))
-        picture_page(page, 0, folder / "page.png")
-        picture_verdicts(page, n_samples, folder / "verdicts.png")
-        browser.close()
-        report = service.http.get(f"{path}/calibration").json()
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = shutil.copytree(bundle, Path(scratch) / bundle.name)
+        variables = {
+            "VOUCH_GALLERIES": f"{scratch}/galleries",
+            "VOUCH_FEEDBACK": f"{scratch}/feedback.sqlite3",
+        }
+        with (
+            Service(copy, Path(scratch) / "service.log", variables) as service,
+            sync_playwright() as playwright,
+        ):
+            (gallery,) = service.http.get("/v1/galleries").json()["galleries"]
+            path = f"/v1/galleries/{gallery['name']}"
+            n_samples = len(service.http.get(path).json()["samples"])
+            report = service.http.get(f"{path}/calibration").json()
+            browser = launched(playwright)
+            page = browser.new_page(viewport=SIZE, color_scheme="light")
+            page.goto(str(service.http.base_url))
+            picture_verdicts(page, n_samples, folder / "verdicts.png")
+            picture_screens(browser, service, gallery["name"], folder)
+            browser.close()
     picture_reliability(report, folder / "reliability.svg")
 
 
