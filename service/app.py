@@ -13,7 +13,6 @@ from pathlib import Path
 from fastapi import FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp
 
 from model_store.bundles.bundle import Bundle, open_bundle
@@ -31,7 +30,7 @@ from service.encoding.queues import BatchLimits, EncoderQueues
 from service.fair_share import FairShare
 from service.http.admission import Admission
 from service.http.drain import Drain
-from service.http.middleware import RequestContext, content_security_policy
+from service.http.middleware import CompressedReads, RequestContext, content_security_policy
 from service.http.openapi import description_route, document
 from service.http.page_files import PageFiles, page_response
 from service.http.problems import add_problem_handlers
@@ -119,7 +118,7 @@ def create_api(
     api.router.routes.insert(0, description_route(api, "/openapi.json"))
     add_problem_handlers(api)
     api.openapi = lambda: document(api)  # type: ignore[method-assign] # FastAPI's own way to do it
-    api.mount("/page", GZipMiddleware(PageFiles(directory=PAGE)), name="page")
+    api.mount("/page", PageFiles(directory=PAGE), name="page")
 
     @api.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
@@ -154,7 +153,7 @@ def create_app(
     open_more = open_more or open_bundle
     api = create_api(settings, bundles, telemetry, access, open_more, tracing, shared, drain)
     admission = Admission(
-        WithinRootPath(api),
+        CompressedReads(WithinRootPath(api)),
         telemetry,
         settings.max_in_flight,
         settings.deadline_s,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit, urlunsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -59,9 +60,28 @@ DOCS_POLICY = (
 PERMISSIONS_POLICY = "camera=(), display-capture=(), geolocation=(), microphone=(), usb=()"
 """The page uses none of these features. To take a photograph, the page uses a file input."""
 
+_NO_DOCUMENTS = {"text/javascript", "text/css"}
+"""Media types without the headers of documents: browsers ignore these headers on other files, and
+the page's first view consists mostly of small scripts."""
 
 _PROBES = {"/livez", "/readyz", "/metrics"}
 """Paths that are requested every few seconds; the log shows only their failures."""
+
+
+class CompressedReads:
+    """Compresses the responses to GET for clients that accept gzip, except pictures and archives.
+
+    Searches (POST) are not compressed: their latency is more important than their size.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._compressed = GZipMiddleware(app, compresslevel=6)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        is_read = scope["type"] == "http" and scope["method"] == "GET"
+        await (self._compressed if is_read else self._app)(scope, receive, send)
 
 
 class RequestContext:
@@ -184,9 +204,10 @@ def _add_headers(
     headers["X-Request-Id"] = request_id
     headers["X-Content-Type-Options"] = "nosniff"
     headers["Referrer-Policy"] = "no-referrer"
-    headers["Content-Security-Policy"] = DOCS_POLICY if path == "/docs" else policy
-    headers["Permissions-Policy"] = PERMISSIONS_POLICY
-    headers["Cross-Origin-Opener-Policy"] = "same-origin"
+    if headers.get("Content-Type", "").split(";")[0] not in _NO_DOCUMENTS:
+        headers["Content-Security-Policy"] = DOCS_POLICY if path == "/docs" else policy
+        headers["Permissions-Policy"] = PERMISSIONS_POLICY
+        headers["Cross-Origin-Opener-Policy"] = "same-origin"
     if path == "/" or path.startswith("/page/"):
         # The browser checks every file for changes, so that it never mixes files of two releases.
         # With ETags, an unchanged file is not sent again.

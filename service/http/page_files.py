@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import re
@@ -54,11 +53,8 @@ class PageFiles(StaticFiles):
 
 def page_response(document: Path, root_path: str, headers: Headers) -> Response:
     """Return the page for ``root_path``, or 304 if the browser has the same page."""
-    page, compressed, tag = _within(document, document.stat().st_mtime_ns, root_path)
-    sent = {"ETag": tag, "Vary": "Accept-Encoding"}
-    if "gzip" in headers.get("accept-encoding", ""):
-        page, sent["Content-Encoding"] = compressed, "gzip"
-    response = Response(page, 200, sent, "text/html")
+    page, tag = _within(document, document.stat().st_mtime_ns, root_path)
+    response = Response(page, 200, {"ETag": tag}, "text/html")
     if _is_known(tag, headers):
         return NotModifiedResponse(response.headers)
     return response
@@ -71,11 +67,11 @@ def _is_known(tag: str, headers: Headers) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _within(document: Path, changed_ns: int, root_path: str) -> tuple[bytes, bytes, str]:  # noqa: ARG001 - of the cache
-    """Return the page, the compressed page, and the ETag. Links get the root path as a prefix."""
+def _within(document: Path, changed_ns: int, root_path: str) -> tuple[bytes, str]:  # noqa: ARG001 - of the cache
+    """Return the page and its ETag. Links get the root path as a prefix."""
     text = document.read_text(encoding="utf-8")
     page = _OWN_ADDRESS.sub(lambda found: f'{found[1]}="{root_path}/', text).encode()
-    return page, gzip.compress(page), f'"{hashlib.blake2b(page, digest_size=16).hexdigest()}"'
+    return page, f'"{hashlib.blake2b(page, digest_size=16).hexdigest()}"'
 
 
 @lru_cache(maxsize=128)

@@ -27,6 +27,7 @@ from playwright.sync_api import Browser, FilePayload, Page, sync_playwright
 from index_builder.datasets.digits import digits
 from tests.benchmarks.measured import record_figures
 from tests.end_to_end.browsers import WHOLE, installed, launched
+from tests.end_to_end.first_view import transferred
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import FILES, Shown
 from tests.end_to_end.stage import stage
@@ -74,18 +75,13 @@ def script_kb(service: Service) -> float:
     return sum(len(gzip.compress(script)) for script in served) / 1000
 
 
-def first_view_kb(browser: Browser, address: str) -> float:
-    """All bytes of a first visit, with headers, data and pictures, in kB."""
-    page = browser.new_page()
-    sizes: list[float] = []
-    session = page.context.new_cdp_session(page)
-    session.send("Network.enable")
-    session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
-    page.goto(address)
-    page.get_by_test_id("sample").first.wait_for()
-    page.wait_for_load_state("networkidle")
-    page.close()
-    return round(sum(sizes) / 1000, 1)
+def first_view_kb(browser: Browser, address: str) -> dict[str, float]:
+    """All bytes of a first visit in each language, with headers, data and pictures, in kB."""
+    names = {"first_view_kb": "en-US", "first_view_de_kb": "de-DE", "first_view_fr_kb": "fr-FR"}
+    return {
+        name: round(sum(transferred(browser, address, locale).values()) / 1000, 1)
+        for name, locale in names.items()
+    }
 
 
 def map_main_thread_ms(browser: Browser) -> float:
@@ -264,7 +260,7 @@ def main(bundles: Path, out: Path = Path("build")) -> None:
         numbers: dict[str, float | None] = {
             "first_paint_ms": first_paint_ms(browser, address),
             "script_kb": script_kb(service),
-            "first_view_kb": first_view_kb(browser, address),
+            **first_view_kb(browser, address),
             "map_main_thread_ms_a_frame": map_main_thread_ms(browser),
             **frames_a_second(browser),
         }

@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, FilePayload, Page, expect
 
 from index_builder.datasets.digits import digits
 from model_store.bundles.bundle import Bundle
+from tests.end_to_end.first_view import transferred
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.support.image_files import encoded
 
@@ -196,3 +197,20 @@ def test_browse_filter_similar(page: Page, keep: Keep, service: Service) -> None
     expect(status).to_contain_text("items like “7”, without probabilities")
     expect(browse.locator(".cell").first).to_be_visible()
     keep("browse-3-similar")
+
+
+MAX_BYTES = 90_000
+PICTURES_BYTES = 16_000
+"""Sample pictures of a gallery of photographs; those of digits are smaller."""
+
+
+@pytest.mark.parametrize("locale", ["en-US", "de-DE", "fr-FR"])
+def test_first_view_is_small_in_each_language(
+    browser: Browser, service: Service, locale: str
+) -> None:
+    sizes = transferred(browser, str(service.http.base_url).rstrip("/"), locale)
+    others = {path: size for path, size in sizes.items() if "/samples/" not in path}
+    assert {"/", "/page/answer.js", "/v1/galleries/digits"} <= set(others)
+    assert (f"/page/languages/{locale[:2]}.js" in others) == (locale != "en-US")
+    assert not any(path.startswith("/page/batch/") for path in others)
+    assert sum(others.values()) <= MAX_BYTES - PICTURES_BYTES

@@ -161,6 +161,19 @@ def test_head_of_each_path_is_its_get_without_the_body(client: TestClient) -> No
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
+def test_reads_come_compressed_but_pictures_and_searches_do_not(
+    client: TestClient, digit: bytes
+) -> None:
+    for path in ("/v1/galleries/digits", "/openapi.json"):
+        assert client.get(path).headers["content-encoding"] == "gzip", path
+        plain = client.get(path, headers={"Accept-Encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert (plain.headers["vary"], plain.json()) == ("Accept-Encoding", client.get(path).json())
+    item = client.get("/v1/galleries/digits/items").json()["items"][0]
+    assert "content-encoding" not in client.get(item["thumbnail_url"]).headers
+    assert "content-encoding" not in search(client, digit).headers
+
+
 def test_every_answer_has_an_id(answered: httpx2.Response) -> None:
     assert len(answered.headers["x-request-id"]) == 32
 
