@@ -292,21 +292,122 @@ def test_a_file_that_is_no_image_harms_no_other(
     page.close()
 
 
-def test_a_batch_is_exported_as_one_file_with_its_pictures(shown: Shown) -> None:
-    batch_of(shown, {"<b>one.png": UNSURE, "strange.png": STRANGE}, None)
-    with shown.page.expect_download() as saved:
-        shown.found("export-report").click()
-    assert saved.value.suggested_filename == "vouch-batch.html"
-    text = Path(saved.value.path()).read_text("utf-8")
-    asked = len(shown.asked)
-    shown.page.set_content(text)
-    assert len(shown.asked) == asked  # it needs nobody
-    rows = shown.page.locator("tbody tr")
-    expect(rows).to_have_count(2)
-    first = rows.first.locator("td")
-    expect(first).to_have_text(
-        ["<b>one.png", "Not sure", "label of <b>one.png", "55 %", "to review"]
+def folder_of(directory: Path, *names: str, picture: bytes = PICTURE) -> Path:
+    """A folder with copies of a picture."""
+    for name in names:
+        path = directory / "folder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture)
+    return directory / "folder"
+
+
+def test_a_batch_is_filtered_accepted_and_taken_back(shown: Shown) -> None:
+    batch_of(shown, {"one": UNSURE, "two": UNSURE, "three": STRANGE, "four": SURE}, 0.9)
+    accept, undo, rows = (
+        shown.found(name) for name in ("accept-shown", "undo-accept", "batch-row")
     )
-    expect(rows.nth(1).locator("td").nth(3)).to_be_empty()  # no probability of such a photograph
-    loaded = "images => images.map(one => one.complete && one.naturalWidth > 0)"
-    assert rows.locator("img").evaluate_all(loaded) == [True] * 4
+    expect(accept).to_have_text("Accept 3 unseen")
+    shown.found("verdict-filter").select_option("ambiguous")
+    expect(rows).to_have_count(2)
+    expect(shown.found("n-shown")).to_have_text("2 of 4 shown")
+    shown.found("containing").fill("LABEL of one")
+    expect(rows.locator(".file")).to_have_text(["one"])
+    expect(shown.found("go-through")).to_have_text("Review 1")
+    accept.click()
+    expect(shown.found("budget-sentence")).to_contain_text(
+        "expected wrong: fewer than 0.1 · 1 accepted unseen · 2 to review"
+    )
+    expect(undo).to_be_focused()
+    expect(undo).to_have_text("Undo: 1 accepted unseen")
+    undo.click()
+    expect(undo).to_be_hidden()
+    expect(accept).to_be_focused()
+    expect(shown.found("budget-sentence")).to_contain_text("3 to review")
+    shown.found("go-through").click()  # of what is shown alone
+    shown.page.keyboard.press("y")
+    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+    shown.found("verdict-filter").select_option("")
+    shown.found("containing").fill("")
+    expect(rows).to_have_count(4)
+    assert sorted(states(shown)) == [
+        ("four", "accepted"),
+        ("one", "decided"),
+        ("three", "look"),
+        ("two", "look"),
+    ]
+
+
+def test_rows_are_arranged_as_wanted(shown: Shown) -> None:
+    shown.open()
+    code = """(() => {
+        const made = [..."abcdef"].map((id) => Object.assign(document.createElement("i"), { id }));
+        const rows = Object.fromEntries(made.map((one) => [one.id, one]));
+        const body = document.createElement("p");
+        return all[0].map((wanted) => {
+            m.arrange(body, [...wanted].map((name) => rows[name]));
+            return [...body.children].map(({ id }) => id).join("");
+        });
+    })()"""
+    orders = [*map("".join, itertools.permutations("abcd")), "b", "", "fedcba", "ace", "abcdef"]
+    assert shown.run("batch/view", code, orders) == orders
+
+
+def test_a_decided_photograph_is_not_in_the_budget(shown: Shown) -> None:
+    batch_of(shown, {"one": SURE, "two": SURE}, 0.9)
+    sentence = shown.found("budget-sentence")
+    expect(sentence).to_contain_text("2 accepted automatically")
+    shown.found("batch-row").first.get_by_role("button").click()
+    shown.page.keyboard.press("0")
+    expect(sentence).to_contain_text("1 accepted automatically")
+    expect(sentence).to_contain_text("1 decided")
+
+
+def test_a_folder_that_is_chosen_again_adds_what_is_new(shown: Shown, tmp_path: Path) -> None:
+    """After an interruption, it is what people do."""
+    shown.replies[OPERATING_POINTS] = {"point": None}
+    deep = "/".join(["folder-with-a-long-name"] * 5)
+    folder = folder_of(tmp_path, f"{deep}/one.png", "two.png")
+    shown.open()
+    shown.found("folder-input").set_input_files(folder)
+    expect(shown.page.locator("[data-state=look]")).to_have_count(2)
+    shown.page.reload()
+    expect(shown.page.locator("[data-state=look]")).to_have_count(2)
+    folder_of(tmp_path, "three.png")
+    shown.found("folder-input").set_input_files(folder)
+    expect(shown.page.locator("[data-state=look]")).to_have_count(3)
+    expect(shown.found("left-out")).to_have_text("2 photographs were in the batch already.")
+    names = sorted(name for name, _ in states(shown))
+    assert names[:2] == ["folder/three.png", "folder/two.png"]
+    assert names[2].startswith("…")
+    assert names[2].endswith("/one.png")
+
+
+def test_what_failed_is_tried_again(shown: Shown) -> None:
+    shown.replies[OPERATING_POINTS] = {"point": None}
+    shown.open()
+    broken = {"title": "Failed", "detail": "The disk is full."}
+    shown.page.route("**/search", lambda route: route.fulfill(status=507, json=broken), times=2)
+    shown.choose("one", "two", "three")
+    failed = shown.page.locator("[data-state=failed]")
+    expect(failed).to_have_count(2)
+    expect(failed.first).to_contain_text("failed: The disk is full.")
+    shown.found("retry-failed").click()
+    expect(shown.page.locator("[data-state=look]")).to_have_count(3)
+    expect(shown.found("retry-failed")).to_be_hidden()
+
+
+def test_a_decision_that_was_not_taken_is_sent_again(shown: Shown) -> None:
+    shown.report = {**REPORT, "errors_over_time": {"n_asked": 0}}
+    batch_of(shown, {"one": UNSURE, "two": UNSURE}, None)
+    refused = {"title": "Full", "detail": "The disk is full."}
+    shown.page.route("**/feedback", lambda route: route.fulfill(status=507, json=refused), times=1)
+    shown.found("go-through").click()
+    shown.page.keyboard.press("y")
+    expect(shown.page.get_by_role("dialog")).to_contain_text("label of two")
+    shown.page.keyboard.press("Escape")
+    expect(shown.page.locator("[data-state=failed]")).to_contain_text("The disk is full.")
+    shown.found("retry-failed").click()
+    expect(shown.page.locator("[data-state=decided]")).to_have_count(1)
+    shown.until(lambda: shown.sent("/feedback"))
+    [sent] = shown.sent("/feedback")
+    assert (sent["decision"], sent["query_id"]) == ("this_item", "one")

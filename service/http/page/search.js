@@ -309,8 +309,6 @@ export class Search {
       const { openBatch } = await arrived(import("./batch/batch.js"));
       if (signal.aborted) return;
       if (!this.gallery) await this.openGallery(signal);
-      this.clear();
-      this.showBatch(true);
       if (this.batch?.gallery.name !== this.gallery.name) {
         this.batch?.stop();
         this.batch = openBatch(this.gallery, this.$("batch-place"), {
@@ -329,10 +327,12 @@ export class Search {
         await this.batch.restore().catch(() => {}); // where the browser keeps nothing
       }
       this.hasBatch = true;
+      this.clear();
+      this.showBatch(true);
       this.went("batch");
       const added = given;
       given = []; // tried again, they are there already
-      if (added.length) await this.batch.add(added, nOthers);
+      if (added.length) this.batch.add(added, nOthers); // which takes its time, and shows it
       else this.batch.run();
       this.bringIntoView();
     });

@@ -2,7 +2,7 @@
 
 import { verdictOf } from "../answer.js";
 import { csvFile } from "../spreadsheet.js";
-import { stateOf } from "./budget.js";
+import { stateOf } from "./states.js";
 
 /** The columns, by what is the same for all rows. */
 const columnsOf = (context) => ({
