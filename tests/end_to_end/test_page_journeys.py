@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, FilePayload, Page, expect
+from playwright.sync_api import Browser, BrowserContext, FilePayload, Locator, Page, expect
 
 from index_builder.datasets.digits import digits
 from model_store.bundles.bundle import Bundle
+from tests.end_to_end.browsers import QUIETLY, installed
 from tests.end_to_end.first_view import transferred
 from tests.end_to_end.processes import TIMEOUT_S, Service
+from tests.end_to_end.shown_page import NAMED, TOURED
 from tests.support.image_files import encoded
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -149,6 +154,105 @@ def test_fifty_files_budget_export(page: Page, keep: Keep, library: Bundle) -> N
     assert len(taken) == accepted
     assert np.mean([1 - float(row["match_probability"]) for row in taken]) <= 0.1
     assert np.mean([row["first_label"] != row["file"][0] for row in taken]) <= 0.1  # it came true
+
+
+class Restarted:
+    """A browser that keeps what it stores, and can be closed and started again."""
+
+    def __init__(self, browser: Browser, profile: Path) -> None:
+        self._browser, self._profile = browser, profile
+        self._context: BrowserContext | None = None
+
+    def page(self, address: str) -> Page:
+        """Close the browser, start it again, and open a page."""
+        self.close()
+        self._context = self._browser.browser_type.launch_persistent_context(
+            self._profile, executable_path=installed(), args=[*QUIETLY]
+        )
+        for script in (NAMED, TOURED):
+            self._context.add_init_script(script)
+        self._context.set_default_timeout(20_000)
+        page = self._context.new_page()
+        page.goto(address)
+        return page
+
+    def close(self) -> None:
+        """End the browser."""
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+
+
+@pytest.fixture
+def restarted(browser: Browser, tmp_path: Path) -> Iterator[Restarted]:
+    expect.set_options(timeout=20_000)
+    restarted = Restarted(browser, tmp_path / "profile")
+    yield restarted
+    restarted.close()
+    expect.set_options(timeout=1000 * TIMEOUT_S)
+
+
+N_BATCH = 500
+
+
+def test_five_hundred_photographs_survive_a_reload_and_a_restart(
+    restarted: Restarted, service: Service, tmp_path: Path
+) -> None:
+    """None is lost and no decision is made twice; colleagues read the report offline."""
+    images, folder = digits(), tmp_path / "digits"
+    names = [f"{images.labels[row]}/{row:03}.png" for row in range(N_BATCH)]
+    for row, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(encoded(images.pixels(row), "PNG"))
+    address = str(service.http.base_url)
+    searches = itertools.count()
+
+    def opened(page: Page) -> Locator:
+        """The rows of the batch, while it is searched with."""
+        page.on("request", lambda asked: asked.url.endswith("/search") and next(searches))
+        return page.get_by_test_id("batch-row")
+
+    page = restarted.page(address)
+    rows = opened(page)
+    page.get_by_test_id("folder-input").set_input_files(folder)
+    expect(rows).to_have_count(N_BATCH)
+    through = page.get_by_test_id("go-through")
+    expect(through).to_be_enabled()
+    through.click()
+    page.keyboard.press("0")
+    page.keyboard.press("Escape")
+    wait_until(lambda: page.locator("[data-state=waiting]").count() < 480, page.title)
+    page.reload()
+    expect(rows).to_have_count(N_BATCH)
+    wait_until(lambda: page.locator("[data-state=waiting]").count() < 460, page.title)
+
+    page = restarted.page(address)
+    rows = opened(page)
+    page.get_by_role("button", name="Back to the batch").click()
+    expect(rows).to_have_count(N_BATCH)
+    expect(page.get_by_role("progressbar")).to_be_hidden(timeout=5000 * TIMEOUT_S)
+    expect(page.locator("[data-state=waiting], [data-state=failed]")).to_have_count(0)
+    expect(page.get_by_test_id("budget-sentence")).to_contain_text("1 decided")
+    n_at_once = 3
+    assert N_BATCH <= next(searches) <= N_BATCH + 2 * n_at_once
+
+    with page.expect_download(timeout=1000 * TIMEOUT_S) as saved:
+        page.get_by_test_id("export-zip").click()
+    shutil.unpack_archive(saved.value.path(), tmp_path / "unpacked", "zip")
+    text = (tmp_path / "unpacked/results.csv").read_text("utf-8-sig")
+    table = {row["file"]: row for row in csv.DictReader(io.StringIO(text))}
+    assert set(table) == {f"digits/{name}" for name in names}
+    assert all(row["verdict"] for row in table.values())
+    [decided] = [row for row in table.values() if row["decision"]]
+    assert (decided["decision"], decided["reviewer"]) == ("none", "Ada")
+    page.context.set_offline(True)
+    page.goto((tmp_path / "unpacked/report.html").as_uri())
+    expect(page.locator("li")).to_have_count(N_BATCH)
+    wait_until(lambda: page.locator("img").evaluate_all(LOADED), page.title)
+    assert len(list((tmp_path / "unpacked/thumbnails").glob("*.jpg"))) == N_BATCH
+
+
+LOADED = "images => images.length && images.every(one => one.complete && one.naturalWidth > 0)"
 
 
 def test_slider_other_verdicts(
