@@ -16,23 +16,27 @@ export function changesSentence(served, before) {
   if (!now || !then) return "";
   const points = Math.round(100 * ((now.match_share ?? 0) - (then.match_share ?? 0)));
   const size = count(Math.abs(points));
-  return t`Compared with the calibration before: ${[
+  const changes = [
     points === 0 ? t`as many matches` : points === 1 ? t`1 point more matches` : points === -1 ? t`1 point fewer matches`
       : points > 0 ? t`${size} points more matches` : t`${size} points fewer matches`,
     now.max_error === then.max_error ? t`the error limit is unchanged`
       : t`error limit ${percent(now.max_error)}, before ${percent(then.max_error)}`,
     isNumber(served.n_items) && isNumber(before.n_items) && served.n_items !== before.n_items &&
       t`${count(served.n_items)} items, before ${count(before.n_items)}`,
-  ].filter(Boolean).join("; ")}.`;
+  ].filter(Boolean).join("; ");
+  return t`Compared with the calibration before: ${changes}.`;
 }
 
 /** What follows if another bundle is served. */
-const consequence = ({ calibration: found, published_at: at, n_items: n }) => [
-  t`From then on, all users get answers of ${when(at)}: ${count(n)} items; ${found
+function consequence({ calibration: found, published_at: at, n_items: n }) {
+  const promise = found
     ? t`${percent(found.match_share ?? 0)} of queries get a match, at most ${percent(found.max_error)} of these are wrong`
-    : t`no probabilities and no matches`}.`,
-  t` While it is in use, items that were added or changed since are not found. Nothing is deleted: you can come back here in the same way.`,
-];
+    : t`no probabilities and no matches`;
+  return [
+    t`From then on, all users get answers of ${when(at)}: ${count(n)} items; ${promise}.`,
+    t` While it is in use, items that were added or changed since are not found. Nothing is deleted: you can come back here in the same way.`,
+  ];
+}
 
 /** A section with the bundles of a gallery, the newest first. An administrator, who `mayDecide`, can serve
  * another one; then `switched` is called. */
