@@ -109,6 +109,13 @@ def test_manifest_lists_neither_itself_nor_its_signature(name: str, allowed: boo
         _file_name(name)
 
 
+def test_only_the_manifest_and_its_signature_are_no_content(tmp_path: Path) -> None:
+    neighbours = [f"a-{MANIFEST_FILE}", f"{MANIFEST_FILE}2", f"{SIGNATURE_FILE}2"]
+    for name in (MANIFEST_FILE, SIGNATURE_FILE, *neighbours):
+        (tmp_path / name).write_bytes(b"")
+    assert content_files(tmp_path) == sorted(neighbours)
+
+
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [
