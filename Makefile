@@ -6,9 +6,11 @@ export VOUCH_PORT ?= 8080
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 FIND_COMMANDS := Installed. To run vouch-build and vouch-serve by name: source $(BIN)/activate
+ELEMENT := service/client/element
+NPM := cd $(ELEMENT) && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 4 --output-sync=target
 
-.PHONY: install demo check check-builder check-others test coverage lint types style audit sbom version dist chart \
+.PHONY: install demo check check-builder check-others test coverage lint types page-types style audit sbom version dist chart \
   bench torture mutants try element pictures tables docs clean help
 .DEFAULT_GOAL := help
 
@@ -25,7 +27,7 @@ help:
 	@echo "make test      install, lint, run the whole suite; a quarter of an hour"
 	@echo "make docs      the documentation site, in build/docs/index.html; two minutes"
 	@echo "make coverage  branch coverage of model_store and service by their own tests; at least 95 %"
-	@echo "make lint      format, lint, types, import contracts, dependencies, dead code, the lock file"
+	@echo "make lint      format, lint, types (the page's too), import contracts, dependencies, dead code, the lock file"
 	@echo "make mutants   40 small faults put into the code, one at a time: which do the tests see? half an hour"
 	@echo "make audit     known vulnerabilities of what uv.lock names, from OSV where it can be reached"
 	@echo "make dist      wheel and sdist in build/dist, checked as a package index checks them; TAG=v0.3.0"
@@ -46,7 +48,7 @@ install: .venv/.installed-dev
 # takes half a minute of a processor, and each process reads those of its half alone. Every test of
 # the folders left out starts a process.
 check: install
-	@$(SIDE_BY_SIDE) types check-builder check-others style
+	@$(SIDE_BY_SIDE) types page-types check-builder check-others style
 check-builder check-others: check-%: install
 	$(PYTEST) --quiet -m "not bundle and not process and not slow" $(TESTS_$*) \
 	  --ignore tests/end_to_end --ignore tests/torture
@@ -64,11 +66,14 @@ demo: .venv/.installed bundles/demo/CURRENT
 	VOUCH_FEEDBACK=$${VOUCH_FEEDBACK-build/feedback.sqlite3} $(BIN)/vouch-serve --bundle bundles/demo
 
 lint: install
-	@$(SIDE_BY_SIDE) types style
+	@$(SIDE_BY_SIDE) types page-types style
 # mypy gives its workers three seconds to start. On a busy machine they take longer, and it ends with
 # status 2: then one process checks all.
 types: install
 	$(BIN)/mypy --num-workers 2 || { [ $$? -eq 2 ] && $(BIN)/mypy; }
+# The page's scripts, with the types of the API.
+page-types: $(ELEMENT)/node_modules/.package-lock.json
+	$(NPM) run --silent types
 style: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -121,9 +126,9 @@ chart:
 	$(HELM) package docker/helm/vouch --destination $(CHARTS) $(if $(TAG),--version $(TAG:v%=%) --app-version $(TAG))
 	$(if $(REGISTRY),$(HELM) push $(CHARTS)/vouch-*.tgz $(REGISTRY))
 
-element:
+element: $(ELEMENT)/node_modules/.package-lock.json
 	@mkdir -p build
-	cd service/client/element && npm ci --no-audit --no-fund --ignore-scripts && npm pack --pack-destination $(CURDIR)/build
+	$(NPM) pack --pack-destination $(CURDIR)/build
 
 tables: install
 	$(BIN)/python -c "from index_builder.configuration.file import schema_file; from index_builder.configuration.schema import SCHEMA_FILE; SCHEMA_FILE.write_text(schema_file(), 'utf-8')"
@@ -187,6 +192,10 @@ bundles/digits/CURRENT: | .venv/.installed
 	$(BIN)/uv sync --quiet --frozen --inexact --compile-bytecode --extra dev --group docs --group deploy
 	@touch $@ .venv/.installed
 	@echo "$(FIND_COMMANDS)"
+
+# What npm writes at the end of an installation.
+$(ELEMENT)/node_modules/.package-lock.json: $(ELEMENT)/package-lock.json | .venv/.installed-dev
+	$(NPM) ci --silent --no-audit --no-fund --ignore-scripts
 
 # The page is tested in a real browser: the system's Chromium, or one that Playwright downloads.
 # Without either those tests say that they were skipped.

@@ -6,11 +6,8 @@ Hey API and openapi-typescript for node, openapi-python-client for Python.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +15,16 @@ import numpy as np
 import pytest
 
 from model_store.bundles.bundle import Bundle
+from tests.end_to_end.element_package import run
 from tests.end_to_end.processes import Service
 from tests.end_to_end.questions import search
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "typescript"
 DOCUMENT = HERE.parent / "service" / "openapi.json"
-OF_NPM = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "ENETUNREACH")
-UNREACHABLE = (*OF_NPM, "Failed to fetch")
 
 PYTHON_GENERATOR = "openapi-python-client==0.29.1"
 """In an environment of its own: it wants an older typer than the index builder."""
-
-
-def run(command: Sequence[str], place: Path) -> str:
-    """Run a command in ``place``; what it printed."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=False)
-    tool = Path(command[0]).name
-    if tool in {"npm", "uv"} and any(code in done.stderr for code in UNREACHABLE):
-        pytest.skip(f"{tool} reaches no registry: {done.stderr.strip().splitlines()[-1]}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +34,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     `use.ts` says where it expects errors, such as a string in place of a file: where the compiler
     finds none, that is one.
     """
-    for tool in ("node", "npm"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"there is no {tool} here (https://nodejs.org, 20 or later)")
     place = tmp_path_factory.mktemp("front-end") / "client"
     shutil.copytree(SOURCES, place, ignore=shutil.ignore_patterns("node_modules"))
     run(["npm", "ci", "--prefer-offline", "--no-audit", "--no-fund", "--ignore-scripts"], place)

@@ -131,6 +131,7 @@ def test_near_duplicates_are_grouped_and_deleted_or_kept(shown: Shown) -> None:
         [pair("a", "b"), pair("c", "d", "clog")], [pair("b", "a"), pair("b", "e"), pair("d", "c")]
     )
     shown.replies["/v1/galleries/shoes/items"] = items
+    shown.replies |= {f"/v1/galleries/shoes/items/{item}": {} for item in "ae"}
     shown.open()
     shown.found("open-browse").click()
     shown.found("to-near-duplicates").click()

@@ -16,9 +16,9 @@ from threading import Thread
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.end_to_end.element_package import install, run
 from tests.end_to_end.fronts import BELOW_A_PATH, PROGRAMS, Front
 from tests.end_to_end.processes import Service
-from tests.end_to_end.test_generated_clients import run
 from tests.end_to_end.test_page_accessible import complaints
 
 pytestmark = pytest.mark.browser
@@ -28,15 +28,8 @@ PACKAGE = Path(__file__).parents[2] / "service" / "client" / "element"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as npm packs it, from a copy of what it is made of."""
-    for tool in ("node", "npm"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"there is no {tool} here (https://nodejs.org, 20 or later)")
-    sources = tmp_path_factory.mktemp("element") / "service"
-    shutil.copytree(PACKAGE.parents[1] / "http" / "page", sources / "http" / "page")
-    place = sources / "client" / "element"
-    shutil.copytree(PACKAGE, place, ignore=shutil.ignore_patterns("node_modules", "dist"))
-    run(["npm", "ci", "--prefer-offline", "--no-audit", "--no-fund", "--ignore-scripts"], place)
+    """The package as npm packs it."""
+    place = install(tmp_path_factory.mktemp("element"))
     [packed] = json.loads(run(["npm", "pack", "--json", "--silent"], place))
     shutil.unpack_archive(place / packed["filename"], place / "unpacked")
     return place / "unpacked" / "package"

@@ -1,6 +1,6 @@
 // The parts of one answer, from the verdict down to the raw JSON.
 
-import { address, key } from "./api.js";
+import { address, filled, key } from "./api.js";
 import { copy, el, glyph, picture, svg } from "./elements.js";
 import { t } from "./language.js";
 import { review } from "./look/decisions.js";
@@ -19,7 +19,11 @@ export const verdictOf = ({ verdict }) => VERDICTS[verdict] ??
   { word: verdict, says: () => "", heading: t`Results by similarity` };
 
 /** The answer with the verdict that follows from the visitor's own line, where a line can decide:
- * between match and not sure, of ordinary images and by a calibration that holds. */
+ * between match and not sure, of ordinary images and by a calibration that holds.
+ *
+ * @param {Api.SearchAnswer} answer
+ * @param {number | null} line
+ * @returns {Api.SearchAnswer & { line?: number }} */
 export function byLine(answer, line) {
   const { verdict, results: [first], bundle: { calibration } } = answer;
   const decides = ["match", "ambiguous", "no_match"].includes(verdict) &&
@@ -33,7 +37,9 @@ export function byLine(answer, line) {
  * `PHOTO_WORDS` or others with the same names; `queries` is what the gallery was calibrated with, `look` looks closely at the result of a place, `edit` crops the
  * question; `line` is the probability from which the visitor wants a match, null for the gallery's
  * own; `more` gives the page of results after a cursor; `options` of the search are chosen with
- * `choose`; `why` remembers from one answer to the next whether its reasons are open. */
+ * `choose`; `why` remembers from one answer to the next whether its reasons are open.
+ *
+ * @param {Api.SearchAnswer} served */
 export function answerParts(served, question, given) {
   const tools = { words: PHOTO_WORDS, ...given };
   const { look, edit, line, words } = tools;
@@ -77,7 +83,9 @@ export const PHOTO_WORDS = {
     t`This gallery was calibrated with ${n} ${queries}. Each small dot stands for 2 % of them; the large dot is your photo.`,
 };
 
-/** The pictures and the label first, then the verdict in words. */
+/** The pictures and the label first, then the verdict in words.
+ *
+ * @param {Api.SearchAnswer} answer */
 function verdictPanel(answer, { word, says, shows }, asked) {
   const { verdict, results: [first] } = answer;
   const name = first && brief(first.label ?? first.id);
@@ -88,21 +96,27 @@ function verdictPanel(answer, { word, says, shows }, asked) {
     el("div.says", {}, el("h2", {}, glyph(verdict), word), el("p", {}, says(answer)), rollUpPart(answer)));
 }
 
-/** The parent label of an ambiguous query, where labels have parents. */
+/** The parent label of an ambiguous query, where labels have parents.
+ *
+ * @param {Api.SearchAnswer & { line?: number }} answer */
 function rollUpPart({ verdict, roll_up: rolled, line }) {
   if (!rolled || verdict !== "ambiguous" || isNumber(line)) return "";
   return el("p", { "data-testid": "roll-up" },
     t`Not sure which, but “${brief(rolled.label)}” with probability ${percent(rolled.probability)}.`);
 }
 
-/** What is not guaranteed, where the calibration promises too little. */
+/** What is not guaranteed, where the calibration promises too little.
+ *
+ * @param {Api.SearchAnswer} answer */
 function withheldPart({ reason, verdict, guaranteed, bundle: { calibration } }) {
   if (!reason || reason === calibration.reason) return "";
   return el("p.warning", { "data-testid": "withheld" },
     el("b", {}, verdict !== "match" ? t`No confident match is possible. ` : guaranteed ? "" : t`Not guaranteed. `), saidParts(reason));
 }
 
-/** Asks for a review of an answer that was drawn at random. */
+/** Asks for a review of an answer that was drawn at random.
+ *
+ * @param {Api.SearchAnswer} answer */
 function auditPart(answer) {
   const { audit, results: [first] } = answer;
   if (!audit || !first) return "";
@@ -140,7 +154,9 @@ function among(position, left, right, limit = 1) {
     el("p.ends", {}, el("span", {}, left), el("span", {}, right)));
 }
 
-/** The statistics behind the verdict. */
+/** The statistics behind the verdict.
+ *
+ * @param {Api.SearchAnswer} answer */
 function whyPart(answer, verdict, { words, queries, why }) {
   const { query, bundle: { calibration: { status, n_queries: n } } } = answer;
   return el("details.why", {
@@ -154,6 +170,7 @@ function whyPart(answer, verdict, { words, queries, why }) {
     words.calibratedWith(count(n), QUERIES[queries] ?? t`queries`)) : "");
 }
 
+/** @param {Api.Uncertainty} uncertainty */
 function uncertaintyPart(uncertainty, nQueries) {
   const { percentile, level, aleatoric } = uncertainty;
   const state = pictureSentence(aleatoric);
@@ -164,6 +181,7 @@ function uncertaintyPart(uncertainty, nQueries) {
     state && el("p", {}, state));
 }
 
+/** @param {Api.OutOfDistribution} ood */
 function outlierPart(ood, words) {
   const { p_value: p, alpha, flag } = ood;
   const known = isNumber(p);
@@ -174,7 +192,9 @@ function outlierPart(ood, words) {
     el("p", {}, words.outlierSentence(ood)));
 }
 
-/** How likely it is that nothing matches. */
+/** How likely it is that nothing matches.
+ *
+ * @param {Api.SearchAnswer} answer */
 function nothingPart({ no_match_probability: nothing, absent }, { withholds }, words) {
   if (!isNumber(nothing) || !absent || withholds) return "";
   return el("section", { "data-testid": "nothing" },
@@ -189,7 +209,9 @@ function bar(share) {
   return el("div.bar", { "aria-hidden": "true" }, fill);
 }
 
-/** How few items it takes to be sure enough of a true match among them. */
+/** How few items it takes to be sure enough of a true match among them.
+ *
+ * @param {Api.SearchAnswer} answer */
 function setPart({ result_set: chosen }, { withholds }) {
   if (!chosen || withholds) return "";
   if (!chosen.promised_for.length) {
@@ -204,11 +226,13 @@ function setPart({ result_set: chosen }, { withholds }) {
     chosen.promised ? "" : t` Not for every label: ${said(chosen.reason)}`);
 }
 
+/** @type {Record<string, [unknown, () => string]>} */
 const CHOICES = { // choices for a list, as options of the search
   group_by: ["label", () => t`One of each label`],
   duplicate_similarity: [0.98, () => t`Without near duplicates`],
 };
 
+/** @param {Api.SearchAnswer} answer */
 function neighbourPart(answer, wording, { look, more, options, choose }) {
   const { results, verdict } = answer;
   const { heading, note = "", subordinate, withholds } = wording;
@@ -248,7 +272,9 @@ function neighbourPart(answer, wording, { look, more, options, choose }) {
 }
 
 /** The places of the results of each label, in the order of the first ones; a result without a label
- * is a group. */
+ * is a group.
+ *
+ * @param {Api.Result[]} results */
 function byLabel(results) {
   const groups = new Map();
   results.forEach(({ label }, place) => {
@@ -260,7 +286,10 @@ function byLabel(results) {
 
 const STACKED = 11; // smaller pictures of a card
 
-/** A card: the pictures of one label, which have its probability in common. */
+/** A card: the pictures of one label, which have its probability in common.
+ *
+ * @param {number[]} places
+ * @param {Api.Result[]} results */
 function card(places, results, { vouched, withholds, look }) {
   const [item] = places.map((place) => results[place]);
   const n = places.length;
@@ -290,7 +319,7 @@ function card(places, results, { vouched, withholds, look }) {
 function curlCommand(gallery, { name, sampleUrl, text }) {
   const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const curl = key.get() ? 'curl -s -H "Authorization: Bearer $VOUCH_KEY"' : "curl -s";
-  const target = shell(address(`/v1/galleries/${encodeURIComponent(gallery)}/search${text ? "/text" : ""}`));
+  const target = shell(address(filled(`/v1/galleries/{gallery}/search${text ? "/text" : ""}`, { path: { gallery } })));
   if (text) return `${curl} --json ${shell(JSON.stringify({ text }))} ${target}`;
   if (sampleUrl) {
     const source = shell(address(sampleUrl));
@@ -306,6 +335,7 @@ function block(title, text, testid) {
   return [el("h4", {}, title, button), el("pre", { tabIndex: 0, "data-testid": testid }, text)];
 }
 
+/** @param {Api.SearchAnswer} answer */
 function detailPart(answer, question, roundTrip) {
   const { bundle, cache, request_id: requestId, timing_ms: timing } = answer;
   const pair = (name, value) => [el("dt", {}, name), el("dd", {}, value)];

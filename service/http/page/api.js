@@ -34,6 +34,8 @@ export const key = {
 };
 
 export class Problem extends Error {
+  /** @param {Partial<Api.Problem> & { remedy?: string, panel?: Element }} problem
+   * @param {string} [retryAfter] seconds */
   constructor(problem, retryAfter) {
     super(problem.title);
     this.problem = problem;
@@ -42,7 +44,11 @@ export class Problem extends Error {
 }
 
 /** A part of this page and its styles, once they have come. A browser asks once for a part, until the
- * page is reloaded. */
+ * page is reloaded.
+ *
+ * @template Module
+ * @param {Promise<Module>} module
+ * @returns {Promise<Module>} */
 export const arrived = (module) => Promise.all([module, page.styled()]).then(([part]) => part, () => {
   throw new Problem({
     title: t`The service cannot be reached`,
@@ -58,12 +64,31 @@ const unreadable = (response) =>
     detail: t`Unexpected response from the service. A proxy in between may have answered.`,
   });
 
-export async function ask(url, options = {}) {
+/** The address of an operation: values of `path` replace their {names}, null is left out of the `query`.
+ *
+ * @param {string} url
+ * @param {{ path?: Record<string, any>, query?: Record<string, any> }} options */
+export function filled(url, { path = {}, query = {} }) {
+  const place = url.replace(/\{(\w+)\}/g, (whole, name) => !Object.hasOwn(path, name) ? whole
+    : encodeURIComponent(path[name]).replaceAll("%2F", name === "item_id" ? "/" : "%2F"));
+  const given = Object.entries(query).filter(([, value]) => value != null);
+  return given.length ? `${place}?${new URLSearchParams(given)}` : place;
+}
+
+/** Ask at an address or for an operation, with options of `fetch` and the operation's `path`, `query`
+ * and `json`.
+ *
+ * @param {string} url
+ * @param {RequestInit & { path?: any, query?: any, json?: any }} options */
+export async function ask(url, { path, query, json, ...options } = {}) {
   const sent = key.get();
-  const headers = { ...options.headers, ...(sent && { Authorization: `Bearer ${sent}` }) };
+  const headers = {
+    ...(json && { "Content-Type": "application/json" }), ...(sent && { Authorization: `Bearer ${sent}` }),
+  };
+  const body = json ? JSON.stringify(json) : options.body;
   let response;
   try {
-    response = await fetch(address(url), { ...options, headers });
+    response = await fetch(address(filled(url, { path, query })), { ...options, headers, body });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem({
@@ -78,6 +103,15 @@ export async function ask(url, options = {}) {
   throw new Problem({ status: response.status, ...problem }, response.headers.get("retry-after"));
 }
 
+/**
+ * Ask for an operation by its path, and return its answer.
+ *
+ * @template {Page.Path} P
+ * @template {Page.Method} [M="GET"]
+ * @param {P} url
+ * @param {Page.Asked<M, P>} [options]
+ * @returns {Promise<Page.Answer<M, P>>}
+ */
 export async function askJson(url, options) {
   const response = await ask(url, options);
   return response.json().catch((error) => {
@@ -108,20 +142,29 @@ export async function imageForm(blob, name, fields = {}) {
   return form;
 }
 
-/** The answer to an image; `options` are those of a search. */
+/** The answer to an image; `options` are those of a search.
+ *
+ * @param {Partial<Api.SearchForm>} [options] */
 export async function searchWith(gallery, blob, name, options = {}, signal = undefined) {
   const body = await imageForm(blob, name, options);
-  const url = `/v1/galleries/${encodeURIComponent(gallery)}/search`;
-  return askJson(url, { method: "POST", body, signal });
+  return askJson("/v1/galleries/{gallery}/search", { method: "POST", path: { gallery }, body, signal });
 }
 
-/** The answer to a query of the page: an image, or else a text. */
+/** The answer to a query of the page: an image, or else a text.
+ *
+ * @param {string} gallery
+ * @param {{ text?: string, blob?: Blob, name: string }} query
+ * @param {Partial<Api.SearchForm>} options
+ * @param {AbortSignal} [signal] */
 export function searchFor(gallery, { text, blob, name }, options = {}, signal = undefined) {
   if (!text) return searchWith(gallery, blob, name, options, signal);
-  return askJson(`/v1/galleries/${encodeURIComponent(gallery)}/search/text`, {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ text, ...options }), signal,
-  });
+  const path = { gallery };
+  return askJson("/v1/galleries/{gallery}/search/text", { method: "POST", path, json: { text, ...options }, signal });
 }
+
+/** Delete an item of a gallery. */
+export const deleteItem = ({ name }, id) =>
+  askJson("/v1/galleries/{gallery}/items/{item_id}", { method: "DELETE", path: { gallery: name, item_id: id } });
 
 const SCOPES = ["read", "review", "write", "admin"];
 
@@ -136,7 +179,11 @@ export const mayWrite = () => permissions().then(({ write }) => write);
 
 const TRIES = 6; // where the service is busy
 
-/** What `task` answers; it is tried again while the service is busy. */
+/** What `task` answers; it is tried again while the service is busy.
+ *
+ * @template Answer
+ * @param {() => Promise<Answer>} task
+ * @param {{ aborted: boolean }} signal */
 export async function patiently(task, signal) {
   for (let tried = 1; ; tried += 1) {
     try {

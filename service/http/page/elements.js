@@ -5,9 +5,17 @@ import { t } from "./language.js";
 
 const SMALL_SIDE = 96; // pixels: a smaller picture is shown with its pixels, not blurred
 
-/** An element. Properties are set as properties, data-* and aria-* as attributes. */
+/**
+ * An element. Properties are set as properties, data-* and aria-* as attributes.
+ *
+ * @template {string} Tag
+ * @param {Tag} tag
+ * @param {Record<string, any>} properties
+ * @returns {Page.Made<Tag>}
+ */
 export function el(tag, properties = {}, ...children) {
   const [name, ...classes] = tag.split(".");
+  /** @type {any} */
   const node = document.createElement(name);
   if (classes.length) node.className = classes.join(" ");
   for (const [key, value] of Object.entries(properties)) {
@@ -93,8 +101,9 @@ export function picture(url, alt, lazy = false) {
     const side = Math.max(image.naturalWidth, image.naturalHeight);
     image.classList.toggle("pixelated", side < SMALL_SIDE);
   };
-  image.onerror = () => frame.replaceChildren(el("span.unseen", {}, t`no preview`));
+  const showNone = () => frame.replaceChildren(el("span.unseen", {}, t`no preview`));
+  image.onerror = showNone;
   if (url) load(image, url);
-  else image.onerror(); // of an item that came as a vector
+  else showNone(); // of an item that came as a vector
   return frame;
 }

@@ -5,6 +5,7 @@ import { t } from "./language.js";
 import { saidParts } from "./service_texts.js";
 import { QUERIES, brief, count, estimateSentence, isNumber, percent } from "./words.js";
 
+/** @type {Record<string, [string, () => string]>} */
 const LINKS = { // what a gallery's buttons open, and their names in tests
   report: ["open-report", () => t`Accuracy report`],
   items: ["open-browse", () => t`Browse gallery`],
@@ -25,7 +26,11 @@ export const emptyPart = (add) => el("div.empty", { "data-testid": "empty" },
 
 /** A gallery by its description and the `report` on its calibration. `open` has what its buttons
  * open: the `report`, the `items`, what guarantees need and, for a visitor who may, the `decisions`, the
- * `review` queue and how photographs are added. */
+ * `review` queue and how photographs are added.
+ *
+ * @param {Page.Gallery} gallery
+ * @param {Api.CalibrationReport} report
+ * @param {Record<string, false | (() => void)>} open */
 export function galleryParts(gallery, report, open) {
   const { title, description, n_items: n, n_labels, labels = [], bundle, outcome } = gallery;
   const { status, n_queries: nQueries } = bundle.calibration;
@@ -52,7 +57,10 @@ export function galleryParts(gallery, report, open) {
   ].filter(Boolean);
 }
 
-/** Sample questions; `ask` is given the one that is chosen. */
+/** Sample questions; `ask` is given the one that is chosen.
+ *
+ * @param {Api.Sample[]} samples
+ * @param {(sample: Api.Sample) => void} ask */
 export const sampleList = (samples, ask) => samples.map((sample) =>
   el("li", {}, el("button", {
     type: "button", "data-testid": "sample", "data-belongs": sample.belongs,

@@ -1,7 +1,7 @@
 // What this browser keeps of a visitor's work over a reload: batches with their photographs, and the
 // last single photographs. Where a browser keeps nothing, such as in a frame, each call fails softly.
 
-import { address } from "./api.js";
+import { address, filled } from "./api.js";
 
 const DATABASE = "vouch";
 const LAST = 20; // single photographs
@@ -48,7 +48,7 @@ async function transaction(mode, work) {
 }
 
 /** A gallery of this service, or other work of that name: other services may be at the same origin. */
-const idOf = (gallery) => address(`/v1/galleries/${encodeURIComponent(gallery)}`);
+const idOf = (gallery) => address(filled("/v1/galleries/{gallery}", { path: { gallery } }));
 
 /** Add photographs to the batch of a gallery: [{ blob, … }]. Returns a number for each. */
 export const addToBatch = (gallery, files) => transaction("readwrite", (rows, photos) =>

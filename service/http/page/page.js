@@ -2,7 +2,7 @@
 
 import { connect } from "./api.js";
 import { el } from "./elements.js";
-import { LANGUAGES, language, speak, t, translate } from "./language.js";
+import { LANGUAGES, language, speak, t } from "./language.js";
 import { remembered } from "./memory.js";
 import { Search } from "./search.js";
 import { wanted } from "./wanted.js";

@@ -18,9 +18,24 @@ import { VERDICTS, count, decisionSentence } from "./words.js";
 const BUSY_AFTER = 150; // ms: a faster answer replaces the last one without a flicker
 const OPENING_AFTER = 1000; // ms: a gallery that opens sooner moves nothing on the page
 
-const galleryUrl = (name) => `/v1/galleries/${encodeURIComponent(name)}`;
-
 export class Search {
+  $; told; name; only; room; part; may; roundTrip;
+  /** @type {Page.Gallery} */
+  gallery = null;
+  /** @type {Api.CalibrationReport} */
+  report = null;
+  line = null; // the visitor's own, null for the gallery's
+  /** @type {Partial<Api.SearchForm>} */
+  options = {};
+  query = null;
+  /** @type {Api.SearchAnswer} */
+  answer = null;
+  retry = null;
+  running = null;
+  looking = null;
+  opening = null;
+  why = { open: false }; // of the reasons below an answer
+
   /** `root` is the document, or the shadow root, that holds what `index.html` has in `main`. `told`
    * receives the events: `titled(words)`, `went(gallery, ...room)`, `answered(answer)`,
    * `decided(decision)`. `path` is where to begin: a gallery, and a room of it; `only`: there is no
@@ -28,12 +43,7 @@ export class Search {
    * Files are taken that are dropped on `target`, or pasted there. */
   constructor(root, { path = [], only = false, target = window, told = {} } = {}) {
     const [name = null, ...room] = path;
-    Object.assign(this, {
-      told, name, only, room, $: (id) => root.getElementById(id), part: root.querySelector(".vouch"),
-      gallery: null, report: null, line: null, // `line`: the visitor's own, null for the gallery's
-      options: {}, query: null, answer: null, retry: null, running: null, looking: null, opening: null,
-      why: { open: false }, // of the reasons below an answer
-    });
+    Object.assign(this, { told, name, only, room, $: (id) => root.getElementById(id), part: root.querySelector(".vouch") });
     translate(root);
     this.$("legend-list").replaceChildren(...Object.entries(VERDICTS).map(([verdict, words]) =>
       el("div", { "data-verdict": verdict },
@@ -99,9 +109,11 @@ export class Search {
         remedy: t`Choose one of them.`,
       });
     }
-    const url = galleryUrl(picker.value);
-    const [gallery, report, may] = await Promise.all(
-      [askJson(url, { signal }), askJson(`${url}/calibration?curve=false`, { signal }), permissions()]);
+    const path = { gallery: picker.value };
+    const [gallery, report, may] = await Promise.all([
+      askJson("/v1/galleries/{gallery}", { path, signal }),
+      askJson("/v1/galleries/{gallery}/calibration", { path, query: { curve: false }, signal }), permissions(),
+    ]);
     const { filter: _, ...options } = this.options; // its fields are another gallery's
     Object.assign(this, { report, may, line: null, options });
     this.gallery = { ...gallery, queries: report.queries, maxError: report.max_error, keeps: report.errors_over_time != null };
@@ -241,8 +253,9 @@ export class Search {
       const before = await queryOf(id).catch(() => null);
       if (signal.aborted) return; // a newer query replaced it
       if (before) return this.ask(before.blob, before.name);
-      const url = `${galleryUrl(gallery.name)}/review/${encodeURIComponent(id)}/image`;
-      const blob = gallery.keeps && await ask(url, { signal }).then((found) => found.blob(), () => null);
+      const path = { gallery: gallery.name, query_id: id };
+      const blob = gallery.keeps && await ask("/v1/galleries/{gallery}/review/{query_id}/image", { path, signal })
+        .then((found) => found.blob(), () => null);
       if (signal.aborted) return;
       if (blob) return this.ask(blob, id.slice(0, 12));
       throw new Problem({
@@ -338,7 +351,9 @@ export class Search {
     });
   }
 
-  /** Ask the same question with another option; null leaves it out. */
+  /** Ask the same question with another option; null leaves it out.
+   *
+   * @param {keyof Api.SearchForm} name */
   choose(name, value) {
     const { [name]: _, ...others } = this.options;
     this.options = value === null ? others : { ...others, [name]: value };
@@ -500,7 +515,7 @@ export class Search {
       words, queries: query.text ? "captions" : gallery.queries, roundTrip, line, options, why: this.why,
       look: (place, items) => this.show(() => this.look(place, items), null, `look ${place}`),
       more: (cursor) =>
-        askJson(`${galleryUrl(gallery.name)}/search/next?${new URLSearchParams({ cursor })}`),
+        askJson("/v1/galleries/{gallery}/search/next", { path: { gallery: gallery.name }, query: { cursor } }),
       choose: (name, value) => this.choose(name, value),
       edit: () => this.show(() => this.edit(query.original, query.name)),
     }));
@@ -515,13 +530,14 @@ export class Search {
   /** Show what the calibration measured, and let the visitor move the line. */
   async openReport(gallery) {
     const { showAccuracy } = await arrived(import("./accuracy/accuracy.js"));
-    const url = galleryUrl(gallery.name);
-    const [{ bundle }, report] = await Promise.all([url, `${url}/calibration`].map((one) => askJson(one)))
-      .catch((error) => {
-        const { status, risk_coverage: curve } = this.report;
-        if (status !== "missing" && !curve?.length) throw error; // the curve was not fetched before
-        return [gallery, this.report];
-      });
+    const path = { gallery: gallery.name };
+    const [{ bundle }, report] = await Promise.all([
+      askJson("/v1/galleries/{gallery}", { path }), askJson("/v1/galleries/{gallery}/calibration", { path }),
+    ]).catch((error) => {
+      const { status, risk_coverage: curve } = this.report;
+      if (status !== "missing" && !curve?.length) throw error; // the curve was not fetched before
+      return [gallery, this.report];
+    });
     if (gallery !== this.gallery) return; // another one was picked since
     Object.assign(gallery, { bundle });
     this.report = report;

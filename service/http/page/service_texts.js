@@ -27,6 +27,8 @@ export const said = (text) => patterns.reduce((all, [wanted, own]) =>
 export const saidParts = (text) =>
   said(text).split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
 
-/** The sentences that a build ended with, as entries of a list. */
+/** The sentences that a build ended with, as entries of a list.
+ *
+ * @param {Api.OutcomeLine[]} lines */
 export const outcomeLines = (lines) => lines.map(({ severity, sentence }) =>
   el(severity === "fact" ? "li" : "li.warning", {}, saidParts(sentence)));

@@ -28,6 +28,7 @@ export function percent(share) {
   return `${fixed(value, digits)}${NBSP}%`;
 }
 
+/** @type {Record<Api.SearchAnswer["verdict"], Page.Wording>} */
 export const VERDICTS = {
   match: {
     word: t`Match`,
@@ -77,15 +78,17 @@ export const VERDICTS = {
   },
 };
 
-const DECISIONS = {
+export const DECISIONS = {
   is: (name) => t`It is “${name}”.`,
   wrong: (name) => t`It is not “${name}”.`,
   none: () => t`It is none of these.`,
   new: (name) => t`It is new: “${name}” is in the gallery now.`,
-  stranger: () => t`It is new.`,
+  unknown: () => t`It is new.`,
 };
 
-/** What a person has decided of a photograph. */
+/** What a person has decided of a photograph.
+ *
+ * @param {{ kind: keyof typeof DECISIONS, item: Page.Decision["item"] }} decision */
 export const decisionSentence = ({ kind, item }) => DECISIONS[kind](brief(item?.label ?? item?.id));
 
 export const REMEDIES = {
@@ -101,6 +104,8 @@ export const REMEDIES = {
   503: t`The service is busy or starting. Wait a moment, then try again.`,
 };
 
+/** @param {Api.Uncertainty} uncertainty
+ * @param {number} nQueries */
 export function uncertaintySentence({ value, percentile }, nQueries) {
   if (!isNumber(value)) return t`Unknown: the encoder gives no variance.`;
   if (!isNumber(percentile)) return t`Nothing to compare it with: the gallery is not calibrated.`;
@@ -112,7 +117,9 @@ export function uncertaintySentence({ value, percentile }, nQueries) {
     : t`Less certain than ${percent(percentile / 100)} of ordinary queries.`;
 }
 
-/** The aleatoric half; empty where it is not known. */
+/** The aleatoric half; empty where it is not known.
+ *
+ * @param {Api.PictureState} aleatoric */
 export function pictureSentence(aleatoric) {
   if (!isNumber(aleatoric?.percentile)) return "";
   const { percentile } = aleatoric;
@@ -125,7 +132,9 @@ export function pictureSentence(aleatoric) {
   return percentile < 90 ? worse : t`${worse} Try a sharp, bright one.`;
 }
 
-/** What calibration queries were, and of what kind those are that are like them. */
+/** What calibration queries were, and of what kind those are that are like them.
+ *
+ * @type {Partial<Record<Api.CalibrationReport["queries"], string>>} */
 export const QUERIES = {
   held_out_images: t`held-out images`,
   left_out_items: t`items, each left out of its own list`,
@@ -135,6 +144,7 @@ export const QUERIES = {
 
 const ROUGH = t` Rough estimate: no such photos were available when it was set up.`;
 
+/** @type {Record<Api.AbsentShare["basis"], string>} */
 const ABSENT_FROM = {
   absent_labels: t` Estimated with photos of labels that were kept out of it.`,
   hidden_labels: t` Estimated with photos whose label was hidden from the results.`,
@@ -142,18 +152,23 @@ const ABSENT_FROM = {
   near_misses_of_views: ROUGH,
 };
 
+/** @type {Partial<Record<Api.AbsentShare["origin"], string>>} */
 export const SHARE_FROM = {
   request: t` (set by the request)`,
   key: t` (set by your key)`,
   adopted: t` (set by the operator)`,
 };
 
-/** For which share of photos that are not in the gallery a probability is given, and why. */
+/** For which share of photos that are not in the gallery a probability is given, and why.
+ *
+ * @param {Pick<Api.AbsentShare, "share" | "origin" | "basis">} absent */
 export const absentSentence = ({ share, origin, basis }) =>
   t`Assumes that ${percent(share)} of photos are not in the gallery${SHARE_FROM[origin] ?? ""}.` +
     (ABSENT_FROM[basis] ?? "");
 
-/** The estimated share of queries without a match; "" without an estimate. */
+/** The estimated share of queries without a match; "" without an estimate.
+ *
+ * @param {Api.AbsentState} absent */
 export function estimateSentence({ estimated, interval, is_hint: isHint, used }) {
   if (!isNumber(estimated)) return "";
   const range = interval ? t` (${percent(interval[0])} to ${percent(interval[1])})` : "";
@@ -161,6 +176,7 @@ export function estimateSentence({ estimated, interval, is_hint: isHint, used })
     (isHint ? t` (a rough estimate). Probabilities assume ${percent(used)}.` : t`. Probabilities assume ${percent(used)}.`);
 }
 
+/** @param {Api.OutOfDistribution} ood */
 export function outlierSentence({ p_value: p, alpha, flag, reason }) {
   if (!isNumber(p)) return t`Not tested: the gallery is not calibrated.`;
   if (reason) return said(reason);

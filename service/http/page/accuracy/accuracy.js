@@ -10,7 +10,10 @@ import { historyPart } from "./history.js";
 
 /** Show what `report` (of `GET …/calibration`) has about `gallery`. `line` is the probability from
  * which the visitor wants a match, null for the gallery's own; `moved` receives another one. `changed` is
- * called when an operator, who `mayDecide`, has changed the report, `switched` when another bundle is served. */
+ * called when an operator, who `mayDecide`, has changed the report, `switched` when another bundle is served.
+ *
+ * @param {Page.Gallery} gallery
+ * @param {Api.CalibrationReport} report */
 export function showAccuracy(gallery, report, {
   line, moved, within, mayDecide = false, changed = () => {}, switched = () => {},
 }) {
@@ -33,7 +36,10 @@ export function showAccuracy(gallery, report, {
   openDialog(dialog, within);
 }
 
-/** What the calibration has found, as a few large figures. */
+/** What the calibration has found, as a few large figures.
+ *
+ * @param {Api.GalleryOutcome} found
+ * @param {Api.CalibrationReport} report */
 function headline(found, { delta }) {
   const figure = (value, words) => isNumber(value) && el("li", {}, el("b", {}, percent(value)), " ", words);
   const limit = isNumber(found?.max_error) && isNumber(delta)
@@ -47,6 +53,8 @@ function headline(found, { delta }) {
   return figures.length ? el("ul.headline", { "data-testid": "headline" }, figures) : "";
 }
 
+/** @param {Api.CalibrationReport} report
+ * @param {Api.CalibrationState} state */
 function origin({ status, n_queries: n, queries, absent, drift, sources = [], written_at: at }, { reason }) {
   const day = at && new Date(at).toLocaleDateString(language, { dateStyle: "long" });
   return [
@@ -69,27 +77,32 @@ function origin({ status, n_queries: n, queries, absent, drift, sources = [], wr
 }
 
 /** What an operator may do: look at the queries and end an alarm of drift; have probabilities assume the
- * share of absent queries that is seen, or the configured one again. */
+ * share of absent queries that is seen, or the configured one again.
+ *
+ * @param {Page.Gallery} gallery
+ * @param {Api.CalibrationReport} report */
 function operating(gallery, { drift, absent }, changed) {
-  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/calibration`;
+  const path = { gallery: gallery.name };
   const status = el("span.note", { role: "status" });
-  const button = (name, words, path, options, done) => el("button", { type: "button", "data-testid": name, onclick: async () => {
-    status.textContent = await askJson(`${url}/${path}`, options).then(done, ({ problem, message }) => problem?.detail ?? message);
+  const button = (name, words, act, done) => el("button", { type: "button", "data-testid": name, onclick: async () => {
+    status.textContent = await act().then(done, ({ problem, message }) => problem?.detail ?? message);
   } }, words);
   const share = absent?.estimated;
   const differs = isNumber(share) && share > 0 && share < 1 && !absent.is_hint && Math.abs(share - absent.used) >= 0.005;
   const buttons = [
-    (drift?.drifted || drift?.n_alarmed) && button("acknowledge", t`I have checked the recent queries`, "acknowledge",
-      { method: "POST" }, () => t`Acknowledged: the drift test begins anew.`),
-    differs && button("adopt-share", t`Assume ${percent(share)} from now on`, "absent-share", {
-      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ share }),
-    }, changed),
-    isNumber(absent?.adopted) && button("reset-share", t`Back to the configured share`, "absent-share", { method: "DELETE" }, changed),
+    (drift?.drifted || drift?.n_alarmed) && button("acknowledge", t`I have checked the recent queries`,
+      () => askJson("/v1/galleries/{gallery}/calibration/acknowledge", { method: "POST", path }), () => t`Acknowledged: the drift test begins anew.`),
+    differs && button("adopt-share", t`Assume ${percent(share)} from now on`,
+      () => askJson("/v1/galleries/{gallery}/calibration/absent-share", { method: "POST", path, json: { share } }), changed),
+    isNumber(absent?.adopted) && button("reset-share", t`Back to the configured share`,
+      () => askJson("/v1/galleries/{gallery}/calibration/absent-share", { method: "DELETE", path }), changed),
   ].filter(Boolean);
   return buttons.length ? el("p.actions", {}, buttons, status) : "";
 }
 
-/** The slider: from the strictest line to one that calls everything a match. */
+/** The slider: from the strictest line to one that calls everything a match.
+ *
+ * @param {Api.CalibrationReport} report */
 function lineParts(report, line, moved) {
   const points = report.risk_coverage;
   if (!points.length) return "";
@@ -121,7 +134,7 @@ function lineParts(report, line, moved) {
     moved(points[slider.value].threshold);
   };
   back.onclick = () => {
-    slider.value = own === undefined ? 0 : nearest(own);
+    slider.value = String(own === undefined ? 0 : nearest(own));
     show(true);
     moved(null);
     slider.focus();
@@ -153,6 +166,8 @@ function figures(head, rows) {
       copy([...table.rows].map(cells).join("\n"), button) }, t`Copy`), table);
 }
 
+/** @param {Api.CalibrationReport} report
+ * @param {Api.OperatingPoint} point */
 function costs(report, point) {
   const { threshold, coverage, error, error_bound: bound, false_match_rate: absent } = point;
   const of = (share) => (share < 0.1 ? Math.round(1000 * share) / 10 : Math.round(100 * share)).toLocaleString(language);
@@ -166,6 +181,7 @@ function costs(report, point) {
   ];
 }
 
+/** @param {Api.CalibrationReport} report */
 function reliabilityPart({ reliability: bins, top1_ece: ece }) {
   if (!bins.some(({ n }) => n > 0)) return "";
   return el("section", {},
@@ -181,6 +197,7 @@ const SOURCES = {
   corrupted: () => t`corrupted images`,
 };
 
+/** @param {Api.CalibrationReport} report */
 function rest(report, facts) {
   const sets = report.result_sets.filter(({ promised }) => promised);
   const told = Object.entries(report.outlier_auroc).filter(([, auroc]) => isNumber(auroc));

@@ -41,7 +41,9 @@ function frame(words, across, up, most, ...parts) {
   ...parts);
 }
 
-/** Predicted probability across, how often it was right up; the larger a dot, the more queries. */
+/** Predicted probability across, how often it was right up; the larger a dot, the more queries.
+ *
+ * @param {Api.ReliabilityBin[]} bins */
 export function reliability(bins) {
   const seen = bins.filter(({ n }) => n > 0);
   const most = Math.max(...seen.map(({ weight }) => weight));
@@ -55,7 +57,10 @@ export function reliability(bins) {
 }
 
 /** The share of queries that get a match across, the share of wrong ones among these up, with the bound of
- * that share as a band. `at` is the point of the line, `limit` the error that the gallery accepts. */
+ * that share as a band. `at` is the point of the line, `limit` the error that the gallery accepts.
+ *
+ * @param {Api.OperatingPoint[]} points
+ * @param {Api.OperatingPoint} at */
 export function riskAndCoverage(points, at, limit = null) {
   const seen = points.filter(({ coverage }) => coverage >= 0.02);
   const most = rounded(Math.max(0.02, limit ?? 0, ...seen.map(({ error }) => error)));

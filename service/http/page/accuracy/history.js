@@ -41,7 +41,7 @@ function consequence({ calibration: found, published_at: at, n_items: n }) {
 /** A section with the bundles of a gallery, the newest first. An administrator, who `mayDecide`, can serve
  * another one; then `switched` is called. */
 export function historyPart(gallery, mayDecide, switched) {
-  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/bundles`;
+  const path = { gallery: gallery.name };
   const place = el("section.history", { "data-testid": "history" });
   const show = (...parts) => place.replaceChildren(el("h3", {}, t`History of calibrations`), ...parts.filter(Boolean));
   const status = el("p.note", { role: "status" }, t`Loading…`);
@@ -51,7 +51,9 @@ export function historyPart(gallery, mayDecide, switched) {
   function confirm(bundle, button) {
     const serve = async () => {
       yes.disabled = true;
-      const done = await askJson(`${url}/${bundle.id}/activate`, { method: "POST" }).catch(({ problem, message }) => {
+      const done = await askJson("/v1/galleries/{gallery}/bundles/{bundle_id}/activate", {
+        method: "POST", path: { ...path, bundle_id: bundle.id },
+      }).catch(({ problem, message }) => {
         status.textContent = said(problem?.detail ?? message);
         cancel();
       });
@@ -88,7 +90,7 @@ export function historyPart(gallery, mayDecide, switched) {
         : el("td", { colSpan: 3 }, reason ? "–" : t`not calibrated`));
   }
 
-  askJson(url).then(({ bundles, serving, refused }) => {
+  askJson("/v1/galleries/{gallery}/bundles", { path }).then(({ bundles, serving, refused }) => {
     const served = bundles.findIndex(({ id }) => id === serving);
     const sentence = changesSentence(bundles[served], bundles[served - 1]);
     status.textContent = "";

@@ -11,10 +11,9 @@ const ASKED_ABOUT = ["too_small", "too_dark", "flat", "blurred", "degraded"];
 /** Sentences on the quality of an image that make it hard to match; none where it is good, of whatever
  * kind it is: that is part of the answer. A failure is left to the search to report. */
 export async function adviceOn(gallery, blob, name, signal) {
-  const url = `/v1/galleries/${encodeURIComponent(gallery)}/assess`;
   try {
     const body = await imageForm(blob, name);
-    const { quality } = await askJson(url, { method: "POST", body, signal });
+    const { quality } = await askJson("/v1/galleries/{gallery}/assess", { method: "POST", path: { gallery }, body, signal });
     return quality.hints.filter(({ code }) => ASKED_ABOUT.includes(code)).map(({ advice }) => said(advice));
   } catch (error) {
     if (error.name === "AbortError") throw error;

@@ -74,6 +74,7 @@ export async function crop(blob, within) {
   const isLatest = () => latest.get(within) === mine;
   const image = await createImageBitmap(blob).catch((error) => {
     if (isLatest()) throw error;
+    return null;
   });
   if (!isLatest()) {
     image?.close();
@@ -89,7 +90,7 @@ export async function crop(blob, within) {
 
   function show() {
     const { part } = now();
-    for (const [name, value] of [["left", part.x], ["top", part.y], ["width", part.w], ["height", part.h]]) {
+    for (const [name, value] of Object.entries({ left: part.x, top: part.y, width: part.w, height: part.h })) {
       box.style[name] = `${100 * value}%`;
     }
     const percent = (share) => Math.round(100 * share);

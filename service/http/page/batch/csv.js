@@ -4,7 +4,9 @@ import { verdictOf } from "../answer.js";
 import { csvFile } from "../spreadsheet.js";
 import { stateOf } from "./states.js";
 
-/** The columns, by what is the same for all rows. */
+/** The columns, by what is the same for all rows.
+ *
+ * @returns {Record<string, (row: Page.Row) => unknown>} */
 const columnsOf = (context) => ({
   file: ({ name }) => name,
   verdict: ({ answer }) => answer?.verdict,

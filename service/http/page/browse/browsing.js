@@ -1,6 +1,6 @@
 // Looking through a gallery, or through the items like one of them, however many there are.
 
-import { arrived, askJson, mayWrite } from "../api.js";
+import { arrived, askJson, deleteItem, mayWrite } from "../api.js";
 import { dialogHeader, el, openDialog, picture, pressTwice } from "../elements.js";
 import { t } from "../language.js";
 import { filterBar } from "../filters/bar.js";
@@ -16,10 +16,12 @@ const AHEAD = 200; // items that are fetched before they are scrolled to
 const AGAIN = 2; // s before a request to a busy service is repeated, unless it says when
 
 /** Open the gallery's items, by id or on a map, in a dialog `within` the page. `went(room)` is called
- * when the other of these is shown, `go(room)` to open a check of the gallery. */
+ * when the other of these is shown, `go(room)` to open a check of the gallery.
+ *
+ * @param {Page.Gallery} gallery
+ * @param {Element} within
+ * @param {{ room?: string, went?: (room: string) => void, go?: (room: string) => void }} [options] */
 export function browse(gallery, within, { room = "items", went = () => {}, go = null } = {}) {
-  const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items`;
-  const addressOf = (item) => `${base}/${item.id.split("/").map(encodeURIComponent).join("/")}`;
   const status = el("span", { "data-testid": "browse-status" });
   const done = el("span", { "data-testid": "browse-done" }); // of a deletion: more items leave it there
   const about = el("div.about", { "data-testid": "browse-about" });
@@ -38,12 +40,13 @@ export function browse(gallery, within, { room = "items", went = () => {}, go = 
     onclick: ({ currentTarget, shiftKey }) => (
       selected.isOn ? selected.mark(item, shiftKey) : choose(item, currentTarget)),
   }, picture(item.thumbnail_url, "", true), el("span", { dir: "auto" }, brief(item.label ?? item.id))));
-  const labels = labelEditor(gallery, addressOf, () => {
+  const labels = labelEditor(gallery, () => {
     grid.redraw();
     if (looked) looked.facts.replaceWith(looked.facts = facts(looked.item, true));
   });
+  /** @type {{ item: Page.Item, facts: HTMLElement }} */
   let looked = null; // the item that is looked at, and what is shown of it
-  const selected = selection(gallery, addressOf, grid, gone, () => {
+  const selected = selection(gallery, grid, gone, () => {
     about.replaceChildren(...(selected.isOn ? [selected.element] : []));
     map?.redraw();
     if (!selected.isOn) return;
@@ -81,7 +84,7 @@ export function browse(gallery, within, { room = "items", went = () => {}, go = 
   async function openMap() {
     const { itemMap } = await arrived(import("./map.js")).catch((error) => {
       failed(error);
-      return {};
+      return { itemMap: null };
     });
     if (!itemMap || map || !dialog.isConnected) return;
     all.hidden = true;
@@ -103,28 +106,31 @@ export function browse(gallery, within, { room = "items", went = () => {}, go = 
     let cursor = null;
     const wanted = filter;
     grid.show(async () => {
-      const query = new URLSearchParams({
-        limit: 100, ...(wanted !== null && { filter: wanted }), ...(cursor !== null && { cursor }),
+      const page = await askJson("/v1/galleries/{gallery}/items", {
+        path: { gallery: gallery.name }, query: { limit: 100, filter: wanted, cursor },
       });
-      const page = await askJson(`${base}?${query}`);
       cursor = page.next_cursor;
       return { items: page.items, total: page.n_passing ?? page.n_items, ended: cursor === null };
     }, (n, total) => { status.textContent = t`${count(n)} of ${count(total)} items, by id`; }, failed);
   }
 
+  /** @param {Page.Item} item */
   function openSimilar(item) {
     arrange(null);
     all.hidden = false;
     done.replaceChildren();
     grid.show(async () => {
-      const query = new URLSearchParams({ limit: 100, ...(filter !== null && { filter }) });
-      const { results } = await askJson(`${addressOf(item)}/similar?${query}`);
+      const { results } = await askJson("/v1/galleries/{gallery}/items/{item_id}/similar", {
+        path: { gallery: gallery.name, item_id: item.id }, query: { limit: 100, filter },
+      });
       return { items: results, total: results.length, ended: true };
     }, (n) => {
       status.textContent = t`${n} items like “${brief(item.label ?? item.id)}”, without probabilities.`;
     }, failed);
   }
 
+  /** @param {Page.Item} item
+   * @param {Partial<HTMLButtonElement>} cell */
   function choose(item, cell) {
     const record = recordUrl(gallery.record_url, item);
     looked = { item, facts: facts(item, true) };
@@ -136,14 +142,16 @@ export function browse(gallery, within, { room = "items", went = () => {}, go = 
       deleting(item, cell));
   }
 
-  /** A button that takes an item out of the gallery when it is pressed twice, if the key may. */
+  /** A button that takes an item out of the gallery when it is pressed twice, if the key may.
+   *
+   * @param {Page.Item} item */
   function deleting(item, cell) {
     const button = el("button.quiet", { type: "button", hidden: true, "data-testid": "delete" }, t`Delete it`);
     changeable.then((may) => { button.hidden = !may; });
     pressTwice(button, t`Press again: it cannot be taken back`, async () => {
       button.disabled = true;
       try {
-        await askJson(addressOf(item), { method: "DELETE" });
+        await deleteItem(gallery, item.id);
         done.textContent = t`“${brief(item.id)}” is no longer in the gallery.`;
         gone.add(item.id);
         cell.disabled = true;
@@ -168,7 +176,9 @@ export function browse(gallery, within, { room = "items", went = () => {}, go = 
 }
 
 /** A grid that holds only the cells that are seen. `show(fetchMore, told, failed)` fills it page by
- * page: what `fetchMore` answers is { items, total, ended }. */
+ * page: what `fetchMore` answers is { items, total, ended }.
+ *
+ * @param {(item: Page.Item, place: number) => HTMLElement} cellOf */
 function windowed(cellOf) {
   const space = el("div.space");
   const element = el("div.window", { tabIndex: 0, role: "group", "aria-label": t`Items` }, space);

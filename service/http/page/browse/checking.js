@@ -11,13 +11,16 @@ const KEPT = 5000; // decisions that a browser remembers for a check of a galler
 
 /** Open a check in a dialog `within` the page.
  *
- * `name` is its path and its room; `option` has the name of its strictness, `choices` of it, each a
+ * `name` is its room; `operation` its path; `option` has the name of its strictness, `choices` of it, each a
  * value and its words, and the value that is `chosen` first; `order` is what the service sorts by.
  * `found(one)` is called with each finding
  * of a page, and adds cards to `list`. `n()` is the number of cards without a decision. `begin(signal)`
- * is called before the check begins, and again with another strictness. `tools` stand beside that. */
-export function openCheck(gallery, within, { name, title, note, option, order, list, found, n, begin, tools = [] }) {
-  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/${name}`;
+ * is called before the check begins, and again with another strictness. `tools` stand beside that.
+ *
+ * @param {Page.Gallery} gallery
+ * @param {Element} within
+ * @param {{ operation: "/v1/galleries/{gallery}/label-errors" | "/v1/galleries/{gallery}/near-duplicates" } & Record<string, any>} options */
+export function openCheck(gallery, within, { name, operation, title, note, option, order, list, found, n, begin, tools = [] }) {
   const status = el("p.status", { role: "status", "data-testid": "check-status" });
   const more = el("button", { type: "button", hidden: true, "data-testid": "check-more" }, t`Show more`);
   const strictness = el("select", { id: "strictness", onchange: () => start() }, option.choices.map(([value, words]) =>
@@ -43,8 +46,8 @@ export function openCheck(gallery, within, { name, title, note, option, order, l
     let examined = 0; // by the worker of the service that is farthest
     try {
       do {
-        const query = new URLSearchParams({ order, [option.name]: strictness.value, ...(cursor !== null && { cursor }) });
-        const page = await patiently(() => askJson(`${url}?${query}`, { signal }), signal);
+        const query = { order, [option.name]: strictness.value, cursor };
+        const page = await patiently(() => askJson(operation, { path: { gallery: gallery.name }, query, signal }), signal);
         if (signal.aborted) return;
         examined = Math.max(examined, page.n_items - page.n_unranked);
         cursor = page.next_cursor;

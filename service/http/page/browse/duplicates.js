@@ -1,17 +1,17 @@
 // Near duplicates: groups of items with nearly the same embedding, side by side. Some are marked, and
 // all marked ones deleted at once; others are kept.
 
-import { ask, mayWrite, patiently } from "../api.js";
+import { deleteItem, mayWrite, patiently } from "../api.js";
 import { el, picture, pressTwice } from "../elements.js";
 import { t } from "../language.js";
 import { brief, count, fixed } from "../words.js";
 import { focusAfter, keptAsIs, openCheck } from "./checking.js";
 
-/** Open the near duplicates of a gallery in a dialog `within` the page. */
+/** Open the near duplicates of a gallery in a dialog `within` the page.
+ *
+ * @param {Page.Gallery} gallery */
 export async function open(gallery, within) {
   const may = await mayWrite();
-  const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items`;
-  const addressOf = (id) => `${base}/${id.split("/").map(encodeURIComponent).join("/")}`;
   const kept = keptAsIs(gallery, "near-duplicates");
   const list = el("ul.plain");
   let groups = new Map(); // id → the group of the item
@@ -24,7 +24,9 @@ export async function open(gallery, within) {
   const erase = el("button.quiet", { type: "button", "data-testid": "delete-marked" });
   const done = el("span", { role: "status", "data-testid": "deleted" });
 
-  /** Put an item and its near duplicates into one group; groups that share an item become one. */
+  /** Put an item and its near duplicates into one group; groups that share an item become one.
+   *
+   * @param {Api.ItemWithDuplicates} found */
   function join({ item, duplicates }) {
     const near = [item, ...duplicates];
     const joined = [...new Set(near.map(({ id }) => groups.get(id)).filter(Boolean))];
@@ -104,7 +106,9 @@ export async function open(gallery, within) {
     warn();
   }
 
-  /** An item of a group; `changed` is called when it is marked or not. */
+  /** An item of a group; `changed` is called when it is marked or not.
+   *
+   * @param {Page.Item} item */
   function figure(item, changed) {
     const isGone = gone.has(item.id);
     const mark = el("button.mark", { type: "button", hidden: !may || isGone, "aria-pressed": String(marked.has(item.id)),
@@ -141,7 +145,7 @@ export async function open(gallery, within) {
     for (const id of all) {
       done.textContent = t`${count(n)} of ${count(all.length)} deleted`;
       try {
-        await patiently(() => ask(addressOf(id), { method: "DELETE" }), signal);
+        await patiently(() => deleteItem(gallery, id), signal);
         marked.delete(id);
         gone.add(id);
         n += 1;
@@ -160,7 +164,7 @@ export async function open(gallery, within) {
   pressTwice(erase, () => t`Press again: ${count(marked.size)} items are deleted, and it cannot be taken back`, eraseMarked);
 
   openCheck(gallery, within, {
-    name: "near-duplicates", title: t`Near duplicates`, order: "similarity", list,
+    name: "near-duplicates", operation: "/v1/galleries/{gallery}/near-duplicates", title: t`Near duplicates`, order: "similarity", list,
     note: [
       t`Items with nearly the same embedding: copies, other sizes, and photos taken one after another.`,
       may ? "" : t`A key that may write is needed to delete items.`,

@@ -10,11 +10,11 @@ import { giveLabel } from "./labels.js";
 
 const NEIGHBOURS = 5; // that are shown
 
-/** Open the possible label errors of a gallery in a dialog `within` the page. */
+/** Open the possible label errors of a gallery in a dialog `within` the page.
+ *
+ * @param {Page.Gallery} gallery */
 export async function open(gallery, within) {
   const may = await mayWrite();
-  const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items`;
-  const addressOf = ({ id }) => `${base}/${id.split("/").map(encodeURIComponent).join("/")}`;
   const kept = keptAsIs(gallery, "label-errors");
   const list = el("ul.plain");
   const takers = new WeakMap(); // card → takes its suggestion
@@ -37,6 +37,7 @@ export async function open(gallery, within) {
     all.hidden = !may || undecided().length < 2;
   };
 
+  /** @param {Api.PossibleLabelError} found */
   function card({ item, suggested_label: suggested, confidence, neighbours }) {
     const key = JSON.stringify([item.id, item.label, suggested]);
     if (kept.has(key)) return null;
@@ -46,7 +47,7 @@ export async function open(gallery, within) {
     const give = async (name) => {
       change.disabled = keep.disabled = undo.disabled = true;
       try {
-        await giveLabel(addressOf(item), name, signal);
+        await giveLabel(gallery, item, name, signal);
         forgetLabels(gallery.name);
         label.textContent = name;
         return true;
@@ -101,7 +102,7 @@ export async function open(gallery, within) {
   }
 
   openCheck(gallery, within, {
-    name: "label-errors", title: t`Possible label errors`, order: "confidence", list,
+    name: "label-errors", operation: "/v1/galleries/{gallery}/label-errors", title: t`Possible label errors`, order: "confidence", list,
     note: [
       t`Items whose most similar items have another label. Copies of a photo have no vote.`,
       may ? "" : t`A key that may write is needed to change labels.`,

@@ -1,6 +1,6 @@
 // Labels of items are corrected: of one item, or of many at once, and taken back.
 
-import { ask, patiently } from "../api.js";
+import { askJson, patiently } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
 import { forgetLabels, labelsOf } from "../look/finding.js";
@@ -10,17 +10,25 @@ const OFFERED = 20; // labels that are offered for a part of one
 
 const named = (label) => label === null ? t`no label` : t`“${brief(label)}”`;
 
-/** Give an item of the gallery another label; null for none. Tried again while the service is busy. */
-export async function giveLabel(url, label, signal) {
-  await patiently(() => ask(url, {
-    method: "PATCH", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ label }), signal,
+/** Give an item of the gallery another label; null for none. Tried again while the service is busy.
+ *
+ * @param {Page.Gallery} gallery
+ * @param {Page.Item} item
+ * @param {string | null} label
+ * @param {AbortSignal} signal */
+export async function giveLabel(gallery, { id }, label, signal) {
+  const path = { gallery: gallery.name, item_id: id };
+  await patiently(() => askJson("/v1/galleries/{gallery}/items/{item_id}", {
+    method: "PATCH", path, json: { label }, signal,
   }), signal);
 }
 
 /** A form that changes the label of items, and takes the last change back.
+ * `changed(items)` is called when items have other labels.
  *
- * `addressOf(item)` is an item's address. `changed(items)` is called when items have other labels. */
-export function labelEditor(gallery, addressOf, changed) {
+ * @param {Page.Gallery} gallery
+ * @param {(items: Page.Item[]) => void} changed */
+export function labelEditor(gallery, changed) {
   const leaving = new AbortController();
   const input = el("input", { type: "text", id: "new-label", maxLength: 200, autocomplete: "off", dir: "auto" });
   input.setAttribute("list", "known-labels");
@@ -78,7 +86,7 @@ export function labelEditor(gallery, addressOf, changed) {
       if (leaving.signal.aborted) return null;
       if (labels.size > 1) done.textContent = t`${count(made.size)} of ${count(labels.size)} labels changed`;
       try {
-        await giveLabel(addressOf(item), label, leaving.signal);
+        await giveLabel(gallery, item, label, leaving.signal);
         made.set(item, item.label);
         item.label = label;
       } catch (error) {

@@ -32,15 +32,19 @@ const rgba = (hex) => {
 /** The map of a gallery. `show(filter)` fetches and draws it.
  *
  * `choose(item)` opens an item; `selected` has `isOn`, `has(item)`, `mark(item)` and `add(items)`;
- * `gone` has the ids of deleted items; `told(text)` reports what is shown; `failed(error)` why nothing is. */
+ * `gone` has the ids of deleted items; `told(text)` reports what is shown; `failed(error)` why nothing is.
+ *
+ * @param {Page.Gallery} gallery */
 export function itemMap(gallery, { choose, selected, gone, told, failed }) {
-  const base = `/v1/galleries/${encodeURIComponent(gallery.name)}`;
+  const path = { gallery: gallery.name };
   const view = { zoom: 1, x: 0.5, y: 0.5 }; // x, y: the middle, in sizes of the map
+  /** @type {Page.ItemMap} */
   let map = null; // what the service answered, with arrays
   let wanted = null; // the filter
   let lit = null; // the code of the colour that alone is shown; null for all
   let asked = null; // the last request of a map
   let at = -1; // the point that is hovered or focused
+  /** @type {Map<number, Api.MapItem>} */
   let known = new Map(); // point → its item, or null if it is gone
   let resting = null;
 
@@ -71,12 +75,9 @@ export function itemMap(gallery, { choose, selected, gone, told, failed }) {
   // What is shown.
 
   async function fetchMap() {
-    const query = new URLSearchParams({
-      colour_by: by.value, ...(wanted !== null && { filter: wanted }),
-    });
     const mine = (asked = {});
     try {
-      const found = await askJson(`${base}/map?${query}`);
+      const found = await askJson("/v1/galleries/{gallery}/map", { path, query: { colour_by: by.value, filter: wanted } });
       if (asked !== mine) return; // another one is wanted by now
       const rows = new Uint32Array(bytes(found.rows));
       const codes = new Uint8Array(bytes(found.codes));
@@ -115,7 +116,7 @@ export function itemMap(gallery, { choose, selected, gone, told, failed }) {
 
   /** What the items have to do with colours: fields with few values, or with numbers. */
   async function fetchFields() {
-    const { facets } = await askJson(`${base}/facets?limit=2`).catch(() => ({ facets: [] }));
+    const { facets } = await askJson("/v1/galleries/{gallery}/facets", { path, query: { limit: 2 } }).catch(() => ({ facets: [] }));
     by.append(...facets
       .filter(({ field, values, least, greatest }) =>
         field !== "label" && (values.length > 1 || (least !== null && least < greatest)))
@@ -280,10 +281,9 @@ export function itemMap(gallery, { choose, selected, gone, told, failed }) {
     const missing = points.filter((i) => !known.has(i));
     for (let start = 0; start < missing.length; start += AT_ONCE) {
       const some = missing.slice(start, start + AT_ONCE);
-      const query = new URLSearchParams({
-        bundle_id: now.bundle_id, rows: some.map((i) => now.rows[i]).join(","),
-      });
-      const { items } = await askJson(`${base}/map/items?${query}`).catch((error) => {
+      const { items } = await askJson("/v1/galleries/{gallery}/map/items", {
+        path, query: { bundle_id: now.bundle_id, rows: some.map((i) => now.rows[i]).join(",") },
+      }).catch((error) => {
         if (error.problem?.status === 409 && now === map) fetchMap(); // another bundle is served by now
         throw error;
       });

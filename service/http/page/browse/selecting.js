@@ -1,11 +1,12 @@
 // Many items of a gallery at once: marked in the grid, exported as a table, or deleted.
 
-import { askJson, mayWrite } from "../api.js";
+import { deleteItem, mayWrite } from "../api.js";
 import { el, pressTwice, save } from "../elements.js";
 import { t } from "../language.js";
 import { csvFile } from "../spreadsheet.js";
 import { count } from "../words.js";
 
+/** @type {Record<string, (item: Page.Item) => string>} */
 const COLUMNS = {
   id: ({ id }) => id,
   label: ({ label }) => label,
@@ -15,8 +16,10 @@ const COLUMNS = {
 /** The marked items of a gallery, and what can be done with them.
  *
  * `grid` has `redraw()`, and `between(a, b)`, the items from one to another in the list that is shown.
- * `gone` has the ids of deleted items. `changed()` is called when other items are marked. */
-export function selection(gallery, addressOf, grid, gone, changed) {
+ * `gone` has the ids of deleted items. `changed()` is called when other items are marked.
+ *
+ * @param {Page.Gallery} gallery */
+export function selection(gallery, grid, gone, changed) {
   const marked = new Map(); // by id
   const done = el("p.status", { role: "status", "data-testid": "selection-done" });
   const erase = el("button.quiet", { type: "button", hidden: true, "data-testid": "delete-selected" });
@@ -90,7 +93,7 @@ export function selection(gallery, addressOf, grid, gone, changed) {
     for (const [place, item] of all.entries()) {
       done.textContent = t`${count(place)} of ${count(all.length)} deleted`;
       try {
-        await askJson(addressOf(item), { method: "DELETE" });
+        await deleteItem(gallery, item.id);
         marked.delete(item.id);
         gone.add(item.id);
       } catch (error) {

@@ -1,7 +1,7 @@
 // Photographs become items of a gallery: labels from folders or typed, and what the browser keeps of an
 // unfinished upload over a reload.
 
-import { Problem, askJson, imageForm, patiently, permissions } from "../api.js";
+import { Problem, askJson, deleteItem, imageForm, patiently, permissions } from "../api.js";
 import { isImage, pathOf } from "../ask/files.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
 import { addToBatch, batchOf, forgetBatch, updateRow } from "../kept.js";
@@ -16,8 +16,6 @@ const KNOWN_AT_ONCE = 20; // ids that are looked up in one request
 const NEW = "\u0000"; // no name of a gallery
 
 const keptAs = (gallery) => `${gallery}/adding`;
-const pathTo = (id) => id.split("/").map(encodeURIComponent).join("/");
-const itemsOf = (gallery) => `/v1/galleries/${encodeURIComponent(gallery)}/items`;
 
 /** Ids and labels of files by their paths: the folder that was chosen is left out, the last folder
  * below it is the label. */
@@ -43,15 +41,18 @@ async function idsThere(gallery, ids) {
   const there = new Set();
   for (let at = 0; at < ids.length; at += KNOWN_AT_ONCE) {
     const wanted = ids.slice(at, at + KNOWN_AT_ONCE);
-    const query = new URLSearchParams({ limit: KNOWN_AT_ONCE, filter: JSON.stringify({ id: { in: wanted } }) });
-    const { items } = await askJson(`${itemsOf(gallery)}?${query}`);
+    const { items } = await askJson("/v1/galleries/{gallery}/items", {
+      path: { gallery }, query: { limit: KNOWN_AT_ONCE, filter: JSON.stringify({ id: { in: wanted } }) },
+    });
     for (const { id } of items) there.add(id);
   }
   return there;
 }
 
 /** Open the dialog that adds photographs to `gallery`, or to a new one with its encoder. `changed` is
- * called when it closes after items were added, with the name of their gallery. */
+ * called when it closes after items were added, with the name of their gallery.
+ *
+ * @param {Page.Gallery} gallery */
 export async function openAdding(gallery, { within, changed, review }) {
   const { admin } = await permissions();
   const state = { target: gallery.name, rows: [], running: null, added: 0 };
@@ -195,7 +196,8 @@ export async function openAdding(gallery, { within, changed, review }) {
       const label = labelOf(row);
       try {
         const body = await imageForm(row.blob, row.id.split("/").at(-1), label === null ? {} : { label });
-        await patiently(() => askJson(`${itemsOf(state.target)}/${pathTo(row.id)}`, { method: "PUT", body, signal }), signal);
+        const path = { gallery: state.target, item_id: row.id };
+        await patiently(() => askJson("/v1/galleries/{gallery}/items/{item_id}", { method: "PUT", path, body, signal }), signal);
         Object.assign(row, { state: "added", problem: null });
         state.added += 1;
       } catch (error) {
@@ -215,7 +217,7 @@ export async function openAdding(gallery, { within, changed, review }) {
   /** Remove the photographs again that were added. */
   async function takeBack() {
     for (const row of rowsThat("added")) {
-      await patiently(() => askJson(`${itemsOf(state.target)}/${pathTo(row.id)}`, { method: "DELETE" }), { aborted: false });
+      await patiently(() => deleteItem({ name: state.target }, row.id), { aborted: false });
       row.state = "waiting";
       keep(row);
       summarise();

@@ -19,10 +19,7 @@ export async function createGallery(field, like = null) {
   if (!name || !field.validity.valid) {
     throw new Problem({ title: t`Give the new gallery a name`, detail: t`Small letters, digits, dots and hyphens.` });
   }
-  await askJson("/v1/galleries", {
-    method: "POST", headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(like === null ? { name } : { name, like }),
-  });
+  await askJson("/v1/galleries", { method: "POST", json: like === null ? { name } : { name, like } });
   return name;
 }
 
@@ -30,7 +27,7 @@ export async function createGallery(field, like = null) {
 async function comesLater(name) {
   for (const until = Date.now() + 1000 * CREATED_WITHIN; Date.now() < until;) {
     try {
-      await askJson(`/v1/galleries/${encodeURIComponent(name)}`);
+      await askJson("/v1/galleries/{gallery}", { path: { gallery: name } });
       return true;
     } catch ({ problem }) {
       if (![404, 503, 504].includes(problem?.status)) return false;

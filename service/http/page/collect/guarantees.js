@@ -10,14 +10,19 @@ const MIN_QUERIES = 50; // which the builder asks for
 const ERRORS = [0.01, 0.02, 0.05, 0.1, 0.2]; // bounds to choose from
 const POLL_EVERY = 1500; // ms
 
+/** @type {Record<Api.MatchPromise["size_class"], () => string>} */
 const SIZES = {
   one: () => t`labels with one item`,
   few: () => t`labels with 2 to 5 items`,
   many: () => t`labels with more than 5 items`,
 };
 
-/** The form that calibrates the gallery. `changed` is called once that is done. */
-function calibrating(url, report, last, changed) {
+/** The form that calibrates the gallery. `changed` is called once that is done.
+ *
+ * @param {{ gallery: string }} path
+ * @param {Api.CalibrationReport} report
+ * @param {Api.CalibrationRun} last */
+function calibrating(path, report, last, changed) {
   const bound = report.status === "missing" ? 0.05 : report.max_error;
   const errors = [...new Set([...ERRORS, bound])].sort((a, b) => a - b);
   const choice = el("select", { id: "calibrate-error" }, errors.map((one) =>
@@ -39,7 +44,7 @@ function calibrating(url, report, last, changed) {
     while (run.state === "running") {
       await new Promise((done) => setTimeout(done, POLL_EVERY));
       if (!status.isConnected) return; // the dialog is closed; the next one continues
-      run = await askJson(`${url}/calibration/run`).catch(({ problem }) => {
+      run = await askJson("/v1/galleries/{gallery}/calibration/run", { path }).catch(({ problem }) => {
         if ([0, 429, 503, 504].includes(problem?.status)) return run; // the new calibration is being opened
         throw new Error(problem?.detail ?? problem?.title);
       });
@@ -52,22 +57,25 @@ function calibrating(url, report, last, changed) {
   if (last.state === "running") attempt(() => follow(last));
   return el("form.actions", { onsubmit: (event) => {
     event.preventDefault();
-    attempt(async () => follow(await askJson(`${url}/calibration`, {
-      method: "POST", headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ max_error: Number(choice.value) }),
+    attempt(async () => follow(await askJson("/v1/galleries/{gallery}/calibration", {
+      method: "POST", path, json: { max_error: Number(choice.value) },
     })));
   } }, el("label", { htmlFor: "calibrate-error" }, t`Largest share of wrong matches`), choice, start, progress, status);
 }
 
 /** Open what the guarantees of `gallery` need, by the `report` on its calibration. `go` opens another
- * room of the page; `may` is what the visitor may do; `changed` is called after a calibration. */
+ * room of the page; `may` is what the visitor may do; `changed` is called after a calibration.
+ *
+ * @param {Page.Gallery} gallery
+ * @param {Api.CalibrationReport} report */
 export async function openGuarantees(gallery, report, { within, go, may, changed }) {
-  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}`;
+  const path = { gallery: gallery.name };
+  /** @type {Api.ReviewSummary} */
   const summary = gallery.keeps && may.review
-    ? await askJson(`${url}/review/summary`).catch(() => null) : null;
+    ? await askJson("/v1/galleries/{gallery}/review/summary", { path }).catch(() => null) : null;
   const n = (state) => summary.counts.filter((one) => one.state === state).reduce((sum, one) => sum + one.n, 0);
   const { status } = report;
-  const last = await askJson(`${url}/calibration/run`);
+  const last = await askJson("/v1/galleries/{gallery}/calibration/run", { path });
   const paired = last.n_item_queries;
   const lines = outcomeLines(gallery.outcome?.lines ?? []);
   const classes = (report.matches ?? []).filter(({ n_labels: labels }) => labels > 0).map(({ size_class: size, threshold, reason }) =>
@@ -97,7 +105,7 @@ export async function openGuarantees(gallery, report, { within, go, may, changed
           el("code", {}, "vouch-build calibrate DIR --queries FILE --gallery FILE")))
       : el("ul.plain", {}, classes,
         el("li", {}, t`More decisions make the next calibration better: `, el("code", {}, "vouch-build calibrate DIR --decisions FEEDBACK"))),
-    may.admin ? calibrating(url, report, last, changed)
+    may.admin ? calibrating(path, report, last, changed)
       : el("p.note", {}, t`Only an administrator may calibrate.`),
     !summary && gallery.keeps && may.review && status !== "missing"
       ? el("p.note", {}, t`The operator sets VOUCH_REVIEW_REASONS to keep queries for review.`) : "",

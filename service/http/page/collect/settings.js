@@ -7,9 +7,11 @@ import { said } from "../service_texts.js";
 import { nameField } from "./creating.js";
 
 /** Open the settings of a gallery. `changed` is called with its name once something has changed, or
- * with null once it is deleted. */
+ * with null once it is deleted.
+ *
+ * @param {Page.Gallery} gallery */
 export function openSettings(gallery, { within, changed }) {
-  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}`;
+  const path = { gallery: gallery.name };
   const status = el("p.status", { role: "status", "data-testid": "settings-status" });
   const title = el("input", { type: "text", id: "settings-title-text", maxLength: 200, value: gallery.title ?? "" });
   const description = el("textarea", { id: "settings-description", maxLength: 4000, rows: 3, value: gallery.description ?? "" });
@@ -20,12 +22,10 @@ export function openSettings(gallery, { within, changed }) {
   const erase = el("button.danger", { type: "submit", disabled: true, onkeydown: pressOnce }, t`Delete the gallery`);
 
   /** Send a change; once it is made, the page shows the gallery anew. */
-  async function send(path, method, body, after) {
+  async function send(sending, after) {
     status.textContent = "";
     try {
-      await askJson(path, {
-        method, ...(body && { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }),
-      });
+      await sending();
     } catch (error) {
       status.textContent = said(error.problem?.detail || error.problem?.title || String(error));
       return;
@@ -43,14 +43,18 @@ export function openSettings(gallery, { within, changed }) {
   const dialog = el("dialog.guarantees.settings", { "aria-labelledby": "settings-title", "data-testid": "settings" },
     dialogHeader(el("h2", { id: "settings-title" }, t`Gallery settings`)),
     form(t`Title and description`,
-      () => send(url, "PATCH", { title: title.value.trim(), description: description.value.trim() }, gallery.name),
+      () => send(() => askJson("/v1/galleries/{gallery}", {
+        method: "PATCH", path, json: { title: title.value.trim(), description: description.value.trim() },
+      }), gallery.name),
       field(title, t`Title`), field(description, t`Description`), el("button", { type: "submit" }, t`Save`)),
-    form(t`Name`, () => send(`${url}/rename`, "POST", { name: name.value }, name.value),
+    form(t`Name`, () => send(() => askJson("/v1/galleries/{gallery}/rename", { method: "POST", path, json: { name: name.value } }), name.value),
       field(name, t`Small letters, digits, dots and hyphens.`),
       el("p.note", {}, t`The name is part of addresses: links to the old name no longer work.`),
       el("button", { type: "submit" }, t`Rename`)),
     form(t`Delete the gallery`,
-      () => confirm.value === gallery.name && send(`${url}?${new URLSearchParams({ confirm: gallery.name })}`, "DELETE", null, null),
+      () => confirm.value === gallery.name && send(() => askJson("/v1/galleries/{gallery}", {
+        method: "DELETE", path, query: { confirm: gallery.name },
+      }), null),
       el("p.note", {}, t`All its items are deleted. It cannot be taken back.`),
       field(confirm, t`To confirm, type “${gallery.name}”`), erase),
     status);

@@ -1,7 +1,7 @@
 // Queries without a match in the gallery: queries in groups, each probably one new identity, which
 // a person names.
 
-import { askJson } from "../api.js";
+import { askJson, deleteItem } from "../api.js";
 import { dialogHeader, el, openDialog, picture } from "../elements.js";
 import { language, t } from "../language.js";
 import { forgetLabels } from "../look/finding.js";
@@ -12,10 +12,11 @@ import { brief, count, percent } from "../words.js";
 const SHOWN = 24; // pictures of a group
 
 /** Open the groups of unknown photographs of `gallery`. `write`: the visitor may add them; `changed` is
- * called when the dialog closes after some were added. */
+ * called when the dialog closes after some were added.
+ *
+ * @param {Page.Gallery} gallery */
 export async function openUnknown(gallery, { within, write, changed }) {
-  const base = `/v1/galleries/${encodeURIComponent(gallery.name)}`;
-  const found = await askJson(`${base}/unknown`);
+  const found = await askJson("/v1/galleries/{gallery}/unknown", { path: { gallery: gallery.name } });
   const status = el("p.status", { role: "status", "data-testid": "unknown-status" });
   let added = 0;
   status.textContent = found.n_groups
@@ -23,7 +24,7 @@ export async function openUnknown(gallery, { within, write, changed }) {
     : t`${count(found.n_queries)} photos matched nothing; no two of them probably show the same.`;
   const who = el("input", { type: "text", id: "unknown-who", maxLength: 100, value: reviewer.get(), autocomplete: "name",
     oninput: () => reviewer.set(who.value) });
-  const groups = found.groups.map((group, i) => card(group, i, { base, write, told: (n) => { added += n; }, who }));
+  const groups = found.groups.map((group, i) => card(group, i, { gallery, write, told: (n) => { added += n; }, who }));
   const dialog = el("dialog.unknown", { "aria-labelledby": "unknown-title", "data-testid": "unknown" },
     dialogHeader(el("h2", { id: "unknown-title" }, t`Unknown photos`)), status,
     el("p.note", {}, t`Each group probably shows one thing that is not in the gallery. Untick photos that do not belong to it; give two groups the same name to merge them.`),
@@ -37,7 +38,8 @@ export async function openUnknown(gallery, { within, write, changed }) {
   });
 }
 
-function card(group, i, { base, write, told, who }) {
+/** @param {Api.UnknownGroup} group */
+function card(group, i, { gallery, write, told, who }) {
   const { id, n, p_same: same, members, first_asked_at: first, last_asked_at: last } = group;
   const day = (at) => new Date(at).toLocaleDateString(language, { dateStyle: "medium" });
   const when = [...new Set([day(first), day(last)])].join(" – ");
@@ -51,6 +53,7 @@ function card(group, i, { base, write, told, who }) {
   const heard = el("span.note", { role: "status" });
   const button = el("button", { type: "submit" }, t`Name and add`);
   const undo = el("button", { type: "button", hidden: true }, t`Undo`);
+  /** @type {Api.EnrolledItem[]} */
   let items = [];
 
   async function enrol() {
@@ -62,9 +65,9 @@ function card(group, i, { base, write, told, who }) {
       heard.textContent = t`Tick at least one photo.`;
       return;
     }
-    ({ items } = await askJson(`${base}/unknown/${id}/enrol`, {
-      method: "POST", headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ label: label.value.trim(), query_ids: [...chosen], reviewer: reviewer.get() }),
+    ({ items } = await askJson("/v1/galleries/{gallery}/unknown/{group}/enrol", {
+      method: "POST", path: { gallery: gallery.name, group: id },
+      json: { label: label.value.trim(), query_ids: [...chosen], reviewer: reviewer.get() },
     }));
     told(items.length);
     heard.textContent = t`${count(items.length)} photos are in the gallery as “${brief(label.value.trim())}”.`;
@@ -74,9 +77,7 @@ function card(group, i, { base, write, told, who }) {
   }
 
   async function takeBack() {
-    for (const { item_id: item } of items) {
-      await askJson(`${base}/items/${item.split("/").map(encodeURIComponent).join("/")}`, { method: "DELETE" });
-    }
+    for (const { item_id: item } of items) await deleteItem(gallery, item);
     heard.textContent = t`Taken back.`;
     undo.hidden = true;
   }

@@ -39,6 +39,7 @@ export function filterBar(gallery, changed) {
       : JSON.stringify(filters.length > 1 ? { and: filters } : filters[0]));
   }
 
+  /** @param {string} field */
   const choose = (field) => (filter) => {
     if (filter) chosen.set(field, filter);
     else chosen.delete(field);
@@ -49,8 +50,9 @@ export function filterBar(gallery, changed) {
     wanted.styled();
     status.textContent = t`Looking up the fields`;
     try {
-      const { facets, reason } = await askJson(
-        `/v1/galleries/${encodeURIComponent(gallery)}/facets?limit=${LISTED}`);
+      const { facets, reason } = await askJson("/v1/galleries/{gallery}/facets", {
+        path: { gallery }, query: { limit: LISTED },
+      });
       const shown = facets.map((facet, i) => part(facet, `filter-${bar}-${i}`, choose(facet.field)));
       fields.replaceChildren(...shown.filter(Boolean));
       status.textContent = fields.hasChildNodes() ? ""
@@ -65,7 +67,9 @@ export function filterBar(gallery, changed) {
   return element;
 }
 
-/** What a field offers: its values, or the range of its numbers; null where it tells nothing. */
+/** What a field offers: its values, or the range of its numbers; null where it tells nothing.
+ *
+ * @param {Api.Facet} facet */
 function part(facet, id, choose) {
   const { field, n_values: n, values, least, greatest } = facet;
   const name = NAMES[field]?.() ?? field;
@@ -84,6 +88,7 @@ function part(facet, id, choose) {
     n > values.length && el("p.note", {}, t`and ${count(n - values.length)} more values`));
 }
 
+/** @param {Api.Facet} facet */
 function filterOf({ field, comparison }, values) {
   if (!values.length) return null;
   if (comparison === "eq") return { [field]: { in: values } };
@@ -91,6 +96,7 @@ function filterOf({ field, comparison }, values) {
   return each.length > 1 ? { or: each } : each[0];
 }
 
+/** @param {Api.Facet} facet */
 function range({ field, least, greatest }, name, id, choose) {
   const ends = [["gte", t`from`, least], ["lte", t`to`, greatest]].map(([comparison, words, end]) =>
     [comparison, words, el("input", {

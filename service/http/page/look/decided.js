@@ -1,19 +1,22 @@
 // The decisions that the service keeps, of all reviewers: seen again, and taken back.
 
-import { askJson } from "../api.js";
+import { askJson, filled } from "../api.js";
 import { dialogHeader, el, openDialog, picture } from "../elements.js";
 import { language, t } from "../language.js";
 import { brief, count, decisionSentence } from "../words.js";
-import { decisionsUrl, reviewer, takeBack } from "./decisions.js";
+import { reviewer, takeBack } from "./decisions.js";
 
 const PAGE = 1000; // decisions asked for at once
 const SHOWN = 200; // the last ones
 
+/** @type {Record<Api.Decision["decision"], keyof typeof import("../words.js").DECISIONS>} */
 const KINDS = {
-  this_item: "is", that_item: "is", not_this_item: "wrong", none_of_these: "none", new: "stranger",
+  this_item: "is", that_item: "is", not_this_item: "wrong", none_of_these: "none", new: "unknown",
 };
 
-/** Open the decisions on a gallery, the last first, in a dialog `within` the page. */
+/** Open the decisions on a gallery, the last first, in a dialog `within` the page.
+ *
+ * @param {Page.Gallery} gallery */
 export function showDecided(gallery, within) {
   const status = el("p.status", { role: "status", "data-testid": "decided-status" });
   const mine = el("input", { type: "checkbox", id: "decided-mine", onchange: () => show() });
@@ -22,12 +25,14 @@ export function showDecided(gallery, within) {
   const dialog = el("dialog.decisions", { "aria-labelledby": "decided-title", "data-testid": "decided-list" },
     dialogHeader(el("h2", { id: "decided-title" }, t`Decisions`)),
     name ? el("label", {}, mine, ` ${t`Only those of ${brief(name)}`}`) : "", status, list);
+  /** @type {Api.Decision[]} */
   let all = [];
 
   async function fetchAll() {
     for (let after = 0; after !== null;) {
-      const query = new URLSearchParams({ after, limit: PAGE });
-      const { decisions, next_after: next } = await askJson(`${decisionsUrl(gallery.name)}?${query}`);
+      const { decisions, next_after: next } = await askJson("/v1/galleries/{gallery}/feedback", {
+        path: { gallery: gallery.name }, query: { after, limit: PAGE },
+      });
       all.push(...decisions);
       after = next;
     }
@@ -45,10 +50,12 @@ export function showDecided(gallery, within) {
   fetchAll().then(show, (error) => { status.textContent = error.problem?.detail ?? String(error); });
 }
 
+/** @param {Page.Gallery} gallery
+ * @param {Api.Decision} decision */
 function row(gallery, decision, status) {
   const { number, item_id: id, label, reviewer: by, decided_at: at, comment } = decision;
-  const path = (id ?? "").split("/").map(encodeURIComponent).join("/");
-  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/items/${path}/thumbnail`;
+  const path = { gallery: gallery.name, item_id: id ?? "" };
+  const url = filled("/v1/galleries/{gallery}/items/{item_id}/thumbnail", { path });
   const sentence = decisionSentence({ kind: KINDS[decision.decision], item: { id, label } });
   const when = new Date(at).toLocaleString(language, { dateStyle: "medium", timeStyle: "short" });
   const button = el("button", { type: "button", "data-testid": "take-back" }, t`Undo it`);

@@ -134,9 +134,8 @@ function addForm({ gallery, view, added }) {
 
   async function add() {
     const item = { id: id.value, label: label.value.trim() || null };
-    const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items/`;
-    const url = base + item.id.split("/").map(encodeURIComponent).join("/");
-    const taken = await askJson(url).then(() => true, (error) => {
+    const path = { gallery: gallery.name, item_id: item.id };
+    const taken = await askJson("/v1/galleries/{gallery}/items/{item_id}", { path }).then(() => true, (error) => {
       if (error.problem?.status === 404) return false;
       problem.textContent = error.problem?.detail ?? String(error);
       return null;
@@ -145,7 +144,7 @@ function addForm({ gallery, view, added }) {
     if (taken !== false) return;
     try {
       const body = await imageForm(blob, name, item.label ? { label: item.label } : {});
-      await askJson(url, { method: "PUT", body });
+      await askJson("/v1/galleries/{gallery}/items/{item_id}", { method: "PUT", path, body });
       forgetLabels(gallery.name);
       added(entry, item);
     } catch (error) {

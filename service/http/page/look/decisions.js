@@ -1,6 +1,6 @@
 // What a person has decided of photographs: kept here, and by the service where it keeps decisions.
 
-import { askJson } from "../api.js";
+import { askJson, deleteItem } from "../api.js";
 import { remember, remembered } from "../memory.js";
 
 const NAME = "vouch-reviewer"; // remembered by the browser
@@ -26,18 +26,20 @@ export function onDecision(listener) {
 
 const tell = (decision) => listeners.forEach((listener) => listener(decision));
 
-export const decisionsUrl = (gallery) => `/v1/galleries/${encodeURIComponent(gallery)}/feedback`;
-
-/** Say whether an item that an answer found is right, of an answer that was drawn at random. */
+/** Say whether an item that an answer found is right, of an answer that was drawn at random.
+ *
+ * @param {Api.SearchAnswer} answer
+ * @param {Page.Item} item
+ * @param {boolean} right */
 export function review({ gallery, query }, item, right) {
   const by = reviewer.get();
-  return askJson(decisionsUrl(gallery), {
+  return askJson("/v1/galleries/{gallery}/feedback", {
     method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({
+    path: { gallery },
+    json: {
       query_id: query.id, item_id: item.id,
       decision: right ? "this_item" : "not_this_item", ...(by && { reviewer: by }),
-    }),
+    },
   });
 }
 
@@ -51,22 +53,33 @@ export function entryOf(query, answer) {
 }
 
 /** A decision in the service's words. Of an item that is not the first result it says more to
- * decide that it is that one: the first is then wrong. */
+ * decide that it is that one: the first is then wrong.
+ *
+ * @param {Page.Entry} entry
+ * @param {Page.Kind} kind
+ * @param {Page.Item} item
+ * @returns {Api.FeedbackRequest} */
 function worded({ answer }, kind, item) {
   const { results: [first], query } = answer;
-  const decision = {
+  /** @type {Record<Page.Kind, Api.FeedbackRequest["decision"]>} */
+  const decisions = {
     is: item?.id === first?.id ? "this_item" : "that_item",
     wrong: "not_this_item", none: "none_of_these", new: "new",
-  }[kind];
+  };
   const named = kind === "is" || kind === "wrong";
-  return { query_id: query.id, decision, ...(named && { item_id: item.id }) };
+  return { query_id: query.id, decision: decisions[kind], ...(named && { item_id: item.id }) };
 }
 
-/** Decide of a photograph; `gallery.keeps`: the service keeps decisions. */
+/** Decide of a photograph; `gallery.keeps`: the service keeps decisions.
+ *
+ * @param {Page.Entry} entry
+ * @param {Page.Gallery} gallery
+ * @param {Page.Kind} kind */
 export function decide(entry, gallery, kind, item = null) {
   // Several items may be wrong; all else is one decision, which a later one takes the place of.
   const { decision: before, settled = null } = entry;
   const replaces = kind === "wrong" && settled?.item?.id !== item.id ? null : settled;
+  /** @type {Page.Decision} */
   const decision = {
     entry, gallery, kind, item, before, settled, replaces, reviewer: reviewer.get(),
     said: worded(entry, kind, item), at: new Date().toISOString(), state: gallery.keeps ? "waiting" : "kept", problem: null,
@@ -110,26 +123,31 @@ export function undo() {
   return last;
 }
 
-/** Ask the service in the order in which a photograph was decided on. */
+/** Ask the service in the order in which a photograph was decided on.
+ *
+ * @param {Page.Decision} decision */
 function inOrder(decision, work) {
   const { entry, gallery } = decision;
   if (!gallery.keeps) return;
   entry.line = (entry.line ?? Promise.resolve()).then(work).catch((error) => fail(decision, error));
 }
 
+/** @param {Page.Decision} decision */
 async function send(decision) {
   const { entry, gallery, said, reviewer: by } = decision;
-  const { number } = await askJson(decisionsUrl(gallery.name), {
+  const { number } = await askJson("/v1/galleries/{gallery}/feedback", {
     method: "POST",
     keepalive: true, // the page may be on its way out
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...said, ...(by && { reviewer: by }) }),
+    path: { gallery: gallery.name },
+    json: { ...said, ...(by && { reviewer: by }) },
   });
   Object.assign(decision, { number, state: "sent" });
   if (entry.decision === decision) tell(decision);
 }
 
-/** Take back what the service has of a decision, and the decisions that it should have replaced. */
+/** Take back what the service has of a decision, and the decisions that it should have replaced.
+ *
+ * @param {Page.Decision} decision */
 async function retract(decision) {
   for (let one = decision; one; one = one.replaces) {
     if (one.number === undefined) continue;
@@ -138,15 +156,16 @@ async function retract(decision) {
   }
 }
 
-/** Take back a decision that the service keeps under a number. */
+/** Take back a decision that the service keeps under a number.
+ *
+ * @param {string} gallery
+ * @param {number} number */
 export const takeBack = (gallery, number) =>
-  askJson(`${decisionsUrl(gallery)}/${number}`, { method: "DELETE", keepalive: true });
+  askJson("/v1/galleries/{gallery}/feedback/{number}", { method: "DELETE", path: { gallery, number }, keepalive: true });
 
 /** Take an item that was added back out of the gallery. */
 function remove(decision) {
-  const path = decision.item.id.split("/").map(encodeURIComponent).join("/");
-  const url = `/v1/galleries/${encodeURIComponent(decision.gallery.name)}/items/${path}`;
-  askJson(url, { method: "DELETE" }).catch((error) => fail(decision, error));
+  deleteItem(decision.gallery, decision.item.id).catch((error) => fail(decision, error));
 }
 
 function fail(decision, error) {

@@ -5,7 +5,9 @@ import { el } from "../elements.js";
 import { t } from "../language.js";
 import { fixed, isNumber, percent } from "../words.js";
 
-/** The metadata of an item as rows; what is neither text nor a number stands as JSON. */
+/** The metadata of an item as rows; what is neither text nor a number stands as JSON.
+ *
+ * @param {Page.Item} item */
 export function facts(item, withholds) {
   const row = (name, value) => [el("dt", { dir: "auto" }, name), el("dd", { dir: "auto" }, value)];
   const probability = withholds ? null : item.match_probability ?? null;
@@ -21,7 +23,10 @@ export function facts(item, withholds) {
 const textOf = (value) => typeof value === "string" ? value : JSON.stringify(value);
 
 /** The address of an item's record: a template in which {id}, {label} and {key} of the metadata
- * stand for these. null where there is no template, or the item lacks what it names. */
+ * stand for these. null where there is no template, or the item lacks what it names.
+ *
+ * @param {string | null} template
+ * @param {Page.Item} item */
 export function recordUrl(template, item) {
   if (!template) return null;
   let whole = true;
@@ -35,7 +40,10 @@ export function recordUrl(template, item) {
 }
 
 /** Where a picture of the item lies that is larger than its preview; null where none is known.
- * The page may show what lies with the service, or at origins that the service names. */
+ * The page may show what lies with the service, or at origins that the service names.
+ *
+ * @param {Page.Item} item
+ * @param {string[]} origins */
 export function originalUrl(item, origins) {
   const given = item.metadata?.image_url;
   if (typeof given !== "string") return null;

@@ -20,9 +20,7 @@ export async function labelsOf(gallery) {
   const labels = [];
   let after = null;
   for (let page = 0; page < MOST_PAGES; page += 1) {
-    const query = new URLSearchParams({ limit: 1000, ...(after !== null && { after }) });
-    const url = `/v1/galleries/${encodeURIComponent(gallery)}/labels?${query}`;
-    const answer = await askJson(url);
+    const answer = await askJson("/v1/galleries/{gallery}/labels", { path: { gallery }, query: { limit: 1000, after } });
     labels.push(...answer.labels);
     after = answer.next_after;
     if (after === null) break;

@@ -20,7 +20,11 @@ const MODES = { beside: () => t`Side by side`, flicker: () => t`Blink`, overlay:
  * `answer`, `blob`, `name` and the `decision` on it.
  * `next(entry)` gives the entry to go on with after a decision, or a promise of it, or null: the dialog,
  * which opens `within` a part of the page, closes. `progress()` says how far one is; `putBack`
- * receives the entry that was left undecided for one whose decision was undone. */
+ * receives the entry that was left undecided for one whose decision was undone.
+ *
+ * @param {Page.Entry} entry
+ * @param {Page.Gallery} gallery
+ * @param {{ place?: number, items?: Page.Item[] } & Record<string, any>} options */
 export function look(entry, gallery, options = {}) {
   const { place = 0, items = entry.answer.results, next = () => null, closed = () => {}, progress = () => "", putBack = () => {}, within } = options;
   const view = { entry, items, place };
@@ -41,6 +45,7 @@ export function look(entry, gallery, options = {}) {
 
   let preview = null; // separate: the preview of the earlier query is gone
 
+  /** @param {Page.Entry} entry */
   function showQuestion({ blob, text }) {
     tools.compare(!text);
     if (text) return pair.showText(text);
@@ -106,13 +111,15 @@ export function look(entry, gallery, options = {}) {
     return () => now === turn;
   }
 
-  /** Go through the items of the gallery that are most like one of them. */
+  /** Go through the items of the gallery that are most like one of them.
+   *
+   * @param {Page.Item} item */
   async function similarTo(item) {
     const wanted = asked();
-    const path = item.id.split("/").map(encodeURIComponent).join("/");
-    const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items/${path}`;
     try {
-      const { results } = await askJson(`${base}/similar?limit=50`);
+      const { results } = await askJson("/v1/galleries/{gallery}/items/{item_id}/similar", {
+        path: { gallery: gallery.name, item_id: item.id }, query: { limit: 50 },
+      });
       if (!wanted()) return;
       if (results.length) list(results);
       tell(t`${results.length} items like “${brief(item.label ?? item.id)}”, without probabilities.`);
@@ -208,7 +215,7 @@ function toolbar(pair, seen, step) {
   function set(name) {
     if (modes.hidden && name !== "beside") return;
     pair.mode(name);
-    mix.value = 0.5;
+    mix.value = "0.5";
     mix.hidden = name !== "overlay";
     swap.hidden = seen.hidden = name !== "flicker";
     seen.textContent = "";

@@ -3,7 +3,7 @@
 import { ask, askJson } from "../api.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
 import { t } from "../language.js";
-import { brief, count } from "../words.js";
+import { count } from "../words.js";
 import { onDecision, reviewer } from "./decisions.js";
 import { look } from "./looking.js";
 
@@ -11,14 +11,15 @@ const LEASED = 10; // cases at a time
 const AHEAD = 4; // cases left at which more are leased
 const WAIT = 30_000; // ms at most for decisions that are on their way when the room is left
 
-const urlOf = (gallery) => `/v1/galleries/${encodeURIComponent(gallery.name)}/review`;
-
-/** Open the review queue of `gallery`, in a dialog `within` the page; `left` is called when it is left. */
+/** Open the review queue of `gallery`, in a dialog `within` the page; `left` is called when it is left.
+ *
+ * @param {Page.Gallery} gallery */
 export async function openReview(gallery, { within, left }) {
   if (!reviewer.get()) return askName(within, () => openReview(gallery, { within, left }));
-  const url = urlOf(gallery);
+  const path = { gallery: gallery.name };
   const by = reviewer.get();
-  const [summary, before] = await Promise.all([askJson(`${url}/summary`), errorsOf(gallery)]);
+  const [summary, before] = await Promise.all(
+    [askJson("/v1/galleries/{gallery}/review/summary", { path }), errorsOf(gallery)]);
   const open = summary.counts.filter(({ state }) => state === "open").reduce((sum, { n }) => sum + n, 0);
   const waiting = []; // entries that are leased and not shown yet
   const undecided = new Map(); // by query: all that are leased
@@ -26,9 +27,8 @@ export async function openReview(gallery, { within, left }) {
   let decided = 0;
 
   async function lease() {
-    const { leases } = await askJson(`${url}/leases`, {
-      method: "POST", headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ reviewer: by, limit: LEASED }),
+    const { leases } = await askJson("/v1/galleries/{gallery}/review/leases", {
+      method: "POST", path, json: { reviewer: by, limit: LEASED },
     });
     const fresh = leases.filter(({ case: { query_id: id } }) => !undecided.has(id));
     const entries = await Promise.all(fresh.map(async ({ case: one }) => {
@@ -69,7 +69,10 @@ export async function openReview(gallery, { within, left }) {
       unheard();
       await Promise.race([sent(undecided.values()), new Promise((done) => setTimeout(done, WAIT))]);
       for (const [id, { decision }] of undecided) {
-        if (!decision) askJson(`${url}/${id}/lease?${new URLSearchParams({ reviewer: by })}`, { method: "DELETE" }).catch(() => {});
+        if (decision) continue;
+        askJson("/v1/galleries/{gallery}/review/{query_id}/lease", {
+          method: "DELETE", path: { ...path, query_id: id }, query: { reviewer: by },
+        }).catch(() => {});
       }
       const after = await errorsOf(gallery);
       if (decided) report({ open: Math.max(0, open - decided), decided, before, after, summary, within, left });
@@ -81,11 +84,21 @@ export async function openReview(gallery, { within, left }) {
 /** Ends once all decisions on these entries were answered. */
 const sent = (entries) => Promise.all([...entries].map(({ line }) => line));
 
-/** What reviews have measured of the gallery's matches. */
-const errorsOf = (gallery) => askJson(`/v1/galleries/${encodeURIComponent(gallery.name)}/calibration`)
+/** @typedef {{ errors?: Api.ErrorsOverTime, feedback?: Api.FeedbackSummary }} Measured */
+
+/** What reviews have measured of the gallery's matches.
+ *
+ * @param {Page.Gallery} gallery
+ * @returns {Promise<Measured>} */
+const errorsOf = (gallery) => askJson("/v1/galleries/{gallery}/calibration", { path: { gallery: gallery.name } })
   .then(({ errors_over_time: errors, feedback }) => ({ errors, feedback }), () => ({}));
 
-/** A case as what is looked at: a photograph with its answer. */
+/** A case as what is looked at: a photograph with its answer.
+ *
+ * @param {Api.ReviewCase} found
+ * @param {Page.Gallery} gallery
+ * @param {Blob | null} blob
+ * @returns {Page.Entry} */
 function entryOf({ query_id: id, verdict, found, number }, gallery, blob) {
   const results = found.map((item, i) => ({ ...item, rank: i + 1, metadata: {} }));
   return {
@@ -111,8 +124,12 @@ function askName(within, go) {
   name.focus();
 }
 
-/** What was done, what is left, and what the reviews have measured. */
+/** What was done, what is left, and what the reviews have measured.
+ *
+ * @param {{ summary: Api.ReviewSummary, before: Measured, after: Measured } & Record<string, any>} options */
 function report({ open, decided, before, after, summary, within, left }) {
+  /** @param {string} words
+   * @param {Measured} found */
   const measured = (words, { errors, feedback }) => [
     errors ? el("li", {}, words, t`${count(errors.n_reviewed)} matches drawn at random are reviewed, ${count(errors.n_wrong)} of them wrong.`) : "",
     feedback ? el("li", {}, words, t`${count(feedback.n)} results are judged.`) : "",
