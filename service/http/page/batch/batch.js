@@ -15,7 +15,9 @@ const fileOf = ({ name, blob }) => `${name} ${blob.size} ${blob.lastModified}`;
 /** The batch of `gallery`, shown in `place`. `refused` receives a problem that concerns all searches,
  * such as a missing key; dialogs open `within` a part of the page; `cleared` is called when a person
  * clears it. `add(files)` adds [{ name, blob }] and searches with them, `restore()` brings back what
- * the browser keeps of it, `run()` continues with it, `stop()` ends it. */
+ * the browser keeps of it, `run()` continues with it, `stop()` ends it.
+ *
+ * @param {Page.Gallery} gallery */
 export function openBatch(gallery, place, { refused, within, cleared }) {
   const entries = [];
   let running = null;

@@ -162,8 +162,9 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
 
   async function promised() {
     const wanted = Number(budget.value);
-    const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/calibration/operating-points`;
-    const { point } = await askJson(`${url}?max_error=${wanted}`);
+    const { point } = await askJson("/v1/galleries/{gallery}/calibration/operating-points", {
+      path: { gallery: gallery.name }, query: { max_error: wanted },
+    });
     if (wanted !== Number(budget.value)) return; // a newer request is under way
     Object.assign(state, { budget: wanted, threshold: point?.threshold ?? null });
     promise.textContent = point
@@ -244,7 +245,7 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
       left.hidden = !left.textContent;
     },
     unkept: () => { kept.textContent = t`This browser cannot keep the batch: a reload would lose it.`; },
-    writing: (n) => { kept.ariaBusy = n > 0; },
+    writing: (n) => { kept.ariaBusy = String(n > 0); },
     started: () => { state.ended = false; show(); },
     ended: () => { state.ended = true; show(); },
     end: () => { unheard(); clearTimeout(due); state.packing?.abort(); },
@@ -291,6 +292,7 @@ function row(entry, open) {
   return { element, update };
 }
 
+/** @param {Page.Row} entry */
 function answerCell(entry) {
   const { verdict, results: [first] } = entry.answer;
   const { word } = verdictOf(entry.answer);
