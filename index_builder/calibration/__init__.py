@@ -14,10 +14,10 @@ detector, `probabilities` fits the match probabilities, `label_choices` fits the
 `levels` fits the parents of labels. `pictures` measures the quality of images. `picture_state`
 learns how far degradation moves the embedding of an image.
 
-`kept_queries` stores the queries in the bundle, so `fit_again` needs no image. `decided_queries`
-adds reviewed queries. `feedback` corrects match probabilities by users' decisions. `evaluate`
-evaluates a bundle on separate queries. `open_set` measures the verdicts on queries with and without
-a match.
+`kept_queries` stores the queries in the bundle, so `fit_again` needs no image. `fit_first`
+calibrates a live gallery for the first time, with its items as queries. `decided_queries` adds
+reviewed queries. `feedback` corrects match probabilities by users' decisions. `evaluate` evaluates
+a bundle on separate queries. `open_set` measures the verdicts on queries with and without a match.
 """
 
 from index_builder.calibration.detector import fit_detector
