@@ -139,7 +139,8 @@ class DetectorFits:
 
     @property
     def _are_of_images(self) -> bool:
-        return len(self._rows) <= self._rows.shape[1]
+        n_images, n_features = self._rows.shape
+        return bool(n_images <= n_features)
 
     @cached_property
     def _products(self) -> Floats:
