@@ -136,7 +136,7 @@ def test_a_report_is_read_without_the_service(shown: Shown, exported: Path, offl
     assert offline.locator("script, [onclick], [onerror], b:not([data-verdict] b)").count() == 0
     assert complaints(offline) == []
     for media in ("print", "screen"):
-        offline.emulate_media(media=media)  # type: ignore[arg-type] # one of them
+        offline.emulate_media(media=media)
         offline.set_viewport_size({"width": 400, "height": 700})
         width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert offline.evaluate(width) <= 0

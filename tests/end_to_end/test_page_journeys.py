@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, BrowserContext, FilePayload, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, FilePayload, Locator, Page, Request, expect
 
 from index_builder.datasets.digits import digits
 from model_store.bundles.bundle import Bundle
@@ -207,9 +207,13 @@ def test_five_hundred_photographs_survive_a_reload_and_a_restart(
     address = str(service.http.base_url)
     searches = itertools.count()
 
+    def counted(asked: Request) -> None:
+        if asked.url.endswith("/search"):
+            next(searches)
+
     def opened(page: Page) -> Locator:
         """The rows of the batch, while it is searched with."""
-        page.on("request", lambda asked: asked.url.endswith("/search") and next(searches))
+        page.on("request", counted)
         return page.get_by_test_id("batch-row")
 
     page = restarted.page(address)
