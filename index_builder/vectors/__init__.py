@@ -4,6 +4,7 @@
 
     store     a cache file of vectors, by network and image
     images    vectors of images, cached or computed
+    opened    graphs that all steps of a build share
     encoder_file   finds the file of an encoder
     table     files of vectors from other systems
     declared  an encoder file for vectors that another system computes
