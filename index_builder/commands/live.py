@@ -132,9 +132,8 @@ def compact_command(directory: Root) -> None:
         calibrate = calibration_of(before, {})
     compaction = Compaction(directory, bundle.manifest, live, signing_key(), calibrate)
     with working("compacting"), compaction:
-        prepared = compaction.prepare()
-        compaction.switch()
-    print(prepared)
+        published = compaction.publish()
+    print(published)
 
 
 def backup_command(

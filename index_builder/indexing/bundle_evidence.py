@@ -127,9 +127,7 @@ def calibrate_bundle(
             return replace(manifest, calibration=summarise(fitted), metrics=None)
 
         with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
-            prepared = compaction.prepare()
-            compaction.switch()
-    return prepared
+            return compaction.publish()
 
 
 def evaluate_bundle(

@@ -92,9 +92,7 @@ def _calibrated_by_items(root: Path, promises: Mapping[str, float], check: Check
         live = bundle.require_log()
         calibrate = first_calibration_of(bundle.retriever.encoder, promises, check)
         with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
-            prepared = compaction.prepare()
-            compaction.switch()
-    return prepared
+            return compaction.publish()
 
 
 def first_calibration_of(
@@ -143,12 +141,10 @@ def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
                 "The gallery is in Milvus and cannot be compacted. Calibrate it when it is built."
             )
         with Compaction(root, manifest, live, signing_key(), calibrate) as compaction:
-            prepared = compaction.prepare()
-            compaction.switch()
+            return compaction.publish()
     finally:
         live.close()
         hold.close()
-    return prepared
 
 
 def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Path:

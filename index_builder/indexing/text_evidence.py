@@ -70,9 +70,7 @@ def calibrate_bundle_texts(
             return replace(manifest, encoder={**manifest.encoder, **text_described(whole)})
 
         with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
-            prepared = compaction.prepare()
-            compaction.switch()
-    return prepared
+            return compaction.publish()
 
 
 def _config(retriever: Retriever, promises: Mapping[str, float]) -> CalibrationConfig:

@@ -190,6 +190,12 @@ class Compaction:
             self._prepared = None
         note(self._root / COMPACTION_LOCK, "")
 
+    def publish(self) -> Path:
+        """Write the bundle, and make it the current bundle; see `prepare` and `switch`."""
+        prepared = self.prepare()
+        self.switch()
+        return prepared
+
     @property
     def _staging(self) -> Path:
         return self._root / f".{self._manifest.id}.compacting"
