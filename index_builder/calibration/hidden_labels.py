@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.detector import MIN_REFERENCES, DetectorFits
+from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
 from model_store.decision import OutlierDetector
 from model_store.encoder.contract import Embeddings
 
@@ -72,11 +72,15 @@ def fit_label_folds(
     ----------
     embeddings : embeddings of N gallery images in random order.
     labels : N labels of these images.
-    seed : seed of the folds.
+    seed : seed of the folds and of the detectors.
     """
     names, codes = np.unique(np.array(labels), return_inverse=True)
     folds = np.random.default_rng(seed).permutation(len(names)) % min(n_folds, len(names))
-    fits = DetectorFits(embeddings, codes)
-    parts = [np.flatnonzero(folds[codes] != fold) for fold in range(int(folds.max()) + 1)]
-    detectors = tuple(fits.of(kept) if len(kept) >= MIN_REFERENCES else None for kept in parts)
-    return LabelFolds(dict(zip(names.tolist(), folds.tolist(), strict=True)), detectors)
+    detectors: list[OutlierDetector | None] = []
+    for fold in range(int(folds.max()) + 1):
+        kept = np.flatnonzero(folds[codes] != fold)
+        if len(kept) < MIN_REFERENCES:
+            detectors.append(None)
+        else:
+            detectors.append(fit_detector(embeddings.at(kept), codes[kept], seed))
+    return LabelFolds(dict(zip(names.tolist(), folds.tolist(), strict=True)), tuple(detectors))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.detector import MIN_REFERENCES, DetectorFits
+from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
 from index_builder.datasets import LabelledImages
 from model_store.decision import OutlierDetector
 from model_store.encoder.contract import Embeddings
@@ -188,6 +188,7 @@ class DetectorFolds:
         embeddings: Embeddings,
         codes: NDArray[np.integer[Any]],
         groups: NDArray[np.int64],
+        seed: int,
         n_folds: int = N_FOLDS,
     ) -> DetectorFolds:
         """Fit the detectors to N images of the gallery.
@@ -196,13 +197,14 @@ class DetectorFolds:
         ----------
         embeddings, codes : embeddings and label codes of the images, in random order.
         groups : (N,) group numbers; a group is never split between folds.
+        seed : seed of the detectors.
         """
-        fits = DetectorFits(embeddings, codes)
         detectors: list[OutlierDetector | None] = []
         for fold in range(n_folds):
             kept = np.flatnonzero(groups % n_folds != fold)
             is_empty = len(kept) == len(groups) and n_folds > 1
-            detectors.append(None if is_empty else fits.of(kept))
+            fitted = None if is_empty else fit_detector(embeddings.at(kept), codes[kept], seed)
+            detectors.append(fitted)
         return cls(tuple(detectors))
 
     def scores(self, embeddings: Embeddings, groups: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
-
 import numpy as np
 
 from index_builder.datasets.images import LabelledImages, from_arrays
-from model_store.errors import DatasetError
-
-SIDE = 8
-"""Width and height of a digit in pixels."""
 
 
-@cache
 def digits() -> LabelledImages:
     """All digits (Alpaydin & Kaynak 1998, the UCI test set), bright ink on a black ground."""
-    library = find_spec("sklearn")  # the library itself is not imported, because it is slow
-    if library is None or library.origin is None:
-        raise DatasetError("The digits come with scikit-learn, which is not installed.")
-    table = Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    rows = np.loadtxt(table, delimiter=",", dtype=np.int64)  # 64 counts 0..16, and the label
-    images = np.round(rows[:, :-1].reshape(-1, SIDE, SIDE) * (255 / 16)).astype(np.uint8)
-    return from_arrays("digit", images, [str(label) for label in rows[:, -1].tolist()])
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - no other data set needs it
+
+    data = load_digits()
+    images = np.round(data.images * (255 / 16)).astype(np.uint8)  # stored as counts 0..16
+    return from_arrays("digit", images, [str(label) for label in data.target])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
 def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | None:
@@ -19,13 +15,11 @@ def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
     This is the area under the receiver operating characteristic (Hanley & McNeil 1982). The value
     is None if there are no positives or no negatives.
     """
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - slow
+
     if not len(values_of_positives) or not len(values_of_negatives):
         return None
-    _require_numbers(values_of_positives, values_of_negatives)
-    ordered = np.sort(values_of_negatives)
-    # A positive counts twice for each smaller negative, and once for each equal negative.
-    twice = sum(int(ordered.searchsorted(values_of_positives, side).sum()) for side in _SIDES)
-    return twice / (2 * len(values_of_positives) * len(ordered))
+    return float(roc_auc_score(*_joined(values_of_positives, values_of_negatives)))
 
 
 def error_auroc(uncertainties: Floats, correct: Bools) -> float | None:
@@ -47,11 +41,11 @@ def auprc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
     This is average precision; the trapezium rule would give too large an area (Davis & Goadrich
     2006). The value is None if there are no positives or no negatives.
     """
+    from sklearn.metrics import average_precision_score  # noqa: PLC0415 - slow
+
     if not len(values_of_positives) or not len(values_of_negatives):
         return None
-    false_rates, true_rates = roc(values_of_positives, values_of_negatives)
-    true, false = true_rates * len(values_of_positives), false_rates * len(values_of_negatives)
-    return float((np.diff(true_rates) * (true / np.maximum(true + false, 1))[1:]).sum())
+    return float(average_precision_score(*_joined(values_of_positives, values_of_negatives)))
 
 
 def fpr_at_tpr(
@@ -70,8 +64,9 @@ def fpr_at_tpr(
 
 def roc(values_of_positives: Floats, values_of_negatives: Floats) -> tuple[Floats, Floats]:
     """Return the false- and the true-positive rate at every threshold, from (0, 0) to (1, 1)."""
-    _require_numbers(values_of_positives, values_of_negatives)
     thresholds = np.unique(np.concatenate([values_of_positives, values_of_negatives]))[::-1]
+    if np.isnan(thresholds).any():
+        raise ValueError("values must not be NaN")
     true_rates, false_rates = (
         np.r_[0.0, 1 - np.sort(values).searchsorted(thresholds) / len(values)]
         for values in (values_of_positives, values_of_negatives)
@@ -79,6 +74,6 @@ def roc(values_of_positives: Floats, values_of_negatives: Floats) -> tuple[Float
     return false_rates, true_rates
 
 
-def _require_numbers(*values: Floats) -> None:
-    if any(np.isnan(one).any() for one in values):
-        raise ValueError("values must not be NaN")
+def _joined(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
+    truth = np.r_[np.ones(len(positives)), np.zeros(len(negatives))]
+    return truth, np.concatenate([positives, negatives])

@@ -150,7 +150,7 @@ class TestTheFit:
             assert probability == pytest.approx(share, abs=tolerance)
         assert np.mean([right for _, right, _ in double]) < 0.7
         assert np.mean([verdict == "match" for *_, verdict in plain]) > 0.9
-        assert np.mean([verdict == "match" for *_, verdict in double]) < 0.25
+        assert np.mean([verdict == "match" for *_, verdict in double]) < 0.2
         matches = [right for _, right, verdict in plain + double if verdict == "match"]
         assert np.mean(matches) > 0.8  # promised
         assert search_text(judged, "zzz yyy xxx").decision.verdict == "out_of_distribution"
