@@ -233,8 +233,10 @@ def _galleries(
         folder,
         galleries_at_once(settings.open_galleries, settings.max_connections),
     )
-    signed = bool(settings.bundle_keys)
-    return galleries, CreatedGalleries(galleries, folder, settings.signing_key, must_sign=signed)
+    created = CreatedGalleries(
+        galleries, folder, settings.signing_key, cannot_sign=settings.cannot_sign
+    )
+    return galleries, created
 
 
 def _shadows(settings: Settings, resources: EngineResources, open_more: OpenBundle) -> Shadows:

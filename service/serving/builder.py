@@ -27,6 +27,12 @@ _SAID_BYTES = 2000
 _ERROR = "error: "
 """What a command prints before the reason of a failure."""
 
+NO_SIGNING_KEY = (
+    "This service requires signed bundles, but it has no key for signing. The operator sets the "
+    "key in VOUCH_SIGNING_KEY."
+)
+"""Why a service that requires signed bundles makes none."""
+
 _NOT_INSTALLED = (
     "There is no gallery whose encoder the new gallery could use, and `vouch-build`, which has an "
     "encoder, is not installed beside the service. {how} Then send the request again. Or start the "

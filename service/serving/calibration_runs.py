@@ -26,6 +26,7 @@ from model_store.errors import VouchError, WriteRefused
 from model_store.files import lock_between_processes, replacing
 from model_store.gallery import LiveGallery
 from model_store.gallery.live.sqlite import of_the_system
+from service.serving.builder import NO_SIGNING_KEY
 from service.serving.calibrating import CalibrateCommand
 from service.serving.lease import Lease
 from service.serving.registry import Galleries
@@ -142,10 +143,7 @@ class CalibrationRuns:
                 f"The operator runs `vouch-build calibrate {root or 'BUNDLES'}`."
             )
         if self._cannot_sign:
-            raise WriteRefused(
-                "This service requires signed bundles, but it has no key for signing. The "
-                "operator sets the key in VOUCH_SIGNING_KEY."
-            )
+            raise WriteRefused(NO_SIGNING_KEY)
         if root is None or not isinstance(bundle.live, LiveGallery):
             raise WriteRefused(
                 f"The gallery {bundle.name!r} cannot be calibrated here: it is a single bundle, "

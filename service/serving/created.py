@@ -15,7 +15,7 @@ from model_store.bundles.galleries import GalleryFolder, gallery_not_found
 from model_store.bundles.manifest import Manifest
 from model_store.errors import GalleryExists, PointerUnreadable, QuotaExceeded, WriteRefused
 from model_store.signing import read_private_key
-from service.serving.builder import empty_bundle
+from service.serving.builder import NO_SIGNING_KEY, empty_bundle
 from service.serving.registry import Galleries
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class CreatedGalleries:
     galleries : all served galleries.
     folder : folder of created galleries; None if galleries cannot be created.
     signing_key : file of the private key that signs the bundles of created galleries.
-    must_sign : whether bundles need a signature to be served.
+    cannot_sign : whether bundles need a signature, and there is no key to sign with.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class CreatedGalleries:
         folder: GalleryFolder | None,
         signing_key: Path | None = None,
         *,
-        must_sign: bool = False,
+        cannot_sign: bool = False,
     ) -> None:
         self._galleries, self._folder = galleries, folder
-        self._signing_key, self._must_sign = signing_key, must_sign
+        self._signing_key, self._cannot_sign = signing_key, cannot_sign
         self._creating: set[asyncio.Task[None]] = set()
 
     async def listed(self) -> list[Listed]:
@@ -121,11 +121,8 @@ class CreatedGalleries:
         WriteError : the gallery cannot be written.
         """
         folder = self._require_folder()
-        if self._must_sign and self._signing_key is None:
-            raise WriteRefused(
-                "This service requires signed bundles, but it has no key for signing. The "
-                "operator sets the key in VOUCH_SIGNING_KEY."
-            )
+        if self._cannot_sign:
+            raise WriteRefused(NO_SIGNING_KEY)
         if self._is_fixed(name):
             raise GalleryExists(f"There is a gallery {name!r} already. Choose another name.")
 

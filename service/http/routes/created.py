@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Annotated
 
@@ -34,6 +35,9 @@ router = gallery_router("galleries")
 
 CHANGE_ERRORS = (GalleryNotFound, Forbidden, InvalidRequest, WriteRefused, StorageFull, WriteError)
 BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType)
+
+OPENED_AGAIN_S = 0.1
+"""Seconds between two attempts to open a new gallery."""
 
 
 @router.post(
@@ -68,6 +72,7 @@ async def create_gallery(
     while True:  # until the deadline: the gallery exists, so the client must not create it again
         with suppress(NotReady):
             return await _detail(body.name, state)
+        await asyncio.sleep(OPENED_AGAIN_S)
 
 
 @router.patch(
