@@ -34,7 +34,7 @@ function consequence({ calibration: found, published_at: at, n_items: n }) {
     : t`no probabilities and no matches`;
   return [
     t`From then on, all users get answers of ${when(at)}: ${count(n)} items; ${promise}.`,
-    t` While it is in use, items that were added or changed since are not found. Nothing is deleted: you can come back here in the same way.`,
+    t` While it is in use, items that were added or changed since are not found. Nothing is deleted: you can return in the same way.`,
   ];
 }
 

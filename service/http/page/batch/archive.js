@@ -112,7 +112,7 @@ const date = (time) => new Date(time).toLocaleString(language, { dateStyle: "lon
 function report(gallery, { entries, accepted, sentences }) {
   const title = t`${gallery.name}: ${count(entries.length)} photographs`;
   const page = document.implementation.createHTMLDocument(title);
-  const images = []; // an image that had its address here would be asked for
+  const images = []; // they get their addresses last, so that this page does not load them
   page.documentElement.lang = language;
   const meta = (properties) => Object.assign(page.createElement("meta"), properties);
   const charset = meta({});

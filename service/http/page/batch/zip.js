@@ -1,5 +1,4 @@
-// A ZIP file whose entries are stored as they are (PKWARE's APPNOTE 6.3.10): pictures are compressed
-// already, so that a compression would only take time.
+// A ZIP file whose entries are not compressed (PKWARE's APPNOTE 6.3.10): pictures are compressed already.
 
 const UTF8 = 0x0800; // a flag: the entry's name is UTF-8
 const VERSION = 20; // 2.0, which reads it

@@ -5,7 +5,7 @@ import { el } from "../elements.js";
 import { t } from "../language.js";
 import { problemOf, problemPanel } from "../problem.js";
 
-const CREATED_WITHIN = 120; // seconds: a busy service goes on with it after its deadline for an answer
+const CREATED_WITHIN = 120; // seconds: a busy service continues after its deadline for an answer
 
 /** A field for the name of a gallery. */
 export const nameField = (id, properties = {}) => el("input", {

@@ -77,7 +77,8 @@ export async function openGuarantees(gallery, report, { within, go, may, changed
   const { status } = report;
   const last = await askJson("/v1/galleries/{gallery}/calibration/run", { path });
   const paired = last.n_item_queries;
-  const lines = outcomeLines(gallery.outcome?.lines ?? []);
+  // Without a calibration, the outcome only names a command; the form below does the same.
+  const lines = status === "missing" ? [] : outcomeLines(gallery.outcome?.lines ?? []);
   const classes = (report.matches ?? []).filter(({ n_labels: labels }) => labels > 0).map(({ size_class: size, threshold, reason }) =>
     el("li", {}, el("b", {}, SIZES[size]?.() ?? size), ": ", threshold === null
       ? reason ? saidParts(reason) : t`nothing is guaranteed`
