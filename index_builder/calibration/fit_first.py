@@ -1,8 +1,8 @@
 """Calibrates a gallery for the first time, with its own items as queries; reads no photograph.
 
 Each labelled item is a query with which the rest of the gallery is searched. For an absent query,
-all items of the query's label are hidden. The encoder must not have been trained on the items:
-the similarities of such items would be too high, and so would the guarantees.
+all items of the query's label are hidden. The encoder must not have been trained on the items.
+Otherwise, their similarities are too high, and the error bounds do not hold.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Calibrations that a client starts over HTTP.
 
-The state of the last run is a file beside the gallery's bundles, so that all workers and replicas
-know it. While a calibration runs, its process holds a lock. A run without a lock was interrupted.
+The state of the last run is in a file beside the gallery's bundles, so all workers and replicas can
+read it. The service that started a run holds a lock until the end. A run without a lock was
+interrupted.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class CalibrationRun:
 
 
 class CalibrationRuns:
-    """Starts calibrations, and knows their state.
+    """Starts calibrations, and returns their state.
 
     Parameters
     ----------
