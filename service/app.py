@@ -40,7 +40,7 @@ from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
 from service.processes.open_files import galleries_at_once
 from service.processes.workers import n_workers
-from service.serving.calibrating import CalibrateCommand, installed_command
+from service.serving.calibrating import CalibrateCommand
 from service.serving.calibration_runs import CalibrationRuns
 from service.serving.created import CreatedGalleries
 from service.serving.engine import SearchEngine
@@ -264,7 +264,7 @@ async def _calibration_runs(
     stack: AsyncExitStack, settings: Settings, galleries: Galleries
 ) -> CalibrationRuns:
     """Return the calibrations that clients start; refit stale calibrations, if that is wanted."""
-    command = CalibrateCommand(installed_command(), settings.signing_key, settings.feedback)
+    command = CalibrateCommand(None, settings.signing_key, settings.feedback)
     runs = CalibrationRuns(galleries, command, cannot_sign=settings.cannot_sign)
     stack.push_async_callback(runs.close)
     if settings.recalibrate and not settings.cannot_sign:

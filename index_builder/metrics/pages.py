@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def templates_of(package: str) -> Environment:
     """Return the templates of a package; an undefined name in a template raises an error."""
+    # An operator's commands import this module; their image has no jinja2.
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
+
     environment = Environment(
         loader=PackageLoader(package, "templates"),
         autoescape=True,

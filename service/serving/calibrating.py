@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from model_store.bundles.bundle import Bundle
@@ -25,20 +26,24 @@ class CalibrateCommand:
     Parameters
     ----------
     command : command that takes the bundle directory as its last argument; empty if it is not
-        installed.
+        installed; None for the installed `vouch-build`, which is looked for at the first use.
     signing_key : file of the private key that signs new bundles.
     decisions : feedback file; a refit uses the reviewed queries of the random draws as evidence.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] | None = None,
         signing_key: Path | None = None,
         decisions: Path | None = None,
     ) -> None:
-        self._command = tuple(command)
+        self._given = command
         self._signing_key, self._decisions = signing_key, decisions
         self._turn = asyncio.Lock()
+
+    @cached_property
+    def _command(self) -> tuple[str, ...]:
+        return installed_command() if self._given is None else tuple(self._given)
 
     @property
     def is_installed(self) -> bool:

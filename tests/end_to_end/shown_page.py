@@ -291,7 +291,7 @@ class Shown:
             return _json(_said(self.answer, asked), self.status, self.headers)
         if path in replies:
             return _json(_said(replies[path], asked))
-        if asked.method in {"GET", "DELETE"}:
+        if asked.method == "GET":
             return Reply(self.picture, "image/png")
         return _json({})
 

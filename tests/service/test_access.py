@@ -90,6 +90,7 @@ ADMINISTERS = {
         (method, "/v1/galleries/{gallery}/calibration/absent-share")
         for method in ("POST", "DELETE")
     ),
+    ("POST", "/v1/galleries/{gallery}/calibration"),
     ("POST", "/v1/galleries/{gallery}/calibration/acknowledge"),
     *((method, "/v1/galleries/{gallery}/shadow") for method in ("PUT", "GET", "DELETE")),
 }

@@ -27,7 +27,10 @@ from tests.support.bundle_copies import copied
 StartClient = Callable[..., TestClient]
 
 CLASSES = (VouchClient, ReviewQueueClient, UnknownQueriesClient, GalleryManagement)
-NEED_OTHER_SOFTWARE = {"VouchClient", "search_text", "decide", "compact"}
+NEED_OTHER_SOFTWARE = {
+    *("VouchClient", "search_text", "decide"),
+    *("calibrate", "calibration_run", "compact"),
+}
 """A service at a port, a text encoder, a vector database, and a program that writes bundles."""
 
 
