@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,12 +90,35 @@ def reduce_precision(
             onnx.save(model, reduced)
         else:
             quant_pre_process(path, prepared, skip_symbolic_shape=True)
+            _give_each_node_its_own_weights(prepared)
             _quantise(prepared, reduced, precision, images)
     model = onnx.load(reduced)
     props = {one.key: one.value for one in onnx.load(path).metadata_props}
     del model.metadata_props[:]
     onnx.helper.set_model_props(model, {METADATA_KEY: props[METADATA_KEY]})
     reduced.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def _give_each_node_its_own_weights(path: Path) -> None:
+    """Copy weights that several nodes share: ONNX Runtime would convert them once for each node.
+
+    On processors without VNNI, it then refuses the encoder, since the second conversion has the
+    name of the first.
+    """
+    model = onnx.load(path)
+    weights = {one.name: one for one in model.graph.initializer}
+    n_uses: Counter[str] = Counter()
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            if name not in weights:
+                continue
+            if n_uses[name]:
+                own = onnx.TensorProto()
+                own.CopyFrom(weights[name])
+                node.input[place] = own.name = f"{name}.{n_uses[name]}"
+                model.graph.initializer.append(own)
+            n_uses[name] += 1
+    onnx.save(model, path)
 
 
 def _quantise(path: Path, reduced: Path, precision: Precision, images: NDArray[np.uint8]) -> None:

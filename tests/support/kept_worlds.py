@@ -49,13 +49,20 @@ CENTRES /= np.linalg.norm(CENTRES, axis=1, keepdims=True)
 PROJECTION = GENERATOR.standard_normal((DIM, N_FEATURES))
 
 
-def drawn(labels: np.ndarray, seed: int) -> Embeddings:
+def drawn(labels: np.ndarray, seed: int, centres: np.ndarray = CENTRES) -> Embeddings:
     generator = np.random.default_rng(seed)
-    mean = CENTRES[labels] + 0.28 * generator.standard_normal((len(labels), DIM))
+    mean = centres[labels] + 0.28 * generator.standard_normal((len(labels), DIM))
     noise = 0.3 * generator.standard_normal((len(labels), N_FEATURES))
     variance = generator.uniform(0.001, 0.01, mean.shape)
     parts = mean, variance, mean @ PROJECTION + noise
     return Embeddings(*(part.astype(np.float32) for part in parts))
+
+
+def strangers(n_labels: int, n_each: int, seed: int) -> Embeddings:
+    """Queries of labels that no gallery of this world ever has."""
+    centres = np.random.default_rng(seed).standard_normal((n_labels, DIM))
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    return drawn(np.repeat(np.arange(n_labels), n_each), seed, centres)
 
 
 def images(prefix: str, labels: np.ndarray, embeddings: Embeddings) -> LabelledImages:
@@ -69,12 +76,12 @@ OF_QUERIES = np.repeat(np.arange(N_LABELS), 6)
 ITEMS, QUERIES = drawn(OF_ITEMS, 1), drawn(OF_QUERIES, 2)
 
 
-def calibrated(root: Path, strangers: np.ndarray, *, by_items: bool = False) -> Path:
+def calibrated(root: Path, absent_labels: np.ndarray, *, by_items: bool = False) -> Path:
     """Build the gallery, and calibrate it.
 
     Parameters
     ----------
-    strangers : labels of absent queries.
+    absent_labels : labels of absent queries.
     by_items : with items as queries, in place of held-out images.
     """
     staging = root / "staging"
@@ -86,7 +93,7 @@ def calibrated(root: Path, strangers: np.ndarray, *, by_items: bool = False) -> 
     ]
     write_faiss_gallery(staging, ITEMS, items, ENCODER.fingerprint)
     asked = images("query", OF_QUERIES, QUERIES)
-    absent = images("absent", strangers, drawn(strangers, 8))
+    absent = images("absent", absent_labels, drawn(absent_labels, 8))
     queries = QuerySet(asked, absent, None)
     order = np.random.default_rng(0).permutation(len(OF_ITEMS))
     gallery, some = FaissGallery(staging), gallery_images.subset(order)

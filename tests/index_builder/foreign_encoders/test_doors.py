@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from typer.testing import CliRunner
 
@@ -341,6 +343,19 @@ class TestSmallerNumbers:
         assert 0.9 < cost.smallest_cosine < 1
         encoder = OnnxEncoder(tmp_path / "e" / ENCODER_FILE, "cpu")
         assert len(encoder.encode(prepared(many[:3], encoder.metadata.preprocessing))) == 3
+
+    def test_static_int8_weights_belong_to_one_node_each(
+        self, many: list[ParityImage], tmp_path: Path
+    ) -> None:
+        """Processors without VNNI cannot open an encoder in which nodes share such weights."""
+        source = DOORS[Door.timm]("test_vit", EncoderChoices(untrained=True))
+        write_encoder(tmp_path / "e", source, many, Precision.int8_static, 1.0)
+        graph = onnx.load(tmp_path / "e" / ENCODER_FILE).graph
+        weights = {one.name for one in graph.initializer if one.data_type == onnx.TensorProto.INT8}
+        made = [node.output[0] for node in graph.node if node.input and node.input[0] in weights]
+        read = Counter(name for node in graph.node for name in node.input)
+        assert made
+        assert [name for name in made if read[name] > 1] == []
 
     def test_a_network_that_does_not_fit_into_them_is_refused_with_the_reason(
         self, many: list[ParityImage], tmp_path: Path
