@@ -22,6 +22,7 @@ from tests.end_to_end.test_page_checking import label_error, pages, pair
 from tests.end_to_end.test_page_collecting import GROUP
 from tests.end_to_end.test_page_map import opened as opened_map
 from tests.end_to_end.test_page_reviewing import Queue
+from tests.end_to_end.test_page_signing_in import USAGE
 
 pytestmark = pytest.mark.browser
 
@@ -153,6 +154,14 @@ def settings(shown: Shown) -> None:
     shown.open()
     shown.found("open-settings").click()
     expect(shown.found("settings")).to_be_visible()
+
+
+def own_key(shown: Shown) -> None:
+    shown.replies["/v1/usage"] = USAGE
+    shown.open()
+    shown.page.evaluate("sessionStorage.setItem('vouch-key', 'k')")
+    shown.found("open-key").click()
+    expect(shown.found("forget-key")).to_be_visible()
 
 
 def decided(shown: Shown) -> None:
@@ -287,6 +296,7 @@ VIEWS: dict[str, Callable[[Shown], object]] = {
     "unknown": unknown,
     "problem": problem,
     "key": key,
+    "own key": own_key,
     "match": answered("match"),
     "ambiguous": answered("ambiguous"),
     "no_match": answered("no_match"),

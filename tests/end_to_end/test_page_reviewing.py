@@ -175,6 +175,36 @@ def test_a_decision_needs_a_name_and_waits_for_it(shown: Shown) -> None:
     assert shown.sent("/feedback")[0]["reviewer"] == "Bo"
 
 
+def test_case_that_cannot_be_deleted_stays_with_the_reason(shown: Shown) -> None:
+    Queue(shown, 2)
+    gone = {"title": "No", "detail": "It is not stored."}
+    shown.page.route(
+        f"**{REVIEW}/*",
+        lambda route: (
+            route.fulfill(status=404, json=gone)
+            if route.request.method == "DELETE"
+            else route.fallback()
+        ),
+    )
+    shown.open()
+    shown.found("open-review").click()
+    removes = shown.found("remove-case")
+    removes.click()
+    removes.click()
+    expect(shown.found("look-status")).to_have_text("It is not stored.")
+    expect(removes).to_be_enabled()
+    expect(shown.found("look").get_by_role("heading")).to_contain_text("label-1-1")
+
+
+def test_reviewer_who_may_not_write_cannot_delete_a_case(shown: Shown) -> None:
+    Queue(shown, 2)
+    shown.replies["/v1/usage"] = {"scope": "review", "key": "k"}
+    shown.open()
+    shown.found("open-review").click()
+    expect(shown.found("look").get_by_role("heading")).to_contain_text("label-1-1")
+    expect(shown.found("remove-case")).to_have_count(0)
+
+
 @pytest.fixture
 def reviewed(digits_bundle: Any, tmp_path: Any) -> Any:
     variables = {
@@ -200,15 +230,22 @@ def test_the_queue_of_a_real_service_is_worked_through(
     page.get_by_label("Your name").fill("Ada")
     page.keyboard.press("Enter")
     looking = page.get_by_test_id("look").locator("visible=true")
-    for n in range(len(samples)):
+    removes = page.get_by_test_id("remove-case")
+    removes.click()
+    expect(removes).to_have_text("Press again to delete its photo and answer")
+    removes.click()
+    expect(page.get_by_test_id("look-status")).to_contain_text("is deleted.")
+    for n in range(len(samples) - 1):
         expect(page.get_by_test_id("look-progress")).to_contain_text(f"{n} decided")
         page.keyboard.press("0")
     expect(page.get_by_test_id("reviewed")).to_contain_text(
-        f"Cases that you decided: {len(samples)}."
+        f"Cases that you decided: {len(samples) - 1}."
     )
+    cases = reviewed.http.get("/v1/galleries/digits/review").json()["cases"]
+    assert len(cases) == len(samples) - 1
     expect(looking).to_have_count(0)
     decisions = reviewed.http.get("/v1/galleries/digits/feedback").json()["decisions"]
-    assert len(decisions) == len(samples)
+    assert len(decisions) == len(samples) - 1
     assert {one["reviewer"] for one in decisions} == {"Ada"}
     assert wrong == []
     page.close()

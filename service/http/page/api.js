@@ -168,11 +168,12 @@ export const deleteItem = ({ name }, id) =>
 
 const SCOPES = ["read", "review", "write", "admin"];
 
-/** What the visitor may do: review, write, admin; all of it where the service does not say. */
+/** What the visitor may do: review, write, admin; all of it where the service does not say. `key`: one
+ * is used, or would allow more. */
 export const permissions = () => askJson("/v1/usage").then(({ scope, key: id }) => {
   const has = (one) => SCOPES.indexOf(scope) >= SCOPES.indexOf(one);
-  return { review: has("review") && (id !== null || scope === "admin"), write: has("write"), admin: has("admin") };
-}, () => ({ review: true, write: true, admin: true }));
+  return { review: has("review") && (id !== null || scope === "admin"), write: has("write"), admin: has("admin"), key: id !== null || !has("admin") };
+}, () => ({ review: true, write: true, admin: true, key: false }));
 
 /** Whether the visitor's key may change galleries. */
 export const mayWrite = () => permissions().then(({ write }) => write);

@@ -15,6 +15,7 @@ const LINKS = { // what a gallery's buttons open, and their names in tests
   guarantees: ["open-guarantees", () => t`Set up guarantees`],
   add: ["open-add", () => t`Add photographs`],
   settings: ["open-settings", () => t`Gallery settings`],
+  key: ["open-key", () => t`Your key`],
 };
 
 /** What is shown in place of an answer of a gallery without items. */

@@ -1,6 +1,6 @@
 // What went wrong, and what can be done about it.
 
-import { Problem, key } from "./api.js";
+import { Problem } from "./api.js";
 import { el } from "./elements.js";
 import { language, t } from "./language.js";
 import { said } from "./service_texts.js";
@@ -32,28 +32,4 @@ export function problemPanel(problem, retryAfter, retry) {
     remedy && el("p.remedy", {}, remedy),
     canRetry && el("button", { type: "button", onclick: retry }, t`Try again`),
     idLine && el("p.ids", {}, idLine));
-}
-
-/** A form that asks for a key; `use` is given it. */
-export function keyForm({ detail }, use) {
-  const wasRefused = key.get() !== null;
-  key.forget();
-  const input = el("input", {
-    type: "password", id: "key-input", autocomplete: "off", spellcheck: false,
-    required: true, pattern: "\\s*[!-~]+\\s*", title: t`Letters, digits and signs of ASCII`,
-    "data-testid": "key-input",
-  });
-  const form = el("form.problem", {
-    "data-testid": "key-form",
-    onsubmit: (event) => {
-      event.preventDefault();
-      use(input.value.trim());
-    },
-  },
-  el("h2", {}, wasRefused ? t`This key is not accepted` : t`This service asks for a key`),
-  wasRefused && el("p", {}, said(`${detail.split(". ")[0]}.`)), // then how programs send one
-  el("p.remedy", {}, el("label", { htmlFor: "key-input" }, t`API key`)),
-  el("p.key", {}, input, el("button", { type: "submit" }, t`Use it`)),
-  el("p.ids", {}, t`Kept in this tab alone, until you close it.`));
-  return { form, input };
 }

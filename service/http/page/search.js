@@ -2,7 +2,7 @@
 // API, one question at a time, and shows what it answers.
 
 import { PHOTO_WORDS, answerParts, byLine } from "./answer.js";
-import { Problem, arrived, ask, askJson, key, permissions, searchFor } from "./api.js";
+import { Problem, arrived, ask, askJson, permissions, searchFor } from "./api.js";
 import { adviceOn, advicePanel } from "./ask/advice.js";
 import { isImage, pathOf, takeFiles, withoutImage } from "./ask/files.js";
 import { el, glyph } from "./elements.js";
@@ -11,7 +11,7 @@ import { keepQuery, queryOf, sizeOfBatch } from "./kept.js";
 import { emptyPart, galleryParts, sampleList } from "./gallery.js";
 import { t, translate } from "./language.js";
 import { entryOf } from "./look/decisions.js";
-import { keyForm, problemOf, problemPanel } from "./problem.js";
+import { problemOf, problemPanel } from "./problem.js";
 import { wanted } from "./wanted.js";
 import { VERDICTS, count, decisionSentence } from "./words.js";
 
@@ -157,6 +157,7 @@ export class Search {
       guarantees: () => this.show(() => this.openGuarantees(gallery), room),
       add: () => this.show(() => this.openAdding(gallery), room),
       settings: () => this.show(() => this.openSettings(gallery), room),
+      key: () => this.show(() => this.openKey(), room),
       review: () => this.show(() => this.openReview(gallery), room),
       unknown: () => this.show(() => this.openUnknown(gallery), room),
     };
@@ -444,10 +445,16 @@ export class Search {
     if (problem.status !== 401) {
       return this.showPanel(problemPanel(problem, retryAfter, this.retry), t`Problem`);
     }
-    const { form, input } = keyForm(problem, (text) => {
-      key.set(text);
+    this.show(() => this.askKey(problem, this.retry));
+  }
+
+  /** Ask for a key, then do what was refused. */
+  async askKey(problem, retry) {
+    const { keyForm } = await arrived(import("./key.js"));
+    if (retry !== this.retry) return; // something else is asked by now
+    const { form, input } = keyForm(problem, () => {
       this.clear();
-      this.retry();
+      retry();
     });
     this.showPanel(form, t`Key wanted`);
     input.focus({ preventScroll: true });
@@ -477,6 +484,7 @@ export class Search {
       review: opens("review", gallery.keeps && may.review),
       unknown: opens("unknown", gallery.keeps && may.review), add,
       settings: opens("settings", may.admin && gallery.created_at != null), // others are not changed over HTTP
+      key: opens("key", may.key),
     }));
     this.$("empty-place").replaceChildren(gallery.n_items === 0 ? emptyPart(add) : "");
     this.$("filters").replaceChildren(filterBar(gallery.name, (filter) =>
@@ -582,7 +590,7 @@ export class Search {
 
   async openReview(gallery) {
     const { openReview } = await arrived(import("./look/reviewing.js"));
-    await openReview(gallery, { within: this.part, left: () => this.went() });
+    await openReview(gallery, { within: this.part, left: () => this.went(), mayRemove: this.may.write });
   }
 
   async openUnknown(gallery) {
@@ -613,6 +621,11 @@ export class Search {
   async openSettings(gallery) {
     const { openSettings } = await arrived(import("./collect/settings.js"));
     openSettings(gallery, { within: this.part, changed: (name) => this.renew(name) });
+  }
+
+  async openKey() {
+    const { openKey } = await arrived(import("./key.js"));
+    await openKey({ within: this.part, changed: () => this.renew(null) });
   }
 
   async openDecisions(gallery) {

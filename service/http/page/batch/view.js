@@ -7,7 +7,7 @@ import { t } from "../language.js";
 import { onDecision } from "../look/decisions.js";
 import { look } from "../look/looking.js";
 import { problemOf } from "../problem.js";
-import { said } from "../service_texts.js";
+import { saidParts } from "../service_texts.js";
 import { VERDICTS, brief, count, fixed, percent } from "../words.js";
 import { accept } from "./budget.js";
 import { batchFile } from "./csv.js";
@@ -182,8 +182,10 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
     const unseen = n("accepted") - accepted.size;
     const searched = entries.filter(({ answer, problem }) => answer || problem).length;
     const stale = entries.find(({ answer }) => ["stale", "drifting"].includes(answer?.bundle.calibration.status));
-    outdated.textContent = stale
-      ? t`Later answers are not accepted automatically: the calibration is out of date. ${said(stale.answer.bundle.calibration.reason)}` : "";
+    outdated.replaceChildren(...(stale ? [
+      t`Later answers are not accepted automatically: the calibration is out of date. `,
+      ...saidParts(stale.answer.bundle.calibration.reason),
+    ] : []));
     outdated.hidden = !stale;
     const all = Math.max(state.n, entries.length);
     title.textContent = t`${count(all)} photographs`;

@@ -2,8 +2,9 @@
 
 import { verdictOf } from "../answer.js";
 import { askJson } from "../api.js";
-import { dialogHeader, el, openDialog, pressOnce } from "../elements.js";
+import { dialogHeader, el, openDialog, pressOnce, pressTwice } from "../elements.js";
 import { t } from "../language.js";
+import { said } from "../service_texts.js";
 import { brief, decisionSentence } from "../words.js";
 import { decidingBar } from "./deciding.js";
 import { decide, reviewer, undo } from "./decisions.js";
@@ -20,13 +21,14 @@ const MODES = { beside: () => t`Side by side`, flicker: () => t`Blink`, overlay:
  * `answer`, `blob`, `name` and the `decision` on it.
  * `next(entry)` gives the entry to go on with after a decision, or a promise of it, or null: the dialog,
  * which opens `within` a part of the page, closes. `progress()` says how far one is; `putBack`
- * receives the entry that was left undecided for one whose decision was undone.
+ * receives the entry that was left undecided for one whose decision was undone; `remove(entry)` deletes
+ * what the service keeps of it.
  *
  * @param {Page.Entry} entry
  * @param {Page.Gallery} gallery
  * @param {{ place?: number, items?: Page.Item[] } & Record<string, any>} options */
 export function look(entry, gallery, options = {}) {
-  const { place = 0, items = entry.answer.results, next = () => null, closed = () => {}, progress = () => "", putBack = () => {}, within } = options;
+  const { place = 0, items = entry.answer.results, next = () => null, closed = () => {}, progress = () => "", putBack = () => {}, remove = null, within } = options;
   const view = { entry, items, place };
   const title = el("h2", { id: "look-title", dir: "auto" });
   const status = el("p.status", { role: "status", "data-testid": "look-status" });
@@ -64,12 +66,13 @@ export function look(entry, gallery, options = {}) {
     title.textContent = items.length > 1 ? t`${name}: ${at + 1} of ${items.length}` : name;
     const { withholds } = verdictOf(answer);
     const record = recordUrl(gallery.record_url, item);
+    const removes = remove ? el("p", {}, removeButton()) : "";
     const note = el("p.note", {});
     const similar = el("button.link", { type: "button", "data-testid": "similar",
       onclick: () => similarTo(item) }, t`Items like this one`);
     about.replaceChildren(note, facts(item, withholds), el("p", {}, similar), record ? el("p", {}, el("a", {
       href: record, target: "_blank", rel: "noreferrer", "data-testid": "record",
-    }, t`Open the record`)) : "");
+    }, t`Open the record`)) : "", removes);
     tools.at(at, items.length);
     bar.show(item);
     const alt = t`Item ${name}`;
@@ -81,10 +84,27 @@ export function look(entry, gallery, options = {}) {
     await pair.showCandidate(item.thumbnail_url, alt, name);
   }
 
+  function removeButton() {
+    const button = el("button.quiet", { type: "button", "data-testid": "remove-case" }, t`Delete this case`);
+    pressTwice(button, t`Press again to delete its photo and answer`, async () => {
+      const { entry } = view;
+      button.disabled = true;
+      try {
+        await remove(entry);
+      } catch (error) {
+        button.disabled = false;
+        return tell(said(error.problem?.detail ?? String(error)));
+      }
+      tell(t`${entry.name} is deleted.`);
+      if (entry === view.entry) goOn();
+    });
+    return button;
+  }
+
   /** Show a photograph for which nothing was found. */
   function showNothing() {
     title.textContent = view.entry.name;
-    about.replaceChildren(el("p.note", {}, t`The gallery returned no items`));
+    about.replaceChildren(el("p.note", {}, t`The gallery returned no items`), remove ? el("p", {}, removeButton()) : "");
     tools.at(0, 1);
     bar.show(null);
     pair.showCandidate(null, "", "");

@@ -12,15 +12,16 @@ const AHEAD = 4; // cases left at which more are leased
 const WAIT = 30_000; // ms at most for decisions that are on their way when the room is left
 
 /** Open the review queue of `gallery`, in a dialog `within` the page; `left` is called when it is left.
+ * A visitor who `mayRemove` cases can delete one whose photograph must not be kept.
  *
  * @param {Page.Gallery} gallery */
-export async function openReview(gallery, { within, left }) {
-  if (!reviewer.get()) return askName(within, () => openReview(gallery, { within, left }));
+export async function openReview(gallery, { within, left, mayRemove }) {
+  if (!reviewer.get()) return askName(within, () => openReview(gallery, { within, left, mayRemove }));
   const path = { gallery: gallery.name };
   const by = reviewer.get();
   const [summary, before] = await Promise.all(
     [askJson("/v1/galleries/{gallery}/review/summary", { path }), errorsOf(gallery)]);
-  const open = summary.counts.filter(({ state }) => state === "open").reduce((sum, { n }) => sum + n, 0);
+  let open = summary.counts.filter(({ state }) => state === "open").reduce((sum, { n }) => sum + n, 0);
   const waiting = []; // entries that are leased and not shown yet
   const undecided = new Map(); // by query: all that are leased
   let fetching = null;
@@ -56,6 +57,14 @@ export async function openReview(gallery, { within, left }) {
     entry.counted = entry.decision !== null;
   });
 
+  /** Delete what the service keeps of a case. */
+  async function remove(entry) {
+    const { id } = entry.answer.query;
+    await askJson("/v1/galleries/{gallery}/review/{query_id}", { method: "DELETE", path: { ...path, query_id: id } });
+    undecided.delete(id);
+    open -= 1;
+  }
+
   await more();
   const first = waiting.shift();
   if (!first) {
@@ -63,7 +72,7 @@ export async function openReview(gallery, { within, left }) {
     return report({ open, decided, before, after: before, summary, within, left });
   }
   look(first, gallery, {
-    within, next, putBack: (entry) => { if (!entry.decision) waiting.unshift(entry); },
+    within, next, remove: mayRemove ? remove : null, putBack: (entry) => { if (!entry.decision) waiting.unshift(entry); },
     progress: () => t`${count(decided)} decided · ${count(Math.max(0, open - decided))} open`,
     closed: async () => {
       unheard();
