@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.operator import OperatorSettings
+from model_store.curation import COPY
 from model_store.drift_states import DriftStates, SavedDrift
 from model_store.encoder.contract import QueryKind
 from model_store.feedback import FeedbackLog
@@ -74,7 +75,13 @@ class Watch:
             self.drift.acknowledge()
 
     def searched(self, query_id: str, answer: Answer, caller: str) -> None:
-        """Count a query of a caller; a query with the same image is not counted again."""
+        """Count a query of a caller; a query with the same image is not counted again.
+
+        A copy of an item is not counted at all. No calibration query finds its own copy, so a
+        visitor who searches with photographs of the gallery itself would look like drift.
+        """
+        if any(one.similarity >= COPY for one in answer.matches):
+            return
         is_new = self.drift.observe(query_id, answer.predictive.outlier_score, caller)
         if is_new and self.absent is not None:
             self.absent.observe(answer.decision)

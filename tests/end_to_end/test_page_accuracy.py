@@ -159,7 +159,7 @@ def test_it_says_what_was_measured_and_what_was_not(shown: Shown) -> None:
     opened(shown)
     words = said(shown, "accuracy")
     assert "Measured with 1,234 held-out images. No query was judged by" in words
-    assert "On average, probabilities differ by 2 % from what happened (ECE)." in words
+    assert "On average, probabilities differ by 2 % from what happened." in words
     sets = shown.found("accuracy").locator(".rest tbody tr")
     expect(sets).to_have_text([f"90{NBSP}%93{NBSP}%1.3"])  # the others were not promised
     assert "(images of labels it does not hold): in 80 % of pairs" in words

@@ -14,6 +14,7 @@ import io
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,8 @@ GAP = 12
 
 PHOTOGRAPHS = Path(__file__).parents[2] / "docs" / "demo" / "photographs"
 NEW_GALLERY = "animals"
-NEW_LABELS = ("crocodile", "dalmatian", "dolphin", "emu", "flamingo", "hedgehog", "ibis", "pigeon")
 ABSENT_LABELS = ("dolphin", "hedgehog", "umbrella")
-"""Labels of the batch that the demo lacks: as many as its calibration expects."""
+"""Labels of the batch that the new gallery lacks: as many as its calibration expects."""
 
 
 def picture_screens(browser: Browser, service: Service, demo: str, folder: Path) -> None:
@@ -63,9 +63,10 @@ def picture_screens(browser: Browser, service: Service, demo: str, folder: Path)
     save_screen(page, folder / "guarantees.webp")
     with tempfile.TemporaryDirectory() as scratch:
         photographs = Path(scratch) / "survey"
-        n_photographs = take_photographs(service, demo, photographs)
+        n_photographs = take_photographs(photographs)
+        calibrate(service, NEW_GALLERY)
         page.goto("about:blank")
-        page.goto(f"{home}/#/{demo}/batch")
+        page.goto(f"{home}/#/{NEW_GALLERY}/batch")
         page.get_by_test_id("folder-input").set_input_files(photographs)
         page.get_by_test_id("batch-row").nth(n_photographs - 1).wait_for()
         expect(page.get_by_role("progressbar")).to_be_hidden(timeout=120_000)
@@ -80,31 +81,40 @@ def open_room(page: Page, address: str) -> None:
     page.get_by_role("dialog").wait_for()
 
 
+def new_photographs() -> list[list[Path]]:
+    """Return the photographs of each label of the new gallery. The last of each is not added."""
+    folders = sorted(PHOTOGRAPHS.iterdir())
+    return [sorted(one.iterdir()) for one in folders if one.name not in ABSENT_LABELS]
+
+
 def fill_gallery(service: Service, name: str) -> None:
-    """Create a gallery and add photographs of a few labels."""
+    """Create a gallery and add photographs."""
     with VouchClient(str(service.http.base_url)) as client:
         client.manage.create(name)
-        for label in NEW_LABELS:
-            paths = sorted((PHOTOGRAPHS / label).iterdir())
+        for *paths, _ in new_photographs():
+            label = paths[0].parent.name
             client.put_items(name, [(f"{label}/{one.name}", one) for one in paths], label=label)
 
 
-def take_photographs(service: Service, gallery: str, folder: Path) -> int:
-    """Put a photograph of each label into a folder, and return their number. Those that are items
-    leave the gallery, because a search with them would find themselves.
-    """
-    # The samples are no usual queries: without this, the batch would show an alarm of drift.
-    service.http.post(f"/v1/galleries/{gallery}/calibration/acknowledge").raise_for_status()
-    labels = service.http.get(f"/v1/galleries/{gallery}/labels").json()["labels"]
-    kinds = sorted([*labels, *ABSENT_LABELS])
+def calibrate(service: Service, name: str) -> None:
+    """Calibrate the gallery."""
+    with VouchClient(str(service.http.base_url)) as client:
+        run = client.manage.calibrate(name)
+        while run.state == "running":
+            time.sleep(1)
+            run = client.manage.calibration_run(name)
+        if run.state != "succeeded":
+            raise SystemExit(f"The calibration failed: {run.reason}")
+
+
+def take_photographs(folder: Path) -> int:
+    """Put a photograph of each label into a folder, and return their number."""
+    absent = [min((PHOTOGRAPHS / label).iterdir()) for label in ABSENT_LABELS]
+    taken = [*(paths[-1] for paths in new_photographs()), *absent]
     folder.mkdir()
-    for kind in kinds:
-        first = min((PHOTOGRAPHS / kind).iterdir())
-        if kind not in ABSENT_LABELS:
-            url = f"/v1/galleries/{gallery}/items/{kind}/{first.name}"
-            service.http.delete(url).raise_for_status()
-        shutil.copy(first, folder / f"{kind}{first.suffix}")
-    return len(kinds)
+    for path in taken:
+        shutil.copy(path, folder / f"{path.parent.name}{path.suffix}")
+    return len(taken)
 
 
 def save_screen(page: Page, path: Path) -> None:

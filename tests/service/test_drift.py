@@ -19,6 +19,7 @@ from model_store.bundles.operator import (
     change_operator,
     read_operator,
 )
+from model_store.curation import COPY
 from model_store.decision import Calibration
 from model_store.errors import ConfigError, PointerUnreadable
 from model_store.retriever import Retriever
@@ -253,6 +254,18 @@ class TestOperatorFile:
         done = client.post(f"{REPORT}/absent-share", json={"share": 0.2}).json()
         assert done["persisted"] is False
         assert search(client, digit).json()["absent"]["origin"] == "adopted"
+
+
+def test_photographs_of_the_gallery_itself_are_no_drift(start: StartClient, bundle: Bundle) -> None:
+    """Many visitors begin with them, and no calibration query finds its own copy."""
+    client = start(bundle)
+    for item in bundle.retriever.gallery.items(np.arange(30)):
+        thumbnail = client.get(f"/v1/galleries/digits/items/{item.id}/thumbnail").content
+        answer = search(client, thumbnail).json()
+        assert answer["results"][0]["id"] == item.id
+        assert answer["results"][0]["similarity"] >= COPY
+        assert answer["bundle"]["calibration"]["status"] == "valid"
+    assert client.get(REPORT).json()["drift"]["n_served"] == 0
 
 
 class TestStreams:

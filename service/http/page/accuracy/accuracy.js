@@ -186,7 +186,7 @@ function reliabilityPart({ reliability: bins, top1_ece: ece }) {
   if (!bins.some(({ n }) => n > 0)) return "";
   return el("section", {},
     el("h3", {}, t`Are the probabilities right?`),
-    el("p", {}, t`On average, probabilities differ by ${percent(ece)} from what happened (ECE). On the dashed line they are exact. A larger dot stands for more queries.`),
+    el("p", {}, t`On average, probabilities differ by ${percent(ece)} from what happened. On the dashed line they are exact. A larger dot stands for more queries.`),
     reliability(bins), figures([t`match probability`, t`share that was right`, t`queries`],
       bins.filter(({ n }) => n > 0).map(({ probability, share, n }) => [probability, share, count(n)])));
 }

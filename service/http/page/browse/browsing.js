@@ -62,7 +62,7 @@ export function browse(gallery, within, { room = "items", went = () => {}, go = 
     type: "button", "data-testid": `to-${name}`, onclick: () => go(name),
   }, words);
   const dialog = el("dialog.browse.whole", { "aria-labelledby": "browse-title", "data-testid": "browse" },
-    dialogHeader(el("h2", { id: "browse-title", dir: "auto" }, gallery.name), all, toMap,
+    dialogHeader(el("h2", { id: "browse-title", dir: "auto" }, t`Browse ${gallery.name}`), all, toMap,
       toCheck("label-errors", t`Possible label errors`), toCheck("near-duplicates", t`Near duplicates`), selected.toggle),
     filters, el("p.status", { role: "status" }, status, " ", done), grid.element, about);
 
