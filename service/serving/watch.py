@@ -77,7 +77,7 @@ class Watch:
     def searched(self, query_id: str, answer: Answer, caller: str) -> None:
         """Count a query of a caller; a query with the same image is not counted again.
 
-        A copy of an item is not counted at all. No calibration query finds its own copy, so a
+        A copy of an item is not counted. No calibration query finds its own copy, so a
         visitor who searches with photographs of the gallery itself would look like drift.
         """
         if any(one.similarity >= COPY for one in answer.matches):
