@@ -306,7 +306,7 @@ def test_a_batch_is_filtered_accepted_and_taken_back(shown: Shown) -> None:
     accept, undo, rows = (
         shown.found(name) for name in ("accept-shown", "undo-accept", "batch-row")
     )
-    expect(accept).to_have_text("Accept 3 unseen")
+    expect(accept).to_have_text("Accept 3 without review")
     shown.found("verdict-filter").select_option("ambiguous")
     expect(rows).to_have_count(2)
     expect(shown.found("n-shown")).to_have_text("2 of 4 shown")
@@ -315,10 +315,10 @@ def test_a_batch_is_filtered_accepted_and_taken_back(shown: Shown) -> None:
     expect(shown.found("go-through")).to_have_text("Review 1")
     accept.click()
     expect(shown.found("budget-sentence")).to_contain_text(
-        "expected wrong: fewer than 0.1 · 1 accepted unseen · 2 to review"
+        "expected wrong: fewer than 0.1 · 1 accepted without review · 2 to review"
     )
     expect(undo).to_be_focused()
-    expect(undo).to_have_text("Undo: 1 accepted unseen")
+    expect(undo).to_have_text("Undo: 1 accepted without review")
     undo.click()
     expect(undo).to_be_hidden()
     expect(accept).to_be_focused()

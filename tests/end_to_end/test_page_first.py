@@ -69,7 +69,7 @@ def test_from_a_folder_of_photographs_to_a_match(
         expect(status).to_have_text(done, timeout=patient)
         page.get_by_role("button", name="Set up guarantees").last.click()
         guarantees = page.get_by_test_id("guarantees")
-        expect(guarantees).to_contain_text("No calibration")
+        expect(guarantees).to_contain_text("Not calibrated yet")
         expect(page.get_by_test_id("paired")).to_contain_text(f"{N_PHOTOGRAPHS} photos share")
         page.get_by_test_id("calibrate").click()
         expect(guarantees).to_contain_text(

@@ -40,7 +40,7 @@ GAP = 12
 """Pixels between verdicts."""
 
 PHOTOGRAPHS = Path(__file__).parents[2] / "docs" / "demo" / "photographs"
-NEW_GALLERY = "animals"
+NEW_GALLERY = "collection"
 ABSENT_LABELS = ("dolphin", "hedgehog", "umbrella")
 """Labels of the batch that the new gallery lacks: as many as its calibration expects."""
 

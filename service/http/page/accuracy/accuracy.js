@@ -50,7 +50,10 @@ function headline(found, { delta }) {
     figure(found?.match_error, t`of matches are wrong.` + limit),
     figure(found?.false_match_rate, t`of photos without a match in the gallery get the verdict “match”.`),
   ].filter(Boolean);
-  return figures.length ? el("ul.headline", { "data-testid": "headline" }, figures) : "";
+  return figures.length ? [
+    el("ul.headline", { "data-testid": "headline" }, figures),
+    found.basis === "evaluation" && el("p.note", {}, t`These figures come from photos that the calibration did not use, all below from its own queries.`),
+  ].filter(Boolean) : "";
 }
 
 /** @param {Api.CalibrationReport} report

@@ -25,7 +25,7 @@ export function stateOf(entry, accepted) {
 export function todo({ decision, problem, accepted }, state) {
   if (decision) return decisionSentence(decision) + (decision.state === "failed" ? ` ${decision.problem}` : "");
   if (problem) return `${STATES.failed()}: ${problem}`;
-  return accepted ? t`accepted unseen` : STATES[state]();
+  return accepted ? t`accepted without review` : STATES[state]();
 }
 
 /** What a decision teaches most first: uncertain answers, the most undecided first; then photographs

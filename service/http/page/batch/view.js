@@ -195,7 +195,7 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
     sentence.textContent = [
       t`${count(accepted.size)} accepted automatically`,
       accepted.size ? t`expected wrong: ${wrong < 0.1 ? t`fewer than 0.1` : fixed(wrong, 1)}` : "",
-      unseen ? t`${count(unseen)} accepted unseen` : "",
+      unseen ? t`${count(unseen)} accepted without review` : "",
       t`${count(n("look"))} to review`,
       n("decided") ? t`${count(n("decided"))} decided` : "",
       n("failed") ? t`${count(n("failed"))} failed` : "",
@@ -205,9 +205,9 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
     const left = needing().length;
     through.textContent = t`Review ${count(left)}`;
     through.disabled = left === 0;
-    acceptor.textContent = t`Accept ${count(left)} unseen`;
+    acceptor.textContent = t`Accept ${count(left)} without review`;
     acceptor.hidden = left === 0;
-    undoer.textContent = t`Undo: ${count(state.unseen.length)} accepted unseen`;
+    undoer.textContent = t`Undo: ${count(state.unseen.length)} accepted without review`;
     undoer.hidden = state.unseen.length === 0;
     retrier.hidden = !state.ended || n("failed") === 0;
     const wanted = seen();
@@ -301,6 +301,7 @@ function answerCell(entry) {
   const p = verdictOf(entry.answer).withholds ? null : first?.match_probability ?? null;
   return [
     el("span.verdict-word", { "data-verdict": verdict }, glyph(verdict), word),
-    first ? el("span.first-result", {}, brief(first.label ?? first.id), p === null ? "" : `, ${percent(p)}`) : "",
+    first ? el("span.first-result", {}, p === null ? t`nearest: ${brief(first.label ?? first.id)}`
+      : `${brief(first.label ?? first.id)}, ${percent(p)}`) : "",
   ];
 }

@@ -107,7 +107,7 @@ export function itemMap(gallery, { choose, selected, gone, told, failed }) {
   function showNote() {
     const part = map.variance_shares.reduce((sum, one) => sum + one, 0);
     note.textContent = [
-      t`Similar items are close together. The map shows ${percent(part)} of the differences between items; the rest needs more dimensions.`,
+      t`Similar items are close together. Distances are approximate: the map shows ${percent(part)} of the differences between items.`,
       selected.isOn
         ? t`Drag to select the items in a rectangle. Move with two fingers or the arrow keys.`
         : t`Drag to move; scroll, pinch or press + and − to zoom. Arrow keys move, Enter opens the item in the middle, 0 shows the whole map.`,

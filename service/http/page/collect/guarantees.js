@@ -92,7 +92,7 @@ export async function openGuarantees(gallery, report, { within, go, may, changed
     el("h3", {}, t`What there is`),
     el("ul.plain", {},
       el("li", {}, t`${count(gallery.n_items)} items with ${count(gallery.n_labels)} labels.`),
-      el("li", {}, status === "missing" ? t`No calibration: no answer is guaranteed, and none is a match.`
+      el("li", {}, status === "missing" ? t`Not calibrated yet: until then, no answer is called a match.`
         : t`A calibration with ${count(report.n_queries)} queries.`), lines,
       summary && el("li", { "data-testid": "queue-state" },
         t`Review queue: ${count(n("open"))} open, ${count(n("settled"))} decided.`)),
@@ -101,8 +101,9 @@ export async function openGuarantees(gallery, report, { within, go, may, changed
       ? el("ul.plain", {},
         el("li", {}, t`Labels: photos of the same thing need the same label, with two photos or more.`),
         paired !== null && el(paired < MIN_QUERIES ? "li.warning" : "li", { "data-testid": "paired" },
-          t`${count(paired)} photos share their label with another photo; at least ${count(MIN_QUERIES)} are needed. Each is then searched for among the others.`),
-        el("li", {}, t`Photos like those that users will send are better evidence. The operator calibrates with them: `,
+          t`${count(paired)} photos share their label with another photo; at least ${count(MIN_QUERIES)} are needed. Each is then searched for among the others.`,
+          paired >= MIN_QUERIES ? t` That is enough.` : ""),
+        el("li", {}, t`Photos like those that users will send are better evidence. On the command line: `,
           el("code", {}, "vouch-build calibrate DIR --queries FILE --gallery FILE")))
       : el("ul.plain", {}, classes,
         el("li", {}, t`More decisions make the next calibration better: `, el("code", {}, "vouch-build calibrate DIR --decisions FEEDBACK"))),
