@@ -77,7 +77,10 @@ def try_out(mutants: list[Mutant], asked: argparse.Namespace, results: Results) 
     """Try mutants room by room, and keep and print what becomes of each."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Tree(
-            copy_of_the_tree(Path(folder)), asked.limit, asked.results.parent / "rehearsals"
+            copy_of_the_tree(Path(folder)),
+            asked.limit,
+            asked.results.parent / "rehearsals",
+            asked.quick,
         )
         for room, there in groupby(mutants, lambda one: one.room):
             for one in tree.try_out(ROOMS[room], list(there)):

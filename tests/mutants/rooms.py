@@ -66,6 +66,7 @@ ROOMS = {
             f"{BUILDER}/indexing/test_recalibrated_items.py",
             f"{CORE}/test_files.py",
             f"{CORE}/test_gallery_folder.py",
+            f"{CORE}/test_history.py",
             f"{CORE}/test_intact.py",
             f"{CORE}/test_item_ids.py",
             f"{CORE}/test_retention*.py",
@@ -78,6 +79,7 @@ ROOMS = {
         ("model_store/decision/*.py",),
         (
             f"{CORE}/decision/test_*.py",
+            f"{CORE}/test_history.py",
             f"{CORE}/test_order.py",
             f"{CORE}/test_review_queue.py",
             f"{CORE}/test_feedback.py",
