@@ -156,5 +156,4 @@ class ServedShare:
 
     def estimate(self) -> ShareEstimate | None:
         """Return the estimate; None until `LEAST_QUERIES` queries are served."""
-        seen = self.counts > 0
-        return estimate_absent_share(self._centres[seen], self.counts[seen], self._assumed)
+        return estimate_absent_share(self._centres, self.counts, self._assumed)

@@ -161,8 +161,10 @@ class MixtureReference:
         mixtures = np.outer(1 - _SHARES, matched) + np.outer(_SHARES, absent)
         nearest = (self._alternatives @ np.log(mixtures).T).argmax(axis=1)
         factors = self._alternatives / mixtures[nearest]
-        expected = np.maximum(factors @ matched, factors @ absent)  # above 1 between the shares
-        fair: list[list[float]] = (factors / np.maximum(expected, 1)[:, None]).tolist()
+        # The mixture of both expectations is 1, so the larger one is 1 at a share of the grid, and
+        # above 1 between the shares.
+        expected = np.maximum(factors @ matched, factors @ absent)
+        fair: list[list[float]] = (factors / expected[:, None]).tolist()
         return fair
 
     def _learned(self, counts: Floats) -> tuple[Floats, Floats]:

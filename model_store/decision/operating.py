@@ -516,7 +516,7 @@ def label_bound(rate: float, n_labels: float, delta: float) -> float:
     The bound is the largest rate whose p-value (`label_p_values`) is above ``delta``. A bound of at
     most f needs at least log δ / log(1 − f) labels.
     """
-    if n_labels <= 0 or rate >= 1:
+    if n_labels <= 0:
         return 1.0
     most = -math.log(delta) / n_labels  # the maximum divergence
     low, high = rate, 1.0

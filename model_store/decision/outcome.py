@@ -445,7 +445,7 @@ def _of_matches(
         yield OutcomeLine(code, "warning" if match_share else "failure", parameters)
     error = found.match_error or 0.0
     n_matches = round(match_share * (found.n_queries or 0))
-    if found.basis == "evaluation" and error > calibration.max_error:
+    if found.basis == "evaluation":
         least, _ = exact_interval(error, n_matches, _CONFIDENCE)
         if least > calibration.max_error:
             yield OutcomeLine(
