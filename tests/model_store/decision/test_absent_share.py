@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.special import logit
+from scipy.stats import chi2
 
 from model_store.decision.absent_share import (
     FLOOR,
@@ -17,7 +18,9 @@ from model_store.decision.logistic import choice_probabilities
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(("assumed", "expected"), [(0.05, 0.5), (0.05, 0.01), (0.4, 0.9)])
+@pytest.mark.parametrize(
+    ("assumed", "expected"), [(0.05, 0.5), (0.05, 0.01), (0.4, 0.9), (0.4, 0.5), (0.5, 0.4)]
+)
 def test_the_shift_is_bayes_rule(assumed: float, expected: float) -> None:
     """Three labels and none, with any likelihoods: by hand, from one prior to another."""
     likelihoods = RNG.uniform(0.1, 2, 4)
@@ -88,6 +91,20 @@ def test_the_estimate_is_where_expectation_maximisation_ends() -> None:
     found = estimate_absent_share(no_match, np.ones(400), 0.05)
     assert found is not None
     assert found.value == pytest.approx(share, abs=1e-4)
+
+
+def test_interval_ends_where_the_likelihood_ratio_test_rejects() -> None:
+    no_match = stream(0.3, 400, 1)
+
+    def log_likelihood(share: float) -> float:
+        terms = share * no_match / 0.05 + (1 - share) * (1 - no_match) / 0.95
+        return float(np.log(terms).sum())
+
+    found = estimate_absent_share(no_match, np.ones(400), 0.05)
+    assert found is not None
+    for end in (found.lower, found.upper):
+        fall = log_likelihood(found.value) - log_likelihood(end)
+        assert fall == pytest.approx(chi2.ppf(0.95, 1) / 2, abs=1e-3)
 
 
 def test_a_stream_without_absent_queries_promises_nothing_of_the_next() -> None:

@@ -172,13 +172,19 @@ class TestReferenceOf:
         assert reference_of(without) is None
         assert DriftTest.of(without) is None
 
-    def test_without_any_spread_there_is_no_test(self) -> None:
-        flat = replace(
+    @pytest.mark.parametrize(
+        ("matched", "absent", "is_tested"),
+        [(0.0, 1.0, False), (1.0, 0.0, False), (0.001, 0.001, True)],
+    )
+    def test_scores_without_any_spread_have_no_test(
+        self, matched: float, absent: float, is_tested: bool
+    ) -> None:
+        known = replace(
             calibration(evidence()),
-            outlier_scores=np.zeros(60),
-            absent_outlier_scores=np.arange(60.0),
+            outlier_scores=matched * np.arange(60.0),
+            absent_outlier_scores=absent * np.arange(60.0),
         )
-        assert reference_of(flat) is None
+        assert (reference_of(known) is not None) is is_tested
 
 
 class TestAlarm:

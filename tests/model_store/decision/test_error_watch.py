@@ -237,6 +237,8 @@ def test_estimate_error_without_enough_reviews_bounds_nothing() -> None:
     assert estimate_error([]) == ErrorEstimate(None, (0.0, 1.0))
     few = [MatchReview(wrong=True, draw=MatchDraw(0.1)) for _ in range(MIN_REVIEWS - 1)]
     assert estimate_error(few) == ErrorEstimate(1.0, (0.0, 1.0))
+    right = [MatchReview(wrong=False, draw=MatchDraw(0.1))] * MIN_REVIEWS
+    assert estimate_error(right).interval[1] < 0.5
 
 
 @pytest.mark.parametrize("n", [MIN_REVIEWS - 1, MIN_REVIEWS])

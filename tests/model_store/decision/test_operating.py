@@ -58,6 +58,7 @@ def test_label_bound_is_where_chernoff_and_hoeffding_reach_delta(
 
 def test_label_bound_of_no_label_or_of_certainty_is_one() -> None:
     assert label_bound(0.0, 0, 0.1) == label_bound(1.0, 50, 0.1) == 1
+    assert label_bound(0.99, 50, 0.1) < 1
     assert label_bound(0.0, 1, 0.1) == pytest.approx(0.9, abs=1e-8)
     assert label_p_values(0.0, 0, np.array([0.9])).tolist() == [1.0]
     assert label_p_values(0.0, 1, np.array([0.9])) == pytest.approx([0.1])
@@ -206,14 +207,15 @@ def test_nothing_is_promised_of_fpir_below_its_least_number_of_labels() -> None:
     assert stream_of(evidence(300, 0)).strictest(0.1) is None
 
 
-def test_the_threshold_of_an_fpir_is_the_least_whose_bound_keeps_it() -> None:
+@pytest.mark.parametrize("fpir", [0.1, 0.11, 0.12, 0.2, 0.3])
+def test_the_threshold_of_an_fpir_is_the_least_whose_bound_keeps_it(fpir: float) -> None:
     first = np.where(np.arange(600) < 300, 0.99, np.linspace(0, 1, 600))
     stream = stream_of(evidence(300, 300, clusters=np.arange(600), first_probabilities=first))
-    threshold = stream.strictest(0.1)
+    threshold = stream.strictest(fpir)
     assert threshold is not None
-    assert stream.false_match_bound(stream.probabilities >= threshold) <= 0.1
+    assert stream.false_match_bound(stream.probabilities >= threshold) <= fpir
     below = stream.probabilities[stream.absent & (stream.probabilities < threshold)].max()
-    assert stream.false_match_bound(stream.probabilities >= below) > 0.1
+    assert stream.false_match_bound(stream.probabilities >= below) > fpir
     low = evidence(300, 300, clusters=np.arange(600), first_probabilities=np.linspace(0, 0.4, 600))
     assert stream_of(low).strictest(0.1) == LEAST_THRESHOLD
 
@@ -270,7 +272,7 @@ def test_the_curve_falls_through_every_distinct_probability() -> None:
     assert [point.threshold for point in of.curve()] == [0.9, 0.7, 0.2, 0.1]
 
 
-def test_a_plan_counts_labels_where_labels_are_too_few() -> None:
+def test_a_plan_counts_labels_where_labels_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     clusters = np.r_[np.arange(600), 900 + np.arange(300) % 10]
     first = np.where(np.arange(900) < 600, 0.99, 0.1)
     of = evidence(
@@ -287,3 +289,22 @@ def test_a_plan_counts_labels_where_labels_are_too_few() -> None:
     times = stream.multiple(0.05, of_labels=True)
     assert times is not None
     assert stream.multiplied(times, times).widest(0.05) is not None
+    monkeypatch.setattr("model_store.decision.operating.MANY_TIMES", times / 1.05)
+    assert stream.multiple(0.05, of_labels=True) == times
+    monkeypatch.setattr("model_store.decision.operating.MANY_TIMES", times / 1.15)
+    assert stream.multiple(0.05, of_labels=True) is None
+
+
+def test_sequence_without_a_success_begins_where_the_least_error_is_rejected() -> None:
+    stream = stream_of(evidence(300, 300))
+    begins = [sequence[0][0] for sequence in map(stream.sequence, (1e-9, 1e-3))]
+    assert begins[0] == begins[1] < stream.thresholds()[0][0]
+
+
+def test_nearest_of_equal_functions_is_the_first() -> None:
+    stream = stream_of(evidence())
+
+    def p_value(max_error: float) -> float:
+        return float(max_error < 0.2)
+
+    assert [stream._nearest([p_value] * 3, 0, likely) for likely in range(3)] == [0, 0, 0]

@@ -322,8 +322,15 @@ def test_labels_of_a_size_without_matches_are_named() -> None:
     assert line(found, "match_not_for_labels_errors").sentence == (
         "First results whose label has one item never get the verdict `match`: too many are wrong."
     )
-    rare = surely(400, first_classes=np.where(np.arange(700) < 15, 0, 2).astype(np.int8))
-    assert "match_not_for_labels" not in codes(outcome(rare, n_labels=np.array([30, 0, 20])))
+
+
+@pytest.mark.parametrize(("n_queries", "is_named"), [(19, False), (20, True)])
+def test_labels_of_a_size_are_named_from_a_twentieth_of_queries_on(
+    n_queries: int, *, is_named: bool
+) -> None:
+    rare = surely(400, first_classes=np.where(np.arange(700) < n_queries, 0, 2).astype(np.int8))
+    found = outcome(rare, n_labels=np.array([30, 0, 20]))
+    assert ("match_not_for_labels" in codes(found)) is is_named
 
 
 def half_and_half(n: int, share_wrong: float) -> Evidence:
@@ -349,11 +356,29 @@ def test_seldom_matches_for_want_of_queries_say_what_more_would_give() -> None:
     assert "With many more labelled queries, up to " in seldom.sentence
 
 
-def test_seldom_matches_because_of_errors_say_so() -> None:
-    found = outcome(half_and_half(600, 1 / 4))
+@pytest.mark.parametrize("max_false_match_rate", [None, 0.1])
+def test_seldom_matches_because_of_errors_say_so(max_false_match_rate: float | None) -> None:
+    found = outcome(half_and_half(600, 1 / 4), max_false_match_rate=max_false_match_rate)
     seldom = line(found, "match_seldom_errors")
     assert 0 < (found.match_share or 0) < 0.5
     assert seldom.sentence.startswith("With more matches, the error would exceed 5 %. Try")
+
+
+def test_accepted_error_is_above_the_present_one() -> None:
+    measured = {
+        "n_queries": 200,
+        "recall_at_1": 0.9,
+        "orders": {"similarity": {"match_error": 0.02}},
+        "verdicts": {"matched": {"match": 0.2}},
+    }
+    seldom = line(outcome(surely(400), measured, max_error=0.1), "match_seldom_queries")
+    assert seldom.parameters["accepted_error"] == 0.15
+
+
+@pytest.mark.parametrize(("n_queries", "is_named"), [(98, True), (99, False), (100, False)])
+def test_least_number_of_queries_flags_some(n_queries: int, *, is_named: bool) -> None:
+    found = outcome(surely(400), alpha=0.01, outlier_scores=np.arange(float(n_queries)))
+    assert ("never_flagged" in codes(found)) is is_named
 
 
 def test_too_few_queries_to_flag_any_are_counted() -> None:
@@ -362,7 +387,6 @@ def test_too_few_queries_to_flag_any_are_counted() -> None:
         "No query can be flagged `out_of_distribution` at 0.1 %: there are 300 calibration "
         "queries, and 999 are needed."
     )
-    assert "never_flagged" not in codes(outcome(surely(400), alpha=0.01))
 
 
 def test_failures_come_before_warnings_within_ten_lines() -> None:

@@ -79,9 +79,10 @@ def test_the_last_is_the_embedding_s_own() -> None:
 def test_signals_look_at_the_direction_of_the_features_alone() -> None:
     fitted, asked = detector(), queries(3)
     near = fitted.signals(asked)
-    longer = fitted.signals(replace(asked, features=asked.features * 7))
     turned = fitted.signals(replace(asked, features=-asked.features))
-    np.testing.assert_allclose(longer, near, rtol=1e-4, atol=1e-4)
+    for scale in (7, 0.01):
+        scaled = fitted.signals(replace(asked, features=asked.features * np.float32(scale)))
+        np.testing.assert_allclose(scaled, near, rtol=1e-4, atol=1e-4)
     assert not np.allclose(turned[:, :2], near[:, :2], rtol=0.01)
 
 

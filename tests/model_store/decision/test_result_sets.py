@@ -171,6 +171,7 @@ def test_of_labels_as_likely_the_nearest_are_in_an_unpromised_set() -> None:
         (2, [150, 0, 20], "one item (150 of 170 labels)"),
         (2, [0, 150, 20], "2 to 5 items (150 of 170 labels)"),
         (0, [20, 0, 150], "more than 5 items (150 of 170 labels)"),
+        (0, [1, 0, 150], "more than 5 items (150 of 151 labels)"),
     ],
 )
 def test_labels_that_no_query_shows_are_promised_nothing(

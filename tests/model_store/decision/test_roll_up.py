@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +172,18 @@ def test_a_calibration_is_read_with_all_that_it_may_lack_beside_that_of_texts(
     assert not_none(Calibration.load(tmp_path, "text")).within == 9
 
 
+@pytest.mark.parametrize("part", ["delta", "feedback."])
+def test_calibration_without_a_part_that_it_needs_is_refused(tmp_path: Path, part: str) -> None:
+    rolling().save(tmp_path)
+    path = tmp_path / CALIBRATION_FILE
+    numbers = json.loads(path.read_bytes())
+    left = {name: value for name, value in numbers.items() if not name.startswith(part)}
+    assert len(left) < len(numbers)
+    path.write_text(json.dumps(left))
+    with pytest.raises(KeyError, match=part):
+        Calibration.load(tmp_path)
+
+
 def levelled(n: int, seed: int) -> Evidence:
     """Queries whose label is often unsure, and whose parent is right as often as is foretold."""
     generator = np.random.default_rng(seed)
@@ -299,6 +312,13 @@ def test_only_labels_of_the_list_roll_up(
     assert classes == [1]
 
 
+def test_level_without_a_parent_of_the_label_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Promises, "level_threshold", lambda *_: 0.0)
+    monkeypatch.setattr(Promises, "threshold", lambda *_: math.inf)
+    rolled = not_none(decide(rolling(), query(), retrieved(0.9, codes=(2,)), TERMS).roll_up)
+    assert (rolled.level, rolled.label) == ("family", "Canidae")
+
+
 def test_a_parent_is_as_likely_as_those_of_its_labels_that_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -313,7 +333,8 @@ def test_a_parent_is_as_likely_as_those_of_its_labels_that_pass(
 
 
 def test_what_is_answered_at_a_threshold_itself_is_not_left_to_coarser_levels() -> None:
-    probabilities, classes = np.array([0.4, 0.5, 0.6, 0.4, 0.4]), np.array([0, 0, 0, 1, 1])
+    probabilities = np.array([0.4, 0.5, 0.6, 0.4, 0.4, 0.4])
+    classes = np.array([0, 0, 0, 1, 1, 0])
     asked: list[list[int]] = []
 
     def promise(_: str, place: int, rows: Any) -> Any:
@@ -321,13 +342,13 @@ def test_what_is_answered_at_a_threshold_itself_is_not_left_to_coarser_levels() 
         return SimpleNamespace(threshold=(0.7, math.inf, 0.0)[place])
 
     of_level: Any = SimpleNamespace(
-        probabilities=np.array([0.7, 0.9, 0.9, 0.9, 0.1]), at_rows=np.flatnonzero
+        probabilities=np.array([0.7, 0.9, 0.9, 0.9, 0.1, 0.6]), at_rows=np.flatnonzero
     )
     its: Any = SimpleNamespace(
         stream=SimpleNamespace(probabilities=probabilities),
         _thresholds=np.array([0.5, 0.5, 0.5]),
-        _first_classes=np.zeros(5, dtype=int),
+        _first_classes=np.zeros(6, dtype=int),
         _promise_of_level=promise,
     )
     Promises._rolled_up(its, ("genus", "family"), [of_level] * 2, classes.astype(np.int8))
-    assert asked == [[0], [3, 4], [], [], [3, 4], []]
+    assert asked == [[0, 5], [3, 4], [], [5], [3, 4], []]

@@ -85,6 +85,7 @@ def test_a_calibration_that_knows_of_no_changes_had_none(n_changed: int, *, is_s
         ([0, 2, 2, 3], 2, 1),  # 1 is gone, 3 came since
         ([2, 2], 3, 2),
         ([0, 2, 2], 0, 0),  # nothing has changed, so that nothing is read
+        ([-1, 0, 2], 1, 1),  # an item without a label
     ],
 )
 def test_labels_without_an_item_are_counted_once_items_have_changed(
