@@ -191,6 +191,31 @@ class TestASnapshot:
         finally:
             tracemalloc.stop()
 
+    @pytest.mark.parametrize("limit", [1, 2, 8, 9, 10])
+    def test_page_beside_a_deleted_item_is_full_while_items_are_left(
+        self, live: LiveGallery, base: FaissGallery, limit: int
+    ) -> None:
+        live.commit([Delete(base.items(np.array([0]))[0].id)])
+        page = live.snapshot().page(None, limit)
+        assert page.tolist() == list(range(1, 10))[:limit]
+
+    def test_renamed_labels_are_those_that_no_item_has_any_more(self, tmp_path: Path) -> None:
+        labels = [f"{code:02d}" for code in range(12)]
+        embeddings = random_embeddings(14, DIM, seed=0)
+        items = [
+            replace(item, label=label)
+            for item, label in zip(new_items(14), [*labels, "11", None], strict=True)
+        ]
+        live = opened(written(tmp_path / "base", embeddings, items), tmp_path / "changes")
+
+        def relabelled(place: int) -> Upsert:
+            [one] = upserts(part(embeddings, slice(place, place + 1)), items[place : place + 1])
+            return replace(one, item=replace(one.item, label=f"new {place}"))
+
+        live.commit([relabelled(place) for place in (0, 10, 11, 13)])
+        renamed = live.snapshot().renamed_labels()
+        assert renamed == {"00": "new 0", "10": "new 10"}  # another item keeps "11"
+
     def test_items_go_into_another_gallery_with_few_questions(
         self, base: FaissGallery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
