@@ -166,6 +166,10 @@ def test_nothing_is_overwritten(root: Path, tmp_path: Path) -> None:
     assert archive.read_bytes() == before
     with pytest.raises(ArchiveError, match="exists already"):
         restore(archive, root)
+    (tmp_path / "file").write_bytes(b"of the operator")
+    with pytest.raises(ArchiveError, match="exists already"):
+        restore(archive, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"of the operator"
     (tmp_path / "empty").mkdir()
     restore(archive, tmp_path / "empty")
 

@@ -63,6 +63,13 @@ def test_bundle_without_calibration_has_none(tmp_path: Path) -> None:
     assert (found.n_items, found.calibration, found.reason) == (9, None, None)
 
 
+def test_first_label_counts_and_items_without_a_label_do_not(tmp_path: Path) -> None:
+    items = [replace(item, label=name) for item, name in zip(new_items(4), "aab", strict=False)]
+    items += [replace(new_items(4)[3], label=None)]
+    found = only(locate(published(tmp_path, random_embeddings(4, DIM, seed=0), items)))
+    assert (found.n_items, found.n_labels) == (4, 2)
+
+
 def test_signature_changes_no_order(tmp_path: Path) -> None:
     root = published(tmp_path, random_embeddings(9, DIM, seed=0), new_items(9))
     first = locate(root)
