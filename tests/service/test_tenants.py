@@ -327,6 +327,7 @@ class TestAKeyForSomeGalleries:
         assert names(client, owner) == ["acme-shoes", "digits", "other-shoes"]
         refused = create(client, "other-boots", acme)
         assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+        assert all(name in refused.json()["detail"] for name in ("acme-*", "'other-boots'"))
         path = "/v1/galleries/acme-shoes/rename"
         assert client.post(path, json={"name": "boots"}, headers=acme).status_code == 403
         assert client.post(path, json={"name": "acme-boots"}, headers=acme).status_code == 200
