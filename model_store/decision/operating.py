@@ -203,7 +203,7 @@ class Stream:
     def _of_labels(self) -> Floats:
         """Weight of each absent query in a mean over labels; each label has the same weight."""
         codes = self.labels[self.absent]
-        weights: Floats = 1 / (np.bincount(codes)[codes] * max(self.n_labels, 1))
+        weights: Floats = 1 / (np.bincount(codes)[codes] * self.n_labels)
         return weights
 
     def point(self, threshold: float) -> OperatingPoint:
@@ -279,7 +279,7 @@ class Stream:
         best, least = likely, self._least_step(p_values[likely], start, _STEPS)
         for place, p_value in enumerate(p_values):
             stop = least if place < best else least - 1
-            if place != likely and self._rejects(p_value, stop):
+            if self._rejects(p_value, stop):
                 best, least = place, self._least_step(p_value, start, stop)
         return best
 
@@ -354,7 +354,7 @@ class Stream:
             best = int(products.argmax())
             near = slice(0, last)
             if products[best] > 0:
-                near = slice(max(best - 1, 0) * _STRIDE, min(max(best + 1, 2) * _STRIDE, last))
+                near = slice(max(best - 1, 0) * _STRIDE, max(best + 1, 2) * _STRIDE)
             both = float((of_present(max_error, share[near]) * of_absent[near]).max())
             return both * (1 - math.log(both)) if both > 0 else 0.0
 
@@ -411,7 +411,7 @@ class Stream:
         foretold = []
         for _, accepted in levels:
             present = accepted & self.counted
-            rate = min(float(odds[present].sum()) / max(self.n_objects, 1), 1.0)
+            rate = min(float(odds[present].sum()) / self.n_objects, 1.0)
             foretold.append(self._p_values(int(present.sum()), float(wrong[present].mean()), rate))
         values = [p_value(max_error) for p_value in foretold]
         best = int(np.argmin(values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import random
 import tomllib
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -91,9 +92,12 @@ def mutant_of(room: str, path: str, edit: Edit) -> Mutant | None:
     old = (ROOT / path).read_bytes()
     new = old[: edit.begin] + edit.code.encode() + old[edit.end :]
     try:
-        if path.endswith(".py") and ast.dump(ast.parse(new)) == ast.dump(ast.parse(old)):
-            return None
-    except SyntaxError:  # an `elif`, for example, that cannot be missing
+        if path.endswith(".py"):
+            if ast.dump(ast.parse(new)) == ast.dump(ast.parse(old)):
+                return None
+            with warnings.catch_warnings(action="error"):
+                compile(new, path, "exec", dont_inherit=True)
+    except SyntaxError:  # an `elif`, for example, that cannot be missing, or ``1[:]``
         return None
     line, before, after = difference(old.decode(), new.decode())
     return Mutant(room, edit.kind, path, line, before, after, edit.statement, new.decode())

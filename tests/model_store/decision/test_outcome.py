@@ -83,7 +83,9 @@ def test_percent_never_rounds_to_certainty(share: float, shown: str) -> None:
     assert percent(share) == shown
 
 
-@pytest.mark.parametrize(("n", "shown"), [(0.2, 5), (57, 60), (61, 65), (123, 150), (1_501, 2_000)])
+@pytest.mark.parametrize(
+    ("n", "shown"), [(0, 0), (0.2, 5), (57, 60), (61, 65), (123, 150), (1_501, 2_000)]
+)
 def test_planned_numbers_are_rounded_up(n: float, shown: int) -> None:
     assert _about(n) == shown
 

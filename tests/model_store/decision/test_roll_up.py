@@ -165,7 +165,7 @@ def test_a_calibration_without_parents_is_written_as_ever(tmp_path: Path) -> Non
 def test_a_calibration_is_read_with_all_that_it_may_lack_beside_that_of_texts(
     tmp_path: Path, within: float | None
 ) -> None:
-    replace(rolling(), within=within).save(tmp_path)
+    replace(rolling(), within=within, absent_outlier_scores=None).save(tmp_path)
     assert Calibration.load(tmp_path, "text") is None
     replace(rolling(), within=9.0).save(tmp_path, "text")
     assert not_none(Calibration.load(tmp_path)).within == within
