@@ -112,6 +112,11 @@ def test_p_value_of_an_error_is_that_of_the_likeliest_mixture(share: float) -> N
     assert p_value == pytest.approx(wanted, rel=0.1)
 
 
+def test_p_value_that_a_coarse_search_underflows_is_found_between_its_steps() -> None:
+    stream = stream_of(grouped(600, 20), 0.5).multiplied(50, 50)
+    assert 0 < stream.error_p_value(stream.probabilities >= 0.5, 0.2) < 1e-100
+
+
 def test_error_bound_is_the_least_error_that_is_kept() -> None:
     stream = stream_of(evidence(300, 300))
     accepted = stream.probabilities >= 0.9
