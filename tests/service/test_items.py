@@ -244,12 +244,14 @@ def _read_only(path: Path) -> None:
 
 
 class TestFurtherResults:
-    @pytest.mark.parametrize("options", [{}, {"alpha": 0.3, "coverage": 0.7}])
+    @pytest.mark.parametrize(
+        ("limit", "options"), [(40, {}), (45, {"alpha": 0.3, "coverage": 0.7})]
+    )
     def test_pages_are_one_list(
-        self, client: TestClient, digit: bytes, options: dict[str, Any]
+        self, client: TestClient, digit: bytes, limit: int, options: dict[str, Any]
     ) -> None:
-        page = search(client, digit, limit=40, **options).json()
-        whole = search(client, digit, limit=80, **options).json()
+        page = search(client, digit, limit=limit, **options).json()
+        whole = search(client, digit, limit=2 * limit, **options).json()
         query, results = page["query"], list(page["results"])
         while page["next_cursor"] is not None:
             page = client.get(NEXT, params={"cursor": page["next_cursor"]}).json()
@@ -265,7 +267,7 @@ class TestFurtherResults:
         for result, expected in zip(results, whole["results"], strict=False):
             for name in ("id", "similarity", "match_probability"):
                 assert result[name] == expected[name], name
-        assert results[40:80] == whole["results"][40:]
+        assert results[limit : 2 * limit] == whole["results"][limit:]
 
     def test_what_was_refused_stays_refused(
         self, client: TestClient, bundle: Bundle, stranger: bytes

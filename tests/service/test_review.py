@@ -65,6 +65,7 @@ def test_a_query_is_kept_given_to_one_reviewer_and_settled(
     ]
     assert [one["draw_probability"] for one in cases] == [1, 1]
     assert [item["id"] for item in cases[0]["found"]] == [one["id"] for one in found["results"]]
+    assert lease(client, "zoe", 5, reasons=["absent"]) == []
     [first] = lease(client, "ann")
     [second] = lease(client, "bob", 5)
     assert first["case"] == cases[0]

@@ -128,6 +128,16 @@ class TestAGallery:
         listed = {one["name"]: one for one in second.get("/v1/galleries").json()["galleries"]}
         assert listed["shoes"]["n_items"] == 1
 
+    def test_closed_galleries_with_names_like_an_open_one_are_listed(
+        self, serve: START, digit: bytes
+    ) -> None:
+        first = serve()
+        for name in ("shoes", "shoes-2", "old-shoes"):
+            create(first, name)
+        second = serve()
+        search(second, "shoes", digit)
+        assert names(second) == ["digits", "old-shoes", "shoes", "shoes-2"]
+
     def test_is_listed_without_a_bundle_where_its_pointer_is_damaged(
         self, serve: START, tmp_path: Path
     ) -> None:
@@ -232,7 +242,12 @@ class TestAGallery:
     ) -> None:
         create(client, "shoes")
         create(client, "boots")
-        for longer in ("digit", "digits2", "my-digits"):  # the operator's gallery is `digits`
+        for longer in (
+            "digit",
+            "its",
+            "digits2",
+            "my-digits",
+        ):  # the operator's gallery is `digits`
             assert create(client, longer).status_code == 201
             assert client.delete(f"/v1/galleries/{longer}", params={"confirm": longer}).is_success
         made = create(client, name)
