@@ -52,6 +52,7 @@ ROOMS = {
             f"{SERVICE}/test_review.py",
             f"{SERVICE}/test_enrolling_decisions.py",
             f"{SERVICE}/test_feedback.py",
+            f"{SERVICE}/test_first_gallery.py",
             f"{SERVICE}/test_items.py",
             f"{SERVICE}/test_maps.py",
             f"{SERVICE}/test_vectors.py",
