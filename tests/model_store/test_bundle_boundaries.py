@@ -76,6 +76,12 @@ def test_adopted_share_is_above_0_and_below_1(tmp_path: Path, share: float, allo
         read_operator(tmp_path)
 
 
+def test_settings_without_an_adopted_share_are_read(tmp_path: Path) -> None:
+    written = {"absent_share": None, "adopted_at": None, "acknowledged_at": 5}
+    (tmp_path / OPERATOR_FILE).write_text(json.dumps(written))
+    assert read_operator(tmp_path) == OperatorSettings(None, None, 5.0)
+
+
 @pytest.mark.parametrize(
     ("share", "allowed"),
     [(math.ulp(0.0), True), (1.0, True), (0.0, False), (math.nextafter(1, 2), False)],
@@ -89,6 +95,12 @@ def test_share_of_a_shadow_is_above_0_and_at_most_1(
     else:
         with pytest.raises(PointerUnreadable):
             read_shadow(tmp_path)
+
+
+def test_shadow_of_a_bundle_without_an_id_is_refused(tmp_path: Path) -> None:
+    (tmp_path / SHADOW_FILE).write_text(json.dumps({"bundle_id": f"../{ID}", "share": 0.5}))
+    with pytest.raises(PointerUnreadable):
+        read_shadow(tmp_path)
 
 
 def test_only_the_current_bundle_is_written_to(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ import pytest
 from model_store.bundles import compaction, item_features, upgrade
 from model_store.bundles import manifest as manifests
 from model_store.bundles.backup import BUNDLE_FOLDER, LOG_FILE, SUMMARY_FILE, _wanted
+from model_store.bundles.directory import locate
 from model_store.bundles.empty import ENCODER_FILES
 from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import (
@@ -24,10 +29,14 @@ from model_store.bundles.manifest import (
     describe_file,
     describe_shared,
     parse_manifest,
+    read_manifest,
 )
-from model_store.errors import ArchiveError, BundleTampered
+from model_store.bundles.publish import publish, seal
+from model_store.errors import ArchiveError, BundleTampered, ItemNotFound
 from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.half_precision import HalfRows
+from tests.laws.gallery_laws import new_items, random_embeddings
+from tests.support.live_bundles import DIM, published
 
 
 @pytest.mark.parametrize("name", [SUMMARY_FILE, LOG_FILE, f"{BUNDLE_FOLDER}/a"])
@@ -71,6 +80,7 @@ def test_folder_of_the_bundle_is_restored(name: str, kind: bytes) -> None:
         ("other", tarfile.DIRTYPE),
         (SUMMARY_FILE, tarfile.DIRTYPE),
         (f"{BUNDLE_FOLDER}s", tarfile.DIRTYPE),
+        (f"x{BUNDLE_FOLDER}", tarfile.DIRTYPE),
         (f"{BUNDLE_FOLDER}/a", tarfile.SYMTYPE),
         (f"{BUNDLE_FOLDER}/a", tarfile.LNKTYPE),
         (f"{BUNDLE_FOLDER}/a", tarfile.FIFOTYPE),
@@ -79,6 +89,14 @@ def test_folder_of_the_bundle_is_restored(name: str, kind: bytes) -> None:
 def test_folder_or_link_that_no_backup_has_is_refused(name: str, kind: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.type = kind
+    with pytest.raises(ArchiveError, match="a backup of Vouch has no such file"):
+        _wanted(member)
+
+
+def test_sparse_member_is_refused() -> None:
+    """Its few bytes may stand for a file that fills the disk."""
+    member = tarfile.TarInfo(f"{BUNDLE_FOLDER}/a")
+    member.type, member.sparse = tarfile.GNUTYPE_SPARSE, [(0, 1)]  # type: ignore[attr-defined]
     with pytest.raises(ArchiveError, match="a backup of Vouch has no such file"):
         _wanted(member)
 
@@ -165,6 +183,41 @@ def test_only_files_with_their_whole_names_are_rewritten(
     assert {path.name for path in after.iterdir()} == neighbours - left_out
 
 
+def test_bundle_is_published_from_another_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = published(tmp_path, random_embeddings(5, DIM, seed=0), new_items(5))
+    directory = locate(root)
+    staging = shutil.copytree(directory, tmp_path / "elsewhere")
+    stat, rename = Path.stat, Path.rename
+
+    def stat_there(path: Path, **options: Any) -> Any:
+        found = stat(path, **options)
+        return (
+            SimpleNamespace(st_mode=found.st_mode, st_dev=found.st_dev + 1)
+            if path == staging
+            else found
+        )
+
+    def rename_here(path: Path, target: Path) -> Path:
+        if path == staging:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "stat", stat_there)
+    monkeypatch.setattr(Path, "rename", rename_here)
+    other = publish(staging, read_manifest(directory), tmp_path / "others")
+    assert (other.name, content_files(other)) == (directory.name, content_files(directory))
+
+
+def test_sealed_bundle_takes_the_place_of_no_other(tmp_path: Path) -> None:
+    directory = locate(published(tmp_path, random_embeddings(5, DIM, seed=0), new_items(5)))
+    copy = shutil.copytree(directory, directory.with_name("copy"))
+    with pytest.raises(OSError, match="not empty"):
+        seal(copy, read_manifest(directory))
+    assert (directory / MANIFEST_FILE).exists()
+
+
 def test_compaction_links_files_of_the_encoder_alone(tmp_path: Path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
@@ -186,16 +239,45 @@ def test_sample_is_listed_by_its_whole_name(digits_bundle: Path, listed: str) ->
         parse_manifest(json.dumps(manifest).encode(), "it")
 
 
+def sample(ids: Sequence[str], groups: Sequence[str], share: float) -> ItemFeatures:
+    n = len(ids)
+    features = HalfRows.of(np.zeros((n, 4), dtype=np.float32))
+    return ItemFeatures(tuple(ids), tuple(groups), features, np.zeros(n, dtype=bool), share)
+
+
+def test_updated_sample_keeps_items_with_names_like_those_of_changed_ones() -> None:
+    def row(item_id: str) -> int:
+        if item_id == "gone":
+            raise ItemNotFound(item_id)
+        return 0
+
+    snapshot: Any = SimpleNamespace(
+        appended_ids=lambda: ["1", "edited"],
+        edited_ids=lambda: {"edited"},
+        put_features=lambda _: {},
+        row=row,
+    )
+    ids = ["1", "10", "21", "edited", "gone"]
+    assert sample(ids, ids, 0.5).updated(snapshot).ids == ("10", "21", "edited")
+
+
+def test_updated_sample_draws_its_share_of_added_items() -> None:
+    added = [f"new {number}" for number in range(400)]
+    drawn: list[str] = []
+    snapshot: Any = SimpleNamespace(
+        appended_ids=lambda: added,
+        edited_ids=set,
+        put_features=lambda ids: drawn.extend(ids) or {},
+    )
+    sample([], [], 0.25).updated(snapshot)
+    assert 60 <= len(drawn) <= 140
+    assert set(drawn) < set(added)
+
+
 def test_thinned_sample_keeps_whole_groups_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     n = 400
     monkeypatch.setattr(item_features, "MOST_ITEMS", 100)
-    items = ItemFeatures(
-        tuple(f"item-{i}" for i in range(n)),
-        tuple(f"group-{i // 2}" for i in range(n)),
-        HalfRows.of(np.zeros((n, 4), dtype=np.float32)),
-        np.zeros(n, dtype=bool),
-        share=0.5,
-    )
+    items = sample([f"item-{i}" for i in range(n)], [f"group-{i // 2}" for i in range(n)], 0.5)
     thinned = items.thinned()
     assert 60 <= len(thinned) <= 140
     assert thinned.share == 0.125

@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.bundles.changes import changes_path
+from model_store.bundles.compaction import _N_FREE_BYTES
 from model_store.bundles.directory import (
     ACTIVATION_LOCK,
     CURRENT_FILE,
@@ -430,10 +431,12 @@ def test_no_room_is_said_whoever_finds_it(
     assert bundle_ids(root) == [old]
     assert not list(root.glob(".*.compacting"))
     if not isinstance(error, OSError):  # with room, it is something else
-        with monkeypatch.context() as patch, compaction(root, live) as one:
-            patch.setattr(place, full)
-            with pytest.raises(type(error)):
-                one.prepare()
+        for free, raised in ((_N_FREE_BYTES, StorageFull), (_N_FREE_BYTES + 1, type(error))):
+            with monkeypatch.context() as patch, compaction(root, live) as one:
+                patch.setattr(place, full)
+                patch.setattr("shutil.disk_usage", lambda _, n=free: usage._replace(free=n))
+                with pytest.raises(raised):
+                    one.prepare()
 
 
 STOPS = {

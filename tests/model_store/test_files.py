@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
@@ -127,6 +129,32 @@ class TestWorkFolder:
                 assert other.exists()
                 assert list(abandoned_folders(tmp_path, ".work-")) == []
         assert {path.name for path in tmp_path.iterdir()} == {*similar, ".work-00000000"}
+
+    def test_without_locks_there_is_work_and_no_folder_is_abandoned(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_locks(descriptor: int, operation: int) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr("fcntl.flock", no_locks)
+        with work_folder(tmp_path, ".work-") as folder:
+            assert list(abandoned_folders(tmp_path, ".work-")) == []
+            assert folder.exists()
+
+    def test_new_folder_that_another_process_has_locked_is_left_to_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        locked, flock = [True], fcntl.flock
+
+        def lock(descriptor: int, operation: int) -> None:
+            if locked:
+                locked.pop()
+                raise BlockingIOError
+            flock(descriptor, operation)
+
+        monkeypatch.setattr("fcntl.flock", lock)
+        with work_folder(tmp_path, ".work-"):
+            assert len([*tmp_path.iterdir()]) == 2
 
 
 @pytest.mark.parametrize(("free", "n_bytes"), [(100, 90), (101, 91), (9, 9), (0, 0)])
