@@ -230,12 +230,13 @@ def test_files_that_come_or_go_are_refused(tmp_path: Path, damage: str) -> None:
         read_manifest(bundle)
 
 
-def test_an_unknown_schema_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [18, 81, 99])
+def test_an_unknown_schema_version_is_refused(tmp_path: Path, version: int) -> None:
     bundle = publish(staged(tmp_path), manifest(), tmp_path / "root")
     fields = json.loads((bundle / MANIFEST_FILE).read_bytes())
-    fields["schema_version"] = 99
+    fields["schema_version"] = version
     (bundle / MANIFEST_FILE).write_text(json.dumps(fields))
-    with pytest.raises(BundleMismatch, match="schema version 99"):
+    with pytest.raises(BundleMismatch, match=f"schema version {version}"):
         read_manifest(bundle)
 
 

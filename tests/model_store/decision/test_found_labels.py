@@ -6,9 +6,26 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from model_store.decision import LogisticModel, Recalibration, Terms, choice_probabilities
 from model_store.decision.found_labels import FoundLabels, MatchProbabilities
+from model_store.decision.label_means import label_sums
+
+def test_label_sums_count_every_item_once_however_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = np.random.default_rng(0)
+    directions = generator.standard_normal((10, 3))
+    codes = generator.integers(-1, 2, 10).astype(np.int32)
+    gallery: Any = SimpleNamespace(
+        n_items=10, dim=3, labels=["a", "b"], directions=directions.__getitem__
+    )
+    monkeypatch.setattr("model_store.decision.label_means._ROWS", 4)
+    sums = label_sums(gallery, codes)
+    for code in (0, 1):
+        np.testing.assert_allclose(sums[code], directions[codes == code].sum(axis=0))
+
 
 LISTED = np.array([40.0, 39.5, 33.0])
 """Log-odds whose probabilities, rounded, are together more than 1."""
