@@ -174,7 +174,7 @@ class MixtureReference:
         for _ in range(_N_STEPS if n_served else 0):
             is_absent = share * absent / ((1 - share) * matched + share * absent)
             of_absent, of_matched = is_absent * counts, (1 - is_absent) * counts
-            share = min(max(float(of_absent.sum() + 0.5) / (n_served + 1.5), 0.001), 0.999)
+            share = float(of_absent.sum() + 0.5) / (n_served + 1.5)
             matched = self.n * self._matched + of_matched
             absent = self._n_absent * self._absent + _ABSENT_LEARNS * of_absent
             matched, absent = matched / matched.sum(), absent / absent.sum()

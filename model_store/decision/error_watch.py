@@ -40,10 +40,6 @@ _JUMP = 0.001
 """Part of the capital that moves between the bets and a reserve at each review. The reserve keeps
 capital to detect a late rise of the error rate."""
 
-_LEAST_RATE = 1e-6
-"""Minimum accepted error rate of the test. If the accepted error rate is lower, for example 0, the
-test uses this value instead."""
-
 
 @dataclass(frozen=True, slots=True)
 class MatchDraw:
@@ -130,7 +126,7 @@ class ErrorTest:
     """
 
     def __init__(self, max_error: float) -> None:
-        self._rate = max(max_error, _LEAST_RATE)
+        self._rate = max_error
         n_bets = 1 + len(_BETS)
         self._capital = Jumper([1 / n_bets] * n_bets, rate=_JUMP)
         self.n = 0

@@ -143,6 +143,11 @@ class TestViews:
             missed += bool((1 - edges > gains**-2).any())
         assert missed <= 14  # 6 expected at most; more than 14 has a probability of 0.002
 
+    def test_bounds_are_finite_where_every_matched_score_exceeds_the_absent_ones(self) -> None:
+        scores = np.arange(60.0)
+        factors = np.array(ExceedanceReference(scores + 100, scores).factors([]))
+        assert np.isfinite(factors).all()
+
     def test_a_score_of_just_an_edge_is_not_beyond_it(self) -> None:
         reference = ExceedanceReference(np.repeat([0.0, 1.0, 2.0], 40), np.repeat([0.0, 2.0], 40))
         factors = np.array(reference.factors([]))
@@ -222,6 +227,11 @@ class TestAlarm:
         assert test.drifted
         test.observe(ordinary[-1])
         assert not test.drifted
+
+    def test_state_without_an_alarm_waits_for_no_query(self) -> None:
+        test = DriftTest(REFERENCE)
+        test.observe(0.0)
+        assert test.state().numbers["alarmed_for"] == 0
 
     def test_an_alarm_lasts_as_long_as_the_drift(self) -> None:
         test = drifted_test()

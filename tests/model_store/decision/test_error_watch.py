@@ -216,9 +216,10 @@ def test_estimate_error_interval_holds_the_rate_at_all_times(off: float, most: f
     assert missed <= binom.ppf(0.999, 60, most)
 
 
-def test_estimate_error_interval_is_that_of_the_asymptotic_sequence() -> None:
+@pytest.mark.parametrize("predicted", [0.1, 0.01])
+def test_estimate_error_interval_is_that_of_the_asymptotic_sequence(predicted: float) -> None:
     """Theorem 2.2 of Waudby-Smith et al. 2024, of matches that were all drawn."""
-    reviews = [MatchReview(n % 10 == 0, MatchDraw(0.1)) for n in range(400)]
+    reviews = [MatchReview(n % 10 == 0, MatchDraw(predicted)) for n in range(400)]
     lower, upper = estimate_error(reviews).interval
     rho2 = (-2 * np.log(0.05) + np.log(-2 * np.log(0.05) + 1)) / 200
     t = 400

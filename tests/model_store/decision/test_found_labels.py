@@ -12,6 +12,7 @@ from model_store.decision import LogisticModel, Recalibration, Terms, choice_pro
 from model_store.decision.found_labels import FoundLabels, MatchProbabilities
 from model_store.decision.label_means import label_sums
 
+
 def test_label_sums_count_every_item_once_however_they_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -21,7 +22,7 @@ def test_label_sums_count_every_item_once_however_they_are_read(
     gallery: Any = SimpleNamespace(
         n_items=10, dim=3, labels=["a", "b"], directions=directions.__getitem__
     )
-    monkeypatch.setattr("model_store.decision.label_means._ROWS", 4)
+    monkeypatch.setitem(label_sums.__globals__, "_ROWS", 4)
     sums = label_sums(gallery, codes)
     for code in (0, 1):
         np.testing.assert_allclose(sums[code], directions[codes == code].sum(axis=0))
@@ -48,3 +49,27 @@ def test_probabilities_lie_between_0_and_1_however_they_are_rounded() -> None:
         assert ((of.fitted >= 0) & (of.fitted <= 1)).all()
         assert ((of.final >= 0) & (of.final <= 1)).all()
         assert 0 <= of.nothing <= 1
+
+
+def probabilities_of(log_odds: np.ndarray, filter_means: str, *passing: bool) -> MatchProbabilities:
+    n = len(log_odds)
+    model = LogisticModel(np.ones(1), np.zeros(1), np.ones(1), 0.0)
+    calibration: Any = SimpleNamespace(match=model, feedback=Recalibration())
+    found = FoundLabels(
+        np.arange(n), np.eye(n, dtype=bool), log_odds[:, None], np.zeros(n, np.int8), n_in_list=n
+    )
+    terms = Terms(alpha=0.05, filter_means=cast("Any", filter_means))
+    promises: Any = SimpleNamespace(shift=0)
+    return MatchProbabilities.of(calibration, promises, found, np.diag(passing), terms)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_is_never_less_likely_than_0_however_sums_are_rounded(seed: int) -> None:
+    log_odds = np.random.default_rng(seed).uniform(30, 45, 7)
+    assert probabilities_of(log_odds, "show", *[True] * 7).nothing >= 0
+
+
+def test_probabilities_are_finite_where_a_known_filter_passes_no_label_that_is_found() -> None:
+    of = probabilities_of(np.array([800.0, 1.0]), "known", False, False)
+    assert of.nothing == 0
+    assert np.isfinite(of.final).all()

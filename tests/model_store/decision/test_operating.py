@@ -242,12 +242,25 @@ def test_a_part_of_the_stream_keeps_the_whole_as_its_measure() -> None:
     assert sum(rate for rate in rates if rate is not None) == pytest.approx(whole.false_match_rate)
 
 
-def test_after_feedback_the_evidence_is_at_most_its_pairs() -> None:
-    corrected = Recalibration(1.0, -0.2, n_pairs=30)
+def test_stream_without_a_match_guarantees_nothing() -> None:
+    stream = stream_of(evidence(0, 40))
+    point = stream.point(0.0)
+    assert (point.coverage, point.error_bound) == (pytest.approx(0.05), 1)
+
+
+def test_rivals_raise_a_false_match_rate_to_1_at_most() -> None:
+    stream = stream_of(evidence(rivals=1.25))
+    assert stream.false_match_rate(np.ones(600, dtype=np.bool_)) == 1
+
+
+@pytest.mark.parametrize("n_pairs", [30, 10_000])
+def test_after_feedback_the_evidence_is_at_most_its_pairs(n_pairs: int) -> None:
+    corrected = Recalibration(1.0, -0.2, n_pairs=n_pairs)
     of = Stream.of(evidence(300, 300), 0.05, 0.05, corrected, DELTA)
     accepted = of.probabilities >= 0.9
     error = of.point_of(accepted, 0.9).error
-    assert of.error_bound(accepted) == pytest.approx(upper_bound(error, 30, DELTA))
+    n = min(n_pairs, int(accepted.sum()))
+    assert of.error_bound(accepted) == pytest.approx(upper_bound(error, n, DELTA))
 
 
 @pytest.mark.parametrize("delta", [0.05, 0.1, 0.25, 0.75])

@@ -26,6 +26,7 @@ from model_store.decision import (
     likeliest_parents,
 )
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from model_store.decision.found_labels import MatchProbabilities
 from model_store.decision.operating import Stream
 from tests.model_store.decision.test_verdict import EVIDENCE, TERMS, calibration, found, query
 from tests.support.calibration_evidence import evidence
@@ -76,6 +77,19 @@ def test_places_of_parents_are_whole_numbers_of_four_bytes() -> None:
         assert places.dtype == np.int32
     assert CATS.of_labels([]).shape == (0, 2)
     assert likeliest_parents(CATS.above, np.full(4, 0.2))[0].dtype == np.int32
+
+
+def test_labels_without_parents_have_levels_without_parents() -> None:
+    none = Hierarchy.of(["genus", "family"], {})
+    assert [list(parents) for parents in none.parents] == [[], []]
+
+
+def test_known_filter_raises_a_parent_to_certainty_at_most() -> None:
+    likely = np.array([0.6, 0.1])
+    probabilities = MatchProbabilities(likely, likely, likely, nothing=0.3, known=2.0)
+    parents = np.array([[0, 0], [1, 0]], dtype=np.int32)
+    _, sums = probabilities.of_parents(calibration(), parents, None)
+    assert sums.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("seed", range(20))
