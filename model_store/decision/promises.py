@@ -182,7 +182,7 @@ class Promises:
             return found
         threshold, guaranteed = found
         by_rate = self.stream.strictest(self.max_false_match_rate)
-        if by_rate is None or self.unknown_absence is not None:
+        if by_rate is None:
             return math.inf, False
         return max(threshold, by_rate), guaranteed
 

@@ -85,7 +85,7 @@ def _forwarded_prefix(scope: Scope) -> str:
 
 
 def _without(prefix: str, path: str) -> str:
-    if prefix and (path == prefix or path.startswith(f"{prefix}/")):
+    if path == prefix or path.startswith(f"{prefix}/"):
         return path[len(prefix) :] or "/"
     return path
 

@@ -118,7 +118,7 @@ def test_probes_by_address_are_answered(start: StartClient, path: str) -> None:
     client = start(allowed_hosts=("search.example",))
     asked = {"Host": "10.1.2.3:8080"}
     assert client.get(path, headers=asked).status_code == 200
-    for other in ("/v1/galleries", f"{path}/"):
+    for other in ("/v1/galleries", f"{path}/", f"/v1{path}"):
         assert client.get(other, headers=asked).status_code == 421
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from service.access.proxies import is_forwarding
+from service.access.proxies import KnownProxies, is_forwarding
 from tests.end_to_end.keys import KeysFile, bearer, id_of
 from tests.support.local_client import LocalClient
 
@@ -130,3 +132,31 @@ def test_bad_keys_count_against_the_address_that_tries_them(
     assert int(answers[-1].headers["retry-after"]) > 0
     assert answers[-1].headers["ratelimit-remaining"] == "0"
     assert client.get(READ, headers=bearer(key)).status_code == 200, "a good key has its own count"
+
+
+def scope_through(client: tuple[str, int] | None, trusted: Sequence[str], prefix: str) -> Any:
+    """Return the scope of a request as the application gets it."""
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope)
+
+    scope = {"type": "http", "client": client, "path": "/vouch/livez", "headers": []}
+    nothing: Any = None
+    asyncio.run(KnownProxies(app, trusted, prefix)(scope, nothing, nothing))
+    return seen[0]
+
+
+@pytest.mark.parametrize("client", [None, ("unix", 0), ("10.0.0.9", 1)])
+def test_client_that_is_no_mapped_address_stays(client: tuple[str, int] | None) -> None:
+    assert scope_through(client, [], "")["client"] == client
+
+
+def test_mapped_address_of_a_client_is_its_ipv4_address() -> None:
+    scope = scope_through(("::ffff:10.0.0.9", 1), [], "")
+    assert tuple(scope["client"]) == ("10.0.0.9", 1)
+
+
+def test_trusted_proxy_without_a_prefix_has_the_configured_one() -> None:
+    scope = scope_through(("10.0.0.9", 1), ["10.0.0.9"], "/vouch")
+    assert (scope["root_path"], scope["path"]) == ("/vouch", "/livez")

@@ -313,6 +313,23 @@ def test_a_plan_counts_labels_where_labels_are_too_few(monkeypatch: pytest.Monke
     assert stream.multiple(0.05, of_labels=True) is None
 
 
+def test_sequence_allows_for_corrected_probabilities_above_that_of_any_match() -> None:
+    stream = stream_of(evidence(300, 300))
+    certain = replace(stream, no_match=1 - stream.probabilities)
+    doubtful = replace(stream, no_match=np.full(600, 0.99), absence_known=False)
+    for one in (certain, doubtful):
+        assert one.sequence(0.01)[0][0] < one.thresholds()[0][0]
+
+
+def test_rivals_change_no_error_bound_where_absent_queries_are_unknown() -> None:
+    """Every rate up to 1 is possible, with and without rivals."""
+    streams = [
+        stream_of(evidence(absence="hidden_trained_labels", rivals=rivals)) for rivals in (1.0, 1.5)
+    ]
+    bounds = [stream.error_bound(stream.probabilities >= 0.9) for stream in streams]
+    assert bounds[0] == bounds[1] < 1
+
+
 def test_sequence_without_a_success_begins_where_the_least_error_is_rejected() -> None:
     stream = stream_of(evidence(300, 300))
     begins = [sequence[0][0] for sequence in map(stream.sequence, (1e-9, 1e-3))]

@@ -133,6 +133,13 @@ def test_recall_names_the_kind_of_queries(report: dict[str, Any], said: str) -> 
     found = outcome(surely(400), report=report)
     assert found.sentences()[0].endswith(said)
     assert ("only_views" in codes(found)) is (report["queries"] == "views_of_items")
+    measured = {
+        "n_queries": 200,
+        "recall_at_1": 0.9,
+        "orders": {"similarity": {"match_error": 0.02}},
+        "verdicts": {"matched": {"match": 0.8}},
+    }
+    assert "only_views" not in codes(outcome(surely(400), measured, report=report))
 
 
 def test_evaluation_takes_the_place_of_calibration_queries() -> None:
@@ -158,6 +165,9 @@ def test_evaluation_takes_the_place_of_calibration_queries() -> None:
     found = outcome(surely(400), measured)
     assert found.match_error == pytest.approx(0.02)
     assert found.absent_flagged_share is None
+    measured["verdicts"]["matched"]["match"] = 0.0
+    measured["orders"]["similarity"]["match_error"] = None
+    assert outcome(surely(400), measured).match_share == 0
     only_absent = outcome(surely(400), {"verdicts": {"near": {"match": 0.1}}})
     assert (only_absent.basis, only_absent.n_queries) == ("calibration", 400)
     assert (only_absent.false_match_rate, only_absent.absent_flagged_share) == (0.1, 0.0)
@@ -207,6 +217,9 @@ def test_low_recall_advises_another_encoder() -> None:
 def test_too_few_queries_are_counted_and_more_are_planned() -> None:
     found = outcome(surely(30))
     assert found.match_share == 0
+    assert "absent" not in codes(found)
+    unknown = outcome(surely(30, absence="hidden_trained_labels"))
+    assert "match_never_errors" in codes(unknown)
     assert found.match_error is None
     never = line(found, "match_never_queries")
     assert never.severity == "failure"
@@ -296,6 +309,11 @@ def test_unknown_false_match_rate_says_why() -> None:
     found = outcome(surely(400, absence="hidden_trained_labels"))
     assert found.false_match_rate is found.false_match_bound is None
     assert "absent" not in codes(found)
+    measured = {"verdicts": {"near": {"match": 0.1}}}
+    evaluated = outcome(surely(400, absence="hidden_trained_labels"), measured)
+    assert "false_match_rate_uncertain" in codes(evaluated)
+    without = outcome(surely(400, n_absent=0, outlier_p_values=np.full(400, 0.5)))
+    assert without.false_match_rate is without.absent_flagged_share is None
     unknown = line(found, "false_match_rate_unknown")
     assert unknown.severity == "warning"
     assert "do not represent absent queries; withhold some labels" in unknown.sentence

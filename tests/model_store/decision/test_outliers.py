@@ -123,3 +123,17 @@ def test_a_score_does_not_depend_on_the_batch() -> None:
     fitted, asked = detector(), queries(6)
     alone = [fitted.scores(asked.at(np.array([row])))[0] for row in range(6)]
     np.testing.assert_allclose(fitted.scores(asked), alone, rtol=1e-5)
+
+
+def test_query_at_the_mean_of_its_label_has_a_distance() -> None:
+    """Rounding makes some squared distances negative."""
+    fitted = replace(
+        detector(),
+        centre=np.zeros(9, np.float32),
+        label_means=unit_rows(RNG.standard_normal((5, 4)).astype(np.float32)),
+    )
+    means = (fitted.label_means @ np.linalg.inv(fitted.whitening.T) * 1) @ fitted.basis.T
+    at_means = fitted.label_means @ fitted.basis.T
+    for features in (means, at_means):
+        asked = replace(queries(5), features=features.astype(np.float32))
+        assert np.isfinite(fitted.signals(asked)).all()

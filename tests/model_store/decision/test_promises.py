@@ -228,6 +228,7 @@ def test_a_share_that_the_labels_do_not_bear_gives_matches_without_a_guarantee()
     assert "30 labels of absent calibration queries are too few for a share of 0.3" in said
     n_more = int(re.findall(r"at least (\d+) more", said)[0])
     assert promises(of_labels(30 + 2 * n_more), expected=0.3).gives_guarantee
+    assert not promises(of_labels(30 + n_more // 4), expected=0.3).gives_guarantee
 
 
 def test_enough_absent_labels_give_a_guarantee() -> None:
@@ -252,7 +253,9 @@ def test_absent_queries_that_the_encoder_knows_guarantee_nothing() -> None:
 
 
 def test_an_fpir_is_not_promised_below_its_least_number_of_labels() -> None:
-    few, enough = (promises(of_labels(n), max_false_match_rate=0.1).matches[2] for n in (21, 22))
+    limited = [promises(of_labels(n), max_false_match_rate=0.1) for n in (21, 22)]
+    assert [one.gives_guarantee for one in limited] == [False, True]
+    few, enough = (one.matches[2] for one in limited)
     assert few.threshold == math.inf
     assert few.shortfall is not None
     assert "21 labels, but 22 or more" in few.shortfall
