@@ -164,7 +164,7 @@ def decide(
         reason: str | None = _options_without_effect(calibration, terms)
         if calibration is None and predictive.kind == "text":
             reason = message("texts_not_calibrated")
-        elif calibration is not None and calibration.outdated is not None:
+        elif calibration is not None:
             reason = calibration.outdated
         return Decision(
             "not_calibrated", assess(calibration, predictive, retrieved.uncertainty), reason
@@ -271,7 +271,7 @@ def _roll_up(
     parents : (n, L) parents of the items' labels; None if labels have no parents.
     """
     hierarchy = calibration.hierarchy
-    if hierarchy is None or parents is None or found.n_in_list == 0:
+    if hierarchy is None or parents is None:
         return None
     of_labels = parents[found.places[: found.n_in_list]]
     places, of_parents = probabilities.of_parents(calibration, of_labels, allowed)

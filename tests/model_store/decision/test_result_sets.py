@@ -202,6 +202,12 @@ def test_each_size_class_has_a_threshold_of_its_own() -> None:
         assert 0.9 <= np.mean(covered) < 0.95
 
 
+def test_size_class_without_a_label_is_promised_nothing() -> None:
+    critical = np.full(400, np.inf)
+    rule = ResultSetRule(of_critical(critical, np.repeat([2, 0], 200)), MANY, DELTA)
+    assert rule.promised_for(0.9) == ("many",)
+
+
 def test_a_size_class_without_a_promise_has_the_lowest_threshold() -> None:
     critical = np.r_[np.full(200, 0.6), np.full(200, 0.2)]
     rule = ResultSetRule(of_critical(critical, np.repeat([2, 0], 200)), np.array([9, 9, 9]), DELTA)

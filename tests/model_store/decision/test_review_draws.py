@@ -64,6 +64,24 @@ def test_expected_share_of_draws_is_that_of_the_calibration_queries(share: float
             assert np.mean(drawn) == pytest.approx(share, rel=1e-6)
 
 
+def test_answers_without_a_calibration_query_are_drawn_as_all_others_are() -> None:
+    """No calibration query is a match, so that the doubts of all of them are compared with."""
+    fitted = calibration(evidence(30, 10, first_probabilities=np.full(40, 0.3)))
+    assert not fitted.promises().accepted.any()
+    draws = ReviewDraws.of(fitted, 0.1)
+    assert draws.of_matches == draws.of_others == pytest.approx(0.21**0.5)
+
+
+def test_certain_matches_are_drawn_by_the_doubts_of_all_others() -> None:
+    first = np.where(np.arange(600) < 300, 1.0, 0.1)
+    fitted = calibration(
+        evidence(300, 300, first_probabilities=first, correct=np.arange(600) < 300)
+    )
+    draws = ReviewDraws.of(fitted, 0.1)
+    assert fitted.promises().accepted.any()
+    assert (draws.of_matches, draws.of_others) == pytest.approx((0.15, 0.3))
+
+
 def test_outdated_calibration_draws_all_alike() -> None:
     draws = ReviewDraws.of(replace(calibration(evidence(30, 10)), outdated="old"), 0.1)
     assert draws.probability(0.5, is_match=False) == draws.least

@@ -142,6 +142,15 @@ def test_it_rolls_up_no_further_than_it_is_sure_and_not_where_it_matches() -> No
     assert decide(rolling(), query(), listed, stale).roll_up is None
 
 
+def test_nothing_rolls_up_without_parents() -> None:
+    listed = retrieved(0.995, 0.995, 0.2, codes=(0, 1, 2))
+    for known, found_items in (
+        (calibration(), listed),
+        (rolling(), replace(listed, parents=None)),
+    ):
+        assert decide(known, query(), found_items, TERMS).roll_up is None
+
+
 def test_under_a_filter_it_counts_the_labels_that_pass() -> None:
     listed = retrieved(0.995, 0.995, 0.2, codes=(0, 1, 2), allowed=(True, False, True))
     assert decide(rolling(), query(), listed, TERMS).roll_up is None

@@ -105,3 +105,12 @@ def test_labels_without_an_item_are_counted_once_items_have_changed(
         cast("Calibration", calibration), cast("Gallery", SimpleNamespace(**fields))
     )
     assert found == n_gone
+
+
+def test_gallery_without_any_label_has_lost_none() -> None:
+    fields = {"n_items": 2, "n_changed": 1, "labels": ()}
+    calibration = SimpleNamespace(
+        search=search_settings(gallery(4)), label_classes=np.zeros(3, dtype=np.int8)
+    )
+    without = cast("Gallery", SimpleNamespace(**fields))
+    assert n_gone_labels(cast("Calibration", calibration), without) == 0

@@ -25,6 +25,7 @@ from model_store.decision import (
     decide,
 )
 from model_store.decision.calibration import UNKNOWN_CLASS
+from model_store.decision.picture import PictureState
 from model_store.decision.verdict import Assessment, _level, _verdict
 from model_store.encoder.contract import Embeddings
 from model_store.errors import UnknownSource
@@ -458,6 +459,67 @@ def test_what_is_stale_gives_no_match_and_promises_nothing() -> None:
     assert stale.guaranteed is False
     assert stale.result_set is not None
     assert (stale.result_set.promised_for, stale.result_set.shortfall) == ((), "It drifted.")
+
+
+@pytest.mark.parametrize(
+    ("similarity", "outlier_score", "verdict"),
+    [
+        (0.93, 2.5, "ambiguous"),
+        (0.2, 2.5, "no_match"),
+        (0.99, 1e6, "out_of_distribution"),
+    ],
+)
+@pytest.mark.parametrize("doubt", ["stale", "drift"])
+def test_doubt_is_the_reason_of_every_verdict(
+    similarity: float, outlier_score: float, verdict: str, doubt: str
+) -> None:
+    """Before that a threshold is missing, and under a filter too."""
+    terms: dict[str, Any] = {doubt: "It drifted."}
+    listed = found(similarity, 0.2, 0.1, allowed=[True, True, False])
+    decision = decide(
+        calibration(), query(outlier_score=outlier_score), listed, replace(Terms(0.1), **terms)
+    )
+    assert (decision.verdict, decision.reason) == (verdict, "It drifted.")
+    assert not_none(decision.result_set).shortfall == "It drifted."
+
+
+def test_stale_calibration_is_the_reason_before_a_missing_threshold() -> None:
+    rare = replace(
+        calibration(),
+        label_classes=np.array([0, 2, 2], dtype=np.int8),
+        n_labels=np.array([1, 0, 2]),
+    )
+    stale = replace(TERMS, stale="It drifted.")
+    assert decide(rare, query(), found(0.99, 0.2), stale).reason == "It drifted."
+
+
+def test_match_without_a_guarantee_says_why() -> None:
+    clusters = np.where(EVIDENCE.absent, -1 - np.arange(800) % 3, EVIDENCE.clusters)
+    of_three = replace(calibration(), evidence=replace(EVIDENCE, clusters=clusters))
+    decision = decide(of_three, query(), found(0.999, 0.2, 0.1), TERMS)
+    assert (decision.verdict, decision.guaranteed) == ("match", False)
+    assert decision.reason == of_three.promises().matches[2].shortfall is not None
+
+
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_query_without_an_outlier_score_has_no_reason_of_an_uncalibrated_gallery(kind: Any) -> None:
+    unknown = replace(query(outlier_score=np.nan), kind=kind)
+    terms = replace(TERMS, expected_absent=0.2, source="phone")
+    decision = decide(calibration(), unknown, found(0.99), terms)
+    assert (decision.verdict, decision.reason) == ("not_calibrated", None)
+
+
+def test_displacement_needs_a_picture_state_and_a_prediction() -> None:
+    state = PictureState(*(np.ones(5, np.float32) for _ in range(3)), 0.0, np.linspace(0, 1, 9))
+    known = replace(calibration(), picture=state)
+    for fitted, displacement, wanted in (
+        (known, 0.5, 0.5),
+        (known, np.nan, None),
+        (calibration(), 0.5, None),
+    ):
+        asked = replace(query(), displacement=displacement)
+        decision = decide(fitted, asked, found(0.99, 0.2), TERMS)
+        assert decision.assessment.displacement == wanted
 
 
 def test_drift_keeps_the_verdict_without_the_guarantee() -> None:
