@@ -161,4 +161,4 @@ class Rates:
             (lambda: shared.incr(key, life_s, n)) if n else (lambda: shared.get(key))
         )
         # Redis may send a wrong reply, for example text or a smaller number; see `RedisCalls`.
-        return count if type(count) is int and 0 <= count < MAX_COUNT and count >= n else None
+        return count if type(count) is int and n <= count < MAX_COUNT else None

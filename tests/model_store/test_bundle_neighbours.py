@@ -95,8 +95,8 @@ def test_folder_or_link_that_no_backup_has_is_refused(name: str, kind: bytes) ->
 
 def test_sparse_member_is_refused() -> None:
     """Its few bytes may stand for a file that fills the disk."""
-    member = tarfile.TarInfo(f"{BUNDLE_FOLDER}/a")
-    member.type, member.sparse = tarfile.GNUTYPE_SPARSE, [(0, 1)]  # type: ignore[attr-defined]
+    member: Any = tarfile.TarInfo(f"{BUNDLE_FOLDER}/a")
+    member.type, member.sparse = tarfile.GNUTYPE_SPARSE, [(0, 1)]
     with pytest.raises(ArchiveError, match="a backup of Vouch has no such file"):
         _wanted(member)
 
@@ -264,10 +264,13 @@ def test_updated_sample_keeps_items_with_names_like_those_of_changed_ones() -> N
 def test_updated_sample_draws_its_share_of_added_items() -> None:
     added = [f"new {number}" for number in range(400)]
     drawn: list[str] = []
+
+    def put_features(ids: Sequence[str]) -> dict[str, bytes]:
+        drawn.extend(ids)
+        return {}
+
     snapshot: Any = SimpleNamespace(
-        appended_ids=lambda: added,
-        edited_ids=set,
-        put_features=lambda ids: drawn.extend(ids) or {},
+        appended_ids=lambda: added, edited_ids=set, put_features=put_features
     )
     sample([], [], 0.25).updated(snapshot)
     assert 60 <= len(drawn) <= 140

@@ -367,6 +367,7 @@ class TestWithoutAKey:
             (SHOP, [200, 200, 200, 200]),
             (STRANGER, [200, 403, 403, 403]),
             (f"{SHOP}.evil.example", [200, 403, 403, 403]),
+            (f"x{SHOP}", [200, 403, 403, 403]),
             ("http://127.0.0.1.evil.example", [200, 403, 403, 403]),
             ("http://evil127.0.0.1", [200, 403, 403, 403]),
             ("null", [200, 403, 403, 403]),
@@ -446,6 +447,11 @@ class TestWhichAccessIsOpened:
 
 def nothing() -> None:
     """Take part as a route, and as a dependency that checks nobody."""
+
+
+def test_route_without_dependencies_needs_no_scope() -> None:
+    route = GuardedRoute("/x", lambda: None)
+    assert (route.scopes, route.is_search, route.openapi_extra) == ((), False, {})
 
 
 @pytest.mark.parametrize("scopes", [(), ("read",), ("read", "write")])

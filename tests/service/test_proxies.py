@@ -141,7 +141,7 @@ def scope_through(client: tuple[str, int] | None, trusted: Sequence[str], prefix
     async def app(scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope)
 
-    scope = {"type": "http", "client": client, "path": "/vouch/livez", "headers": []}
+    scope: Any = {"type": "http", "client": client, "path": "/vouch/livez", "headers": []}
     nothing: Any = None
     asyncio.run(KnownProxies(app, trusted, prefix)(scope, nothing, nothing))
     return seen[0]

@@ -510,7 +510,8 @@ def test_query_without_an_outlier_score_has_no_reason_of_an_uncalibrated_gallery
 
 
 def test_displacement_needs_a_picture_state_and_a_prediction() -> None:
-    state = PictureState(*(np.ones(5, np.float32) for _ in range(3)), 0.0, np.linspace(0, 1, 9))
+    ones = np.ones(5, np.float32)
+    state = PictureState(ones, ones, ones, 0.0, np.linspace(0, 1, 9))
     known = replace(calibration(), picture=state)
     for fitted, displacement, wanted in (
         (known, 0.5, 0.5),
