@@ -39,6 +39,8 @@ FIRST = (
 """The keys that users change first. In `starting_file`, these keys and their tables are at the
 top."""
 
+_FIRST_TABLES = tuple(dict.fromkeys(key.partition(".")[0] for key in FIRST if "." in key))
+
 EXAMPLE = "For example:"
 """Text in front of a key without a default value; the value of such a key is an example."""
 
@@ -61,7 +63,7 @@ def effective_file(config: BuildConfig) -> str:
     All paths are absolute, so the file gives the same build from any folder.
     """
     dumped = config.model_dump(mode="json", exclude_none=True)
-    order = dict.fromkeys(("name", "description", "seed", *_tables(), *dumped))
+    order = dict.fromkeys(("name", "description", "seed", *_FIRST_TABLES, *dumped))
     tables = {name: dumped[name] for name in order if dumped.get(name, []) != []}
     return (
         f"# All keys of this build, for Vouch {installed_version()}.\n"
@@ -101,9 +103,8 @@ def schema_file() -> str:
 
 def _tables() -> list[str]:
     """Return the names of the tables; tables of the keys in `FIRST` come first."""
-    first = [key.partition(".")[0] for key in FIRST if "." in key]
     nodes = schema_of(BuildConfig)["properties"]
-    return list(dict.fromkeys([*first, *(name for name in nodes if is_table(nodes[name]))]))
+    return list(dict.fromkeys([*_FIRST_TABLES, *(name for name in nodes if is_table(nodes[name]))]))
 
 
 def _of_table(node: Schema, table: str, values: Mapping[str, Any]) -> Iterator[str]:
