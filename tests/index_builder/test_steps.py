@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import shutil
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
+from index_builder.commands.steps import step_of
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.photographs import encoder_config
 from index_builder.configuration.posterior import EnsembleConfig, MonteCarloDropoutConfig
@@ -610,3 +612,11 @@ def test_a_damaged_posterior_file_is_refused(digits_run: Path, tmp_path: Path) -
     copy.write_bytes(copy.read_bytes()[:-100])
     with pytest.raises(Exception, match=r"SafetensorError|incomplete|Header"):
         load_posterior(copy)
+
+
+def test_loaded_libraries_are_excluded_from_garbage_collection() -> None:
+    gc.unfreeze()
+    step_of("plan_of")
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 10_000
+    gc.unfreeze()
