@@ -44,7 +44,7 @@ def test_from_a_folder_of_photographs_to_a_match(
     browser: Browser, folder: Path, tmp_path: Path
 ) -> None:
     """All on the page of a service that has nothing: no command is run by hand."""
-    patient = 1000 * TIMEOUT_S
+    patient = 2500 * TIMEOUT_S  # on two busy cores
     variables = {"VOUCH_GALLERIES": str(tmp_path / "galleries")}
     with Service((), tmp_path / "log", variables) as service:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
