@@ -107,13 +107,18 @@ class DriftWatch:
         alarmed = caller != ALL_CALLERS and stream is not None and stream.test.drifted
         return DRIFTED if alarmed else None
 
-    def observe(self, query_id: str, outlier_score: float, caller: str) -> bool:
-        """Count a query; return whether its id is new. Without calibration, return False."""
+    def observe(self, query_id: str, outlier_score: float | None, caller: str) -> bool:
+        """Count a query; return whether its id is new. Without calibration, return False.
+
+        Parameters
+        ----------
+        outlier_score : None for a query that no test counts.
+        """
         if not self._calibrated:
             return False
         key = int(query_id[:_KEY_DIGITS], 16)
         is_new = _is_new(self._seen, key, PERIOD)
-        if self._reference is not None:
+        if self._reference is not None and outlier_score is not None:
             if is_new:
                 self._count(ALL_CALLERS, outlier_score)
             if caller != ALL_CALLERS and _is_new(self._stream(caller).seen, key, MAX_SEEN):

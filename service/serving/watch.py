@@ -77,12 +77,12 @@ class Watch:
     def searched(self, query_id: str, answer: Answer, caller: str) -> None:
         """Count a query of a caller; a query with the same image is not counted again.
 
-        A copy of an item is not counted. No calibration query finds its own copy, so a
-        visitor who searches with photographs of the gallery itself would look like drift.
+        The drift test does not count copies of items. No calibration query finds its own copy, so
+        a visitor who searches with photographs of the gallery itself would look like drift.
         """
-        if any(one.similarity >= COPY for one in answer.matches):
-            return
-        is_new = self.drift.observe(query_id, answer.predictive.outlier_score, caller)
+        is_copy = any(one.similarity >= COPY for one in answer.matches)
+        score = None if is_copy else answer.predictive.outlier_score
+        is_new = self.drift.observe(query_id, score, caller)
         if is_new and self.absent is not None:
             self.absent.observe(answer.decision)
 

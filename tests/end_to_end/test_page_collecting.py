@@ -75,7 +75,7 @@ def test_a_folder_becomes_a_gallery_that_is_searched(
         (label, label) for label in map(str, range(N_LABELS))
     }
     page.get_by_role("button", name="Set up guarantees").last.click()
-    expect(page.get_by_test_id("guarantees")).to_contain_text("No calibration")
+    expect(page.get_by_test_id("guarantees")).to_contain_text("Not calibrated yet")
     expect(page.get_by_test_id("guarantees")).to_contain_text(f"{n} items with {N_LABELS} labels.")
     page.keyboard.press("Escape")
     expect(page.get_by_test_id("gallery-picker")).to_have_value("my-digits")

@@ -237,7 +237,7 @@ def test_a_gallery_can_be_looked_through_until_another_is_open(shown: Shown) -> 
     shown.open()
     shown.found("gallery-picker").select_option("boots")
     shown.found("open-browse").click()
-    expect(shown.page.get_by_role("dialog").get_by_role("heading")).to_have_text("shoes")
+    expect(shown.page.get_by_role("dialog").get_by_role("heading")).to_have_text("Browse shoes")
     assert shown.complaints == []
 
 
