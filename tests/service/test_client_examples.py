@@ -28,8 +28,12 @@ StartClient = Callable[..., TestClient]
 
 CLASSES = (VouchClient, ReviewQueueClient, UnknownQueriesClient, GalleryManagement)
 NEED_OTHER_SOFTWARE = {
-    *("VouchClient", "search_text", "decide"),
-    *("calibrate", "calibration_run", "compact"),
+    "VouchClient",
+    "search_text",
+    "decide",
+    "compact",
+    "calibrate",
+    "calibration_run",
 }
 """A service at a port, a text encoder, a vector database, and a program that writes bundles."""
 

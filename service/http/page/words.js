@@ -137,7 +137,7 @@ export function pictureSentence(aleatoric) {
  * @type {Partial<Record<Api.CalibrationReport["queries"], string>>} */
 export const QUERIES = {
   held_out_images: t`held-out images`,
-  left_out_items: t`of its own items`,
+  left_out_items: t`of its items`,
   views_of_items: t`augmented views of its own items`,
   captions: t`captions`,
 };

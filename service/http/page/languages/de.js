@@ -548,7 +548,7 @@ export const PAGE = {
   "images of another kind": "Bilder anderer Art",
   "images of labels it does not hold": "Bilder von Labels, die sie nicht enthält",
   "it is ": "ist es ",
-  "of its own items": "ihrer eigenen Objekte",
+  "of its items": "ihrer Objekte",
   "labels with 2 to 5 items": "Labels mit 2 bis 5 Objekten",
   "labels with more than 5 items": "Labels mit mehr als 5 Objekten",
   "labels with one item": "Labels mit einem Objekt",

@@ -542,7 +542,7 @@ export const PAGE = {
   "images of another kind": "images d’un autre genre",
   "images of labels it does not hold": "images d’étiquettes qu’elle ne contient pas",
   "it is ": "c’est ",
-  "of its own items": "de ses propres objets",
+  "of its items": "de ses objets",
   "labels with 2 to 5 items": "étiquettes de 2 à 5 objets",
   "labels with more than 5 items": "étiquettes de plus de 5 objets",
   "labels with one item": "étiquettes d’un seul objet",

@@ -66,13 +66,12 @@ export function look(entry, gallery, options = {}) {
     title.textContent = items.length > 1 ? t`${name}: ${at + 1} of ${items.length}` : name;
     const { withholds } = verdictOf(answer);
     const record = recordUrl(gallery.record_url, item);
-    const removes = remove ? el("p", {}, removeButton()) : "";
     const note = el("p.note", {});
     const similar = el("button.link", { type: "button", "data-testid": "similar",
       onclick: () => similarTo(item) }, t`Items like this one`);
     about.replaceChildren(note, facts(item, withholds), el("p", {}, similar), record ? el("p", {}, el("a", {
       href: record, target: "_blank", rel: "noreferrer", "data-testid": "record",
-    }, t`Open the record`)) : "", removes);
+    }, t`Open the record`)) : "", removal());
     tools.at(at, items.length);
     bar.show(item);
     const alt = t`Item ${name}`;
@@ -84,7 +83,9 @@ export function look(entry, gallery, options = {}) {
     await pair.showCandidate(item.thumbnail_url, alt, name);
   }
 
-  function removeButton() {
+  /** The button that deletes the entry, for a visitor who may. */
+  function removal() {
+    if (!remove) return "";
     const button = el("button.quiet", { type: "button", "data-testid": "remove-case" }, t`Delete this case`);
     pressTwice(button, t`Press again to delete its photo and answer`, async () => {
       const { entry } = view;
@@ -98,13 +99,13 @@ export function look(entry, gallery, options = {}) {
       tell(t`${entry.name} is deleted.`);
       if (entry === view.entry) goOn();
     });
-    return button;
+    return el("p", {}, button);
   }
 
   /** Show a photograph for which nothing was found. */
   function showNothing() {
     title.textContent = view.entry.name;
-    about.replaceChildren(el("p.note", {}, t`The gallery returned no items`), remove ? el("p", {}, removeButton()) : "");
+    about.replaceChildren(el("p.note", {}, t`The gallery returned no items`), removal());
     tools.at(0, 1);
     bar.show(null);
     pair.showCandidate(null, "", "");
