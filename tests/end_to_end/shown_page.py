@@ -236,6 +236,12 @@ class Shown:
         """The JSON that was sent to paths with that ending."""
         return [json.loads(body) for _, path, body in self.asked if path.endswith(ending)]
 
+    def sent_once(self, ending: str) -> dict[str, Any]:
+        """Wait for what is sent to a path with that ending; nothing else may be sent to it."""
+        self.until(lambda: self.sent(ending))
+        [sent] = self.sent(ending)
+        return sent
+
     def found(self, name: str) -> Locator:
         """What the page marks with that name."""
         return self.page.get_by_test_id(name)

@@ -209,7 +209,7 @@ def test_a_key_decides(shown: Shown, key: str, sentence: str, said: tuple[str, s
     expect(shown.found("decision")).to_have_text(sentence)
     expect(shown.page.get_by_role("dialog")).to_have_count(0)
     assert heard(shown, 1) == [said]
-    [body] = shown.sent("/feedback")
+    body = shown.sent_once("/feedback")
     assert (body["query_id"], body["reviewer"]) == ("query-1", "Ada")
 
 

@@ -171,8 +171,7 @@ def test_a_decision_needs_a_name_and_waits_for_it(shown: Shown) -> None:
     shown.page.keyboard.type("Bo")
     shown.page.keyboard.press("Enter")
     expect(shown.found("decision")).to_contain_text("label-1")
-    shown.until(lambda: shown.sent("/feedback"))
-    assert shown.sent("/feedback")[0]["reviewer"] == "Bo"
+    assert shown.sent_once("/feedback")["reviewer"] == "Bo"
 
 
 def test_case_that_cannot_be_deleted_stays_with_the_reason(shown: Shown) -> None:

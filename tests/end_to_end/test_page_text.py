@@ -120,7 +120,7 @@ def test_results_of_words_are_looked_at_and_decided(shown: Shown) -> None:
     assert shown.sent(TEXT)[-1].keys() == {"text", "filter", "limit"}
     shown.found("decide-is").click()
     expect(shown.found("decision")).to_have_text("It is “label-1”.")
-    [sent] = shown.sent("/feedback")
+    sent = shown.sent_once("/feedback")
     assert (sent["query_id"], sent["decision"]) == (ANSWER["query"]["id"], "this_item")
     assert shown.complaints == []
 
