@@ -493,6 +493,14 @@ def test_rows_are_those_of_the_codes_however_many_ranges_there_are(n_parts: int)
     assert chosen.rows().tolist() == np.flatnonzero(wanted).tolist()
 
 
+@pytest.mark.parametrize(("n_rows", "n_bitmaps"), [(32, 1), (33, 0)])
+def test_value_of_one_row_in_32_has_a_bitmap(n_rows: int, n_bitmaps: int) -> None:
+    lists = [(columns.LIST, None, row) for row in range(n_rows)]
+    column = columns.make_column(lists, [(TEXT_KIND, b"a", 0)], n_rows, 1e9)
+    assert column is not None
+    assert len(column.bitmaps) == n_bitmaps
+
+
 @pytest.mark.parametrize("frequent", [0, 10**6])
 @pytest.mark.parametrize("negated", [False, True])
 @pytest.mark.parametrize("text", ["a", "b"])
@@ -506,6 +514,7 @@ def test_rows_whose_lists_hold_a_value_are_found_with_a_bitmap_and_without(
         )
     assert column is not None
     chosen = selection._OfHolders(column, column.held.compared("eq", text), negated=negated)
+    assert (chosen._bitmap is not None) is (frequent > 0)
     wanted = [(row in {"a": (1, 4, 9), "b": (0,)}[text]) != negated for row in range(11)]
     assert chosen.mask().tolist() == chosen.at(np.arange(11)).tolist() == wanted
     assert chosen.rows().tolist() == np.flatnonzero(wanted).tolist()

@@ -173,6 +173,15 @@ def test_text_that_is_no_filter_is_refused(text: str, says: str) -> None:
         read_filter(text)
 
 
+def test_filter_of_the_maximum_size_is_read() -> None:
+    def asked(n_bytes: int) -> str:
+        return json.dumps({"label": "x" * (n_bytes - len('{"label": ""}'))})
+
+    assert isinstance(read_filter(asked(MAX_BYTES)), Condition)
+    with pytest.raises(InvalidFilter, match=f"at most {MAX_BYTES} bytes"):
+        read_filter(asked(MAX_BYTES + 1))
+
+
 def test_true_and_one_are_remembered_apart(tmp_path: Path) -> None:
     items = stored(tmp_path / "items.sqlite", ITEMS)
     ones = items.matching(parse_filter({"year": 1})).mask()
@@ -301,6 +310,17 @@ def test_indexes_of_written_items_that_were_asked_last_are_kept(limit: str, most
     assert asked == ["a", "b", "c", "b"], "what was asked for longest ago makes room"
 
 
+@pytest.mark.parametrize(("larger_by", "is_small"), [(0, True), (1, False)])
+def test_small_file_of_items_has_a_small_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, larger_by: int, is_small: bool
+) -> None:
+    path = tmp_path / "items.sqlite"
+    stored(path, ITEMS)
+    monkeypatch.setattr(files_items, "SMALL_BYTES", path.stat().st_size - larger_by)
+    [[n_kib]] = Items(path)._connection.execute("PRAGMA cache_size").fetchall()
+    assert (n_kib == -files_items.SMALL_CACHE_KIB) is is_small
+
+
 def test_items_that_are_written_part_by_part_are_those_of_the_whole(tmp_path: Path) -> None:
     labels = ["b", None, "a", "b", "c", None]
     items = [NewItem(f"{row}", label, {"n": row}, PICTURE) for row, label in enumerate(labels)]
@@ -336,6 +356,18 @@ def test_metadata_field_of_a_reserved_name_is_named_in_full(reserved: str) -> No
     full = f"metadata.{reserved}"
     assert parse_field(full).column == "metadata"
     assert parse_field(full).name == full
+
+
+@pytest.mark.parametrize("name", ["knot", "nots", "band", "android", "floor", "order"])
+def test_field_with_a_name_like_an_operator_is_compared(name: str) -> None:
+    expected = Condition(Field("metadata", (name,)), "eq", ("x",))
+    assert parse_filter({name: "x"}) == expected
+
+
+@pytest.mark.parametrize("name", ["equ", "neq", "xin", "ins", "haslet", "exist", "nlt"])
+def test_comparison_with_a_name_like_a_known_one_is_refused(name: str) -> None:
+    with pytest.raises(InvalidFilter, match=f"has the comparison '{name}'"):
+        parse_filter({"year": {name: "x"}})
 
 
 @pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, 0])

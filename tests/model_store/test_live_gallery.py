@@ -31,6 +31,7 @@ from model_store.errors import (
 from model_store.gallery import (
     ChangesFile,
     Delete,
+    Edit,
     FaissGallery,
     GallerySnapshot,
     IndexSettings,
@@ -44,6 +45,7 @@ from model_store.gallery import (
 )
 from model_store.gallery.live.high_water import HighWater, remove_unfinished, require_reached
 from model_store.gallery.live.log import Transaction
+from model_store.gallery.writable import with_whole_items
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
 from tests.support.killing import killed_at
@@ -488,6 +490,7 @@ class TestDamage:
         cases = (
             ("DELETE FROM changes WHERE sequence = 5", "change 5 is missing"),
             ("DELETE FROM changes WHERE sequence = 1", "change 1 is missing"),
+            ("DELETE FROM changes WHERE sequence <= 10", "change 1 is missing"),
             ("DELETE FROM changes WHERE sequence > 7", "ends with change 7, though 12"),
             ("DELETE FROM changes", "ends with change 0, though 12"),
             ("UPDATE changes SET sequence = 13 WHERE sequence = 12", "change 12 is missing"),
@@ -649,3 +652,10 @@ def test_rows_beside_the_end_of_the_base_are_each_their_own(tmp_path: Path) -> N
         assert now.item(item.id).id == item.id
         assert (now.thumbnail(item.id), now.preview(item.id)) == (item.thumbnail, item.preview)
         assert (whole[item.id].thumbnail, whole[item.id].preview) == (item.thumbnail, item.preview)
+
+
+def test_edit_beside_the_write_of_a_similar_id_applies_to_its_own_item() -> None:
+    whole = {item_id: some_upsert(item_id, item_id) for item_id in ("abc", "zab")}
+    edits = [Edit(item_id, {"metadata": {}}) for item_id in whole]
+    _, *edited = with_whole_items([some_upsert("ab", "x"), *edits], whole.__getitem__)
+    assert [one.item.label for one in edited if isinstance(one, Upsert)] == ["abc", "zab"]

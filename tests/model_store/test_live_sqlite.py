@@ -34,7 +34,8 @@ CODES: dict[int, type[WriteError]] = {
     sqlite3.SQLITE_READONLY: WriteRefused,
     sqlite3.SQLITE_CANTOPEN: WriteRefused,
     sqlite3.SQLITE_PERM: WriteRefused,
-    sqlite3.SQLITE_CORRUPT: StorageFailed,
+    **dict.fromkeys((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_AUTH), StorageFailed),
+    **dict.fromkeys((sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOTADB), StorageFailed),
 }
 WORDS = {
     StorageFull: "no room on the disk",

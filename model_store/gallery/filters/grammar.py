@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -191,11 +191,11 @@ def _entry(name: str, given: object, place: str, depth: int) -> Filter:
     """Convert one entry of a filter object, a name and its value, to a filter."""
     if name == "not":
         return Not(_filter(given, place, depth))
-    if name in {"and", "or"}:
+    join = _JOINS.get(name)
+    if join is not None:
         if not isinstance(given, list) or not given:
             raise InvalidFilter(f"{place} is {_shown(given)}; wanted a list of filters.")
-        parts = tuple(_filter(part, f"{place}[{n}]", depth) for n, part in enumerate(given))
-        return And(parts) if name == "and" else Or(parts)
+        return join(tuple(_filter(part, f"{place}[{n}]", depth) for n, part in enumerate(given)))
     field = parse_field(name)
     if not isinstance(given, dict):
         return Condition(field, "eq", (_scalar(given, place),))
@@ -204,6 +204,7 @@ def _entry(name: str, given: object, place: str, depth: int) -> Filter:
     return _joined([_condition(field, how, wanted, place) for how, wanted in given.items()])
 
 
+_JOINS: Mapping[str, type[And | Or]] = {"and": And, "or": Or}
 _COMPARISONS = " | ".join(get_args(Comparison))
 
 
