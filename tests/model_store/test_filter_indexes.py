@@ -347,6 +347,19 @@ class TestFiles:
         }
         assert gallery.filter_fields == ("b.a", "nothing")
 
+    @pytest.mark.parametrize(("named", "of_a"), [(None, "memory"), (("a",), "bundle")])
+    def test_index_of_a_named_field_is_stored_whatever_its_size(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        named: tuple[str, ...] | None,
+        of_a: str,
+    ) -> None:
+        monkeypatch.setattr(fields, "BYTES_OF_AN_ITEM", 0)
+        gallery = written(tmp_path / "it", ITEMS[:9], filter_fields=named)
+        found = gallery.matching(parse_filter({"id": "x", "label": "x", "a": "x"})).indexes
+        assert found == {"id": "bundle", "label": "bundle", "a": of_a}
+
     def test_a_name_that_no_field_has_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot be named"):
             written(tmp_path / "it", ITEMS, filter_fields=("a..b",))
@@ -529,3 +542,19 @@ def test_the_share_of_what_is_joined_is_that_of_some_rows_and_at_most_what_is_kn
     for at_most, wanted in ((1000, every_fourth(sampled).mean()), (30, 0.03)):
         joined: Any = SimpleNamespace(at=every_fourth, at_most=at_most)
         assert selection.estimated_share(joined, 1000) == wanted
+
+
+def test_share_of_a_field_is_that_of_its_index_and_of_no_rows_is_zero() -> None:
+    entries = [(NUMBER_KIND, row, row) for row in range(3_000)]
+    column = columns.make_column(entries, [], 3_000, 1e9)
+    assert column is not None
+    first = columns.FIRST_VALUE
+    one_row = selection._OfCodes(column, [range(first, first + 1)])
+    assert selection.estimated_share(one_row, 3_000) == 1 / 3_000
+    assert selection.estimated_share(selection._OfAny([], 0), 0) == 0
+
+
+@pytest.mark.parametrize(("n_rows", "at_most"), [(4, 4), (5, 5), (6, 5)])
+def test_union_has_at_most_the_rows_of_its_parts_together(n_rows: int, at_most: int) -> None:
+    parts: list[Any] = [SimpleNamespace(at_most=n) for n in (2, 3)]
+    assert selection._OfAny(parts, n_rows).at_most == at_most

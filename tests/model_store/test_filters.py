@@ -293,7 +293,9 @@ def test_the_filters_that_were_asked_last_are_remembered(tmp_path: Path) -> None
         assert held.matching(b) is not second, "it was asked for longest ago"
 
 
-@pytest.mark.parametrize(("limit", "most"), [("MOST_COLUMNS", 2), ("MOST_BYTES", 25)])
+@pytest.mark.parametrize(
+    ("limit", "most"), [("MOST_COLUMNS", 2), ("MOST_BYTES", 20), ("MOST_BYTES", 29)]
+)
 def test_indexes_of_written_items_that_were_asked_last_are_kept(limit: str, most: int) -> None:
     asked: list[str] = []
 
@@ -353,9 +355,9 @@ def test_metadata_field_of_a_reserved_name_is_named_in_full(reserved: str) -> No
     for name in neighbours:
         assert parse_field(name).path == tuple(name.split("."))
         assert parse_field(name).name == name
-    full = f"metadata.{reserved}"
-    assert parse_field(full).column == "metadata"
-    assert parse_field(full).name == full
+    for full in (f"metadata.{reserved}", f"metadata.metadata.{reserved}"):
+        assert parse_field(full).column == "metadata"
+        assert parse_field(full).name == full
 
 
 @pytest.mark.parametrize("name", ["knot", "nots", "band", "android", "floor", "order"])
@@ -368,6 +370,17 @@ def test_field_with_a_name_like_an_operator_is_compared(name: str) -> None:
 def test_comparison_with_a_name_like_a_known_one_is_refused(name: str) -> None:
     with pytest.raises(InvalidFilter, match=f"has the comparison '{name}'"):
         parse_filter({"year": {name: "x"}})
+
+
+@pytest.mark.parametrize("character", ["\ud7ff", "\ue000", "\uffff", "\U0001f600"])
+def test_character_beside_the_surrogates_is_text(character: str) -> None:
+    assert parse_filter({"label": character}) == Condition(Field("label"), "eq", (character,))
+
+
+@pytest.mark.parametrize("code", [0xD800, 0xDFFF])
+def test_unpaired_surrogate_is_refused(code: int) -> None:
+    with pytest.raises(InvalidFilter, match="surrogate"):
+        parse_filter({"label": chr(code)})
 
 
 @pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, 0])

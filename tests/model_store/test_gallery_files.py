@@ -24,7 +24,6 @@ from model_store.gallery import (
     opening,
     write_faiss_gallery,
 )
-from model_store.gallery.files import row_file
 from model_store.gallery.files.previews import Previews, PreviewsWriter
 from model_store.gallery.milvus.collection import MILVUS_FILE, MilvusDescription
 from tests.laws.gallery_laws import new_items, random_embeddings
@@ -72,18 +71,6 @@ def test_few_items_are_searched_exactly_and_all_is_kept_in_single_precision(
         assert array.dtype == np.float32
     assert gallery.total_variances(rows).dtype == gallery.variances(rows).dtype == np.float32
     assert gallery.label_codes(rows).dtype == np.int32
-
-
-@pytest.mark.parametrize(("larger_by", "is_mapped"), [(0, False), (1, True)])
-def test_array_in_a_large_file_is_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, larger_by: int, is_mapped: bool
-) -> None:
-    path = tmp_path / "rows.npy"
-    np.save(path, np.arange(9))
-    monkeypatch.setattr(row_file, "READ_BYTES", path.stat().st_size - larger_by)
-    rows, content = row_file.load_rows(path), row_file.load_bytes(path)
-    assert isinstance(rows, np.memmap) is isinstance(content.base, np.memmap) is is_mapped
-    assert (rows.tolist(), content.tobytes()) == (list(range(9)), path.read_bytes())
 
 
 def test_previews_are_those_of_their_rows_whichever_thread_asks(tmp_path: Path) -> None:

@@ -420,9 +420,10 @@ def test_lists_are_read_before_the_filter_from_a_share_on(
 @pytest.mark.parametrize("found", [4, 5, 6])
 def test_a_search_before_the_filter_needs_as_many_as_are_asked_for(found: int) -> None:
     """Where the lists that are read hold no more; else as many as are fetched without a filter."""
-    near = np.arange(10_000)
+    near, asked = np.arange(10_000), list[int]()
 
     def search(query: object, n: int, params: object) -> tuple[None, NDArray[np.int64]]:
+        asked.append(n)
         return None, np.where(np.arange(n) < len(near), near[:n], -1)[None]
 
     index: Any = SimpleNamespace(
@@ -436,6 +437,9 @@ def test_a_search_before_the_filter_needs_as_many_as_are_asked_for(found: int) -
     query, allowed = np.zeros(2, np.float32), MaskedRows(np.ones(len(near), dtype=np.bool_))
     rows = of(index, query, 5, allowed)
     np.testing.assert_array_equal(rows, np.arange(FETCHED))
+    np.testing.assert_array_equal(of(index, query, 2_500, allowed), np.arange(2_500))
+    assert of(index, query, 10_000, allowed) is not None
+    assert asked == [257, 2_700, 10_000]  # four standard deviations more, and at most all
     near = np.r_[np.arange(found), np.full(10_000, -1)]
     rows = of(index, query, 5, allowed)
     assert (rows is None) == (found < 5)
@@ -473,28 +477,30 @@ def test_queries_lie_between_neighbours_of_items(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(index_build, "set_effort", lambda _, effort: asked.append(effort))
     monkeypatch.setattr(index_build, "NEIGHBOURS_AMONG", 12)
-    for near in ([0, 1, 1], [-1, -1, -1]):
-        for fetched, effort in ((12, EFFORTS[-1]), (11, index_build._NEIGHBOURHOOD_EFFORT)):
+    for near in ([0, 1, 1], [-1, -1, -1], [-1, 5, 5]):
+        usual = index_build._NEIGHBOURHOOD_EFFORT
+        for fetched, effort in ((13, EFFORTS[-1]), (12, EFFORTS[-1]), (11, usual)):
             monkeypatch.setattr(index_build, "FETCHED", fetched)
             index = SimpleNamespace(search=partial(searched, near))
             found = index_build._queries(index, directions, np.random.default_rng(0))
-            assert asked[-2:] == [effort, (fetched, None)]
-            moves = [directions[i] - directions[j] for i in near for j in near]
-            for item, query in zip(directions, found, strict=True):
-                wanted = [unit(item + move) for move in ([0 * item] if -1 in near else moves)]
+            assert asked[-2:] == [effort, (min(fetched, 12), None)]
+            for row, (item, query) in enumerate(zip(directions, found, strict=True)):
+                there = directions[[row if one < 0 else one for one in near]]
+                wanted = [unit(item + one - other) for one in there for other in there]
                 assert min(np.abs(query - one).max() for one in wanted) < 1e-6
 
 
+@pytest.mark.parametrize("n_lists", [index_build._NEIGHBOURHOOD_EFFORT + 1, 10_000])
 def test_so_many_queries_are_made_from_neighbours_among_so_many_items(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, n_lists: int
 ) -> None:
     directions = unit(clustered(30).mean)
-    for name, value in (("NEIGHBOURS_AMONG", 20), ("N_QUERIES", 7), ("FETCHED", 5)):
+    for name, value in (("NEIGHBOURS_AMONG", 29), ("N_QUERIES", 7), ("FETCHED", 5)):
         monkeypatch.setattr(index_build, name, value)
     efforts: list[int] = []
 
     def parameters(_: object, effort: int, mask: NDArray[np.bool_]) -> None:
-        assert mask.sum() == 20
+        assert mask.sum() == 29
         efforts.append(effort)
 
     monkeypatch.setattr(index_build, "set_effort", lambda _, effort: efforts.append(effort))
@@ -504,11 +510,38 @@ def test_so_many_queries_are_made_from_neighbours_among_so_many_items(
     def search(items: NDArray[np.float32], n: int, params: object) -> tuple[None, Any]:
         return None, np.zeros((len(items), n), dtype=np.int64)
 
-    index = SimpleNamespace(search=search)
+    index = SimpleNamespace(search=search, nlist=n_lists)
     found = index_build._queries(index, directions, np.random.default_rng(0))
     assert found.shape == (7, directions.shape[1])
     usual = index_build._NEIGHBOURHOOD_EFFORT
-    assert efforts == [usual, min(2 * usual, index_build._efforts(index)[-1])]
+    assert efforts == [usual, min(2 * usual, n_lists)]
+
+
+@pytest.mark.parametrize(("fetched", "n"), [(59, 59), (61, 60)])
+def test_recall_is_measured_on_as_many_candidates_as_a_search_fetches(
+    monkeypatch: pytest.MonkeyPatch, fetched: int, n: int
+) -> None:
+    directions, asked = unit(clustered(60).mean), list[int]()
+
+    def search(queries: NDArray[np.float32], k: int) -> tuple[None, NDArray[np.int64]]:
+        asked.append(k)
+        return None, np.tile(np.arange(k), (len(queries), 1))
+
+    monkeypatch.setattr(index_build, "FETCHED", fetched)
+    monkeypatch.setattr(index_build, "set_effort", lambda *_: None)
+    monkeypatch.setattr(index_build, "_queries", lambda *_: directions[:3])
+    plan: Any = SimpleNamespace(factory="")
+    settings = IndexSettings(min_recall=0)
+    index = SimpleNamespace(search=search)
+    index_build._tuned(index, directions, plan, settings, np.random.default_rng(0))
+    assert asked == [n]
+
+
+@pytest.mark.parametrize("n_items", [3, 9, 10, 11])
+def test_tenth_similarity_of_fewer_items_is_the_lowest(n_items: int) -> None:
+    directions = unit(clustered(n_items).mean)
+    wanted = np.sort(directions @ directions[0])[::-1][: recall.N_NEIGHBOURS][-1]
+    assert recall.tenth_similarity(directions, directions[:1]) == pytest.approx(wanted, abs=1e-6)
 
 
 def test_an_item_as_near_as_the_tenth_is_one_of_the_ten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,6 +550,32 @@ def test_an_item_as_near_as_the_tenth_is_one_of_the_ten(monkeypatch: pytest.Monk
     every = [np.arange(4)]
     assert recall.share_found(axes, axes[:1], every, np.zeros(1, np.float32)) == 1.0
     assert recall.share_found(axes, axes[:1], every, np.ones(1, np.float32)) == 0.25
+
+
+def test_recall_of_more_than_ten_equal_items_is_one() -> None:
+    directions = np.ones((12, 1), dtype=np.float32)
+    one = np.ones(1, dtype=np.float32)
+    assert recall.share_found(directions, directions[:1], [np.arange(12)], one) == 1.0
+
+
+@pytest.mark.parametrize("allowed", [None, [0, 2, 3], []])
+@pytest.mark.parametrize("n", [0, 2, 3, 4, 6, 7])
+def test_exact_index_returns_the_nearest_allowed_rows(allowed: list[int] | None, n: int) -> None:
+    flat = faiss.IndexFlatIP(1)
+    flat.add(np.arange(6, dtype=np.float32)[:, None])
+    mask = None if allowed is None else np.isin(np.arange(6), allowed)
+    rows = None if mask is None else MaskedRows(mask)
+    index, query = index_search.ExactIndex(flat), np.ones((1, 1), dtype=np.float32)
+    [found], plan = index.nearest(query, n, rows)
+    there = range(6) if allowed is None else allowed
+    assert sorted(found.tolist(), reverse=True) == sorted(there, reverse=True)[:n]
+    assert plan == "exact"
+
+
+def test_exact_index_without_rows_finds_none() -> None:
+    index = index_search.ExactIndex(faiss.IndexFlatIP(1))
+    [found], _ = index.nearest(np.ones((1, 1), dtype=np.float32), 3, None)
+    assert found.tolist() == []
 
 
 def test_lists_are_many_from_a_number_on() -> None:

@@ -158,6 +158,23 @@ class TestASnapshot:
         with pytest.raises(ItemNotFound):
             again.row("b")
 
+    def test_without_a_change_it_is_not_made_again(self, live: LiveGallery) -> None:
+        before = live.snapshot()
+        assert live.refresh() is before
+        assert live.snapshot(before.version) is before
+
+    def test_features_are_those_of_the_write_of_the_item(
+        self, live: LiveGallery, base: FaissGallery
+    ) -> None:
+        features, last = np.arange(3, dtype=np.float32), base.items(np.array([9]))[0].id
+        for item_id in ("a", "b"):
+            put = some_upsert(item_id)
+            live.commit([replace(put, vector=replace(put.vector, features=features))])
+        now = live.snapshot()
+        assert now.upsert(last).vector.features is None
+        for item_id in ("a", "b"):
+            np.testing.assert_array_equal(now.upsert(item_id).vector.features, features)
+
     def test_labels_of_the_base_keep_their_codes(self, live: LiveGallery) -> None:
         live.commit([some_upsert("a", "aaa"), some_upsert("b", "b"), some_upsert("c", "0")])
         now = live.snapshot()
@@ -233,7 +250,7 @@ class TestASnapshot:
         assert [one.thumbnail for one in found] == [base.thumbnail(one.id) for one in found]
 
     def test_what_changed_is_counted_by_item(self, live: LiveGallery, base: FaissGallery) -> None:
-        first, second, third = (one.id for one in base.items(np.array([0, 1, 2])))
+        first, second, third = (one.id for one in base.items(np.array([0, 1, 9])))
         for seed in range(3):
             live.commit([some_upsert(first, seed=seed), some_upsert("new", seed=seed)])
         live.commit([Delete(second), some_upsert("newer"), Delete("newer")])
@@ -652,6 +669,19 @@ def test_rows_beside_the_end_of_the_base_are_each_their_own(tmp_path: Path) -> N
         assert now.item(item.id).id == item.id
         assert (now.thumbnail(item.id), now.preview(item.id)) == (item.thumbnail, item.preview)
         assert (whole[item.id].thumbnail, whole[item.id].preview) == (item.thumbnail, item.preview)
+
+
+@pytest.mark.parametrize("n_folded", [1, 2])
+def test_log_that_begins_after_some_changes_has_their_version(
+    live: LiveGallery, base: FaissGallery, tmp_path: Path, n_folded: int
+) -> None:
+    """A gallery is opened before the log that a compaction makes for it."""
+    live.commit([some_upsert("a"), some_upsert("b")])
+    later = opened(base, tmp_path / "later.sqlite")
+    with live.log.transaction() as turn:
+        turn.copy_tail(tmp_path / "later.sqlite", "the-bundle", after=n_folded)
+    assert later.refresh().version == 2
+    assert later.snapshot().n_rows == 12 - n_folded
 
 
 def test_edit_beside_the_write_of_a_similar_id_applies_to_its_own_item() -> None:

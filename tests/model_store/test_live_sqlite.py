@@ -142,6 +142,18 @@ def test_a_connection_waits_as_long_as_it_is_told_and_takes_no_lock_on_what_neve
             assert reader.execute("SELECT b FROM a").fetchall() == []
 
 
+def test_busy_file_is_tried_again_until_the_timeout_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([10.0, 10.5, 11.0, 11.5])
+    monkeypatch.setattr("model_store.gallery.live.sqlite.time.monotonic", lambda: next(times))
+    with closing(sqlite3.connect(":memory:", factory=Failing)) as connection:
+        connection.code = sqlite3.SQLITE_BUSY
+        with pytest.raises(sqlite3.OperationalError, match="it said so"):
+            use_write_ahead_log(connection, patience_s=1)
+    assert next(times, None) is None
+
+
 def test_two_who_make_a_file_wait_for_each_other(tmp_path: Path) -> None:
     """SQLite does not where another is just writing to a file that has no such log yet."""
     path = tmp_path / "new.sqlite"

@@ -45,7 +45,7 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 def test_the_blocks_of_an_array_and_of_a_file_are_its_rows(
     mapped: NDArray[np.float32], block: int
 ) -> None:
-    for rows in (directions(), mapped):
+    for rows in (directions(), mapped, mapped.copy()):
         blocks = list(row_blocks.row_blocks(rows))
         assert {len(one) for one in blocks[:-1]} <= {block}
         np.testing.assert_array_equal(np.concatenate(blocks), directions())
@@ -213,17 +213,17 @@ def test_an_error_is_not_hidden_by_the_rows_that_are_missing_because_of_it(tmp_p
         file.add(np.zeros((1 // 0, 3)))
 
 
-@pytest.mark.parametrize("read_bytes", [0, 10**6])
+@pytest.mark.parametrize(("larger_by", "is_mapped"), [(0, False), (1, True)])
 def test_a_file_is_read_or_mapped_by_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, larger_by: int, is_mapped: bool
 ) -> None:
     path = tmp_path / "rows.npy"
     np.save(path, directions(20))
-    monkeypatch.setattr(row_file, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(row_file, "READ_BYTES", path.stat().st_size - larger_by)
     rows, content = load_rows(path), load_bytes(path)
     np.testing.assert_array_equal(rows, directions(20))
     assert content.tobytes() == path.read_bytes()
     for one in (rows, content):
         mapped = isinstance(one, np.memmap) or isinstance(one.base, np.memmap)
-        assert mapped == (read_bytes == 0)
+        assert mapped == is_mapped
         assert one.flags.writeable != mapped

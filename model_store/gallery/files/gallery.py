@@ -152,7 +152,7 @@ class FaissGallery:
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
         """Return the rows of the ``limit`` items that follow ``after``, in the order of ids."""
         first = 0 if after is None else after + 1
-        return np.arange(first, max(first, min(first + limit, self.n_items)))
+        return np.arange(first, min(first + limit, self.n_items))
 
     def next_row(self, item_id: str) -> int:
         """Return the first row whose id is greater than ``item_id``; N if no id is greater."""

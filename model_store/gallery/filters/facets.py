@@ -62,7 +62,7 @@ class Counted:
     def held(self) -> NDArray[np.int64]:
         """For each code of ``column.held``, count the items whose list has the code."""
         held = self.column.held
-        if self.gone is None or not len(held.rows):
+        if self.gone is None:
             return np.diff(held.starts)
         there = np.ones(len(self.column.codes), dtype=np.int64)
         there[self.gone] = 0

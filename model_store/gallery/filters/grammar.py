@@ -264,9 +264,9 @@ def _scalar(value: object, place: str) -> Scalar:
     if isinstance(value, str):
         _encodable(value, place)
         return value
-    if value is None or isinstance(value, bool):
+    if value is None:
         return value
-    if isinstance(value, int) and -_MAX_INTEGER <= value < _MAX_INTEGER:
+    if isinstance(value, int) and -_MAX_INTEGER <= value < _MAX_INTEGER:  # or a bool
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value

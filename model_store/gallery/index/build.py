@@ -129,7 +129,7 @@ def build_index(
                 f"Product quantisation needs at least {index.pq.ksub} items; there are {n_items}. "
                 "Leave index.kind at 'auto'."
             )
-        n_points = min(n_items, POINTS_PER_LIST * getattr(index, "nlist", 1024))
+        n_points = POINTS_PER_LIST * getattr(index, "nlist", 1024)
         points = rows_at(directions, np.sort(generator.permutation(n_items)[:n_points]))
         _fill(index, points, directions, plan, settings.seed)
         effort, recall, n_queries = _tuned(index, directions, plan, settings, generator)

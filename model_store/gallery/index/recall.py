@@ -28,11 +28,11 @@ def tenth_similarity(
     directions: NDArray[np.float32], queries: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Return each query's similarity to its tenth nearest item; if N < 10, to the farthest item."""
-    k = min(N_NEIGHBOURS, len(directions))
     nearest = np.empty((len(queries), 0), np.float32)
     for rows in row_blocks(directions):
-        found, _ = faiss.knn(queries, rows, min(k, len(rows)), faiss.METRIC_INNER_PRODUCT)
-        nearest = -np.sort(-np.hstack([nearest, found]), axis=1)[:, :k]
+        n = min(N_NEIGHBOURS, len(rows))
+        found, _ = faiss.knn(queries, rows, n, faiss.METRIC_INNER_PRODUCT)
+        nearest = -np.sort(-np.hstack([nearest, found]), axis=1)[:, :N_NEIGHBOURS]
     tenth: NDArray[np.float32] = nearest[:, -1]
     return tenth
 
