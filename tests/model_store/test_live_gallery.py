@@ -45,6 +45,7 @@ from model_store.gallery import (
 )
 from model_store.gallery.live.high_water import HighWater, remove_unfinished, require_reached
 from model_store.gallery.live.log import Transaction
+from model_store.gallery.live.sqlite import connect
 from model_store.gallery.writable import with_whole_items
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
@@ -321,6 +322,15 @@ class TestSeveralWriters:
         other.refresh()
         assert other.log.mark() == marks[-1]  # reading changes nothing
 
+    def test_an_open_log_is_read_without_looking_for_its_file(
+        self, live: LiveGallery, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Before each request a service compares the mark."""
+        live.commit([some_upsert("a")])
+        before = live.log.mark(), live.refresh()
+        monkeypatch.setattr(Path, "exists", lambda _: pytest.fail("looked for the file"))
+        assert (live.log.mark(), live.refresh()) == before
+
     def test_its_mark_waits_for_nobody(self, live: LiveGallery, path: Path) -> None:
         live.commit([some_upsert("a")])
         mark = live.log.mark()
@@ -385,6 +395,13 @@ class Unconfirmed(sqlite3.Connection):
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
             raise error
         return super().execute(statement, *values)
+
+
+class Refusing(sqlite3.Connection):
+    """A connection to a log whose shared memory cannot be made."""
+
+    def execute(self, *_: object) -> sqlite3.Cursor:
+        raise sqlite3.OperationalError("unable to open database file")
 
 
 class TestTrouble:
@@ -612,6 +629,46 @@ class TestDamage:
             (last,) = connection.execute("SELECT max(sequence) FROM changes").fetchone()
             connection.execute("DELETE FROM changes WHERE sequence > ?", (last - lost,))
         self.refused(base, kept, f"ends with change {last - lost}, though {last}")
+
+    @pytest.mark.parametrize("content", [b"", b"1" * 19, b"1" * 21, b" " * 20])
+    def test_number_of_another_form_is_damage_that_a_write_repairs(
+        self, path: Path, content: bytes
+    ) -> None:
+        path.parent.mkdir()
+        high = HighWater(path)
+        high.path.write_bytes(content)
+        with pytest.raises(LogDamaged, match="holds no number"):
+            high.read()
+        high.path.write_bytes(b" " * 20)
+        high.raise_to(4)
+        assert high.read() == 4
+
+    @pytest.mark.parametrize(
+        ("journal", "is_served"), [(None, True), (b"", True), (b"changes", False)]
+    )
+    def test_log_on_a_read_only_disk_is_read_unless_its_journal_has_changes(
+        self,
+        kept: Path,
+        base: FaissGallery,
+        monkeypatch: pytest.MonkeyPatch,
+        journal: bytes | None,
+        is_served: bool,
+    ) -> None:
+        """There SQLite opens the log only as a file that never changes."""
+        if journal is not None:
+            kept.with_name(f"{kept.name}-wal").write_bytes(journal)
+
+        def connected(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
+            if immutable:
+                return connect(path, mode, immutable=True)
+            return sqlite3.connect(":memory:", factory=Refusing)
+
+        monkeypatch.setattr("model_store.gallery.live.log.connect", connected)
+        if is_served:
+            assert opened(base, kept).snapshot().version == 12
+        else:
+            with pytest.raises(StorageFailed, match="cannot be read"):
+                opened(base, kept)
 
     def test_number_is_made_whole_or_not(self, path: Path) -> None:
         path.parent.mkdir()
