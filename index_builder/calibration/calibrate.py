@@ -221,7 +221,7 @@ def observe_gallery(
     earlier = (
         None
         if len(queries.withheld) == 0
-        else Earlier.of(gallery, images, embeddings, known_labels, seed)
+        else Earlier.of(gallery, images, embeddings, known_labels)
     )
     n_since = 0 if earlier is None else int((~earlier.rows).sum())
     setup = RetrievalSetup.of(
@@ -235,7 +235,7 @@ def observe_gallery(
     )
     setup = replace(setup, rule=rule, earlier=earlier)
     if items is not None and own is not None:
-        observed = _observe_items(setup, items, own, images, embeddings, queries, seed)
+        observed = _observe_items(setup, items, own, images, embeddings, queries)
     else:
         observed = calibration_queries(
             setup,
@@ -247,7 +247,7 @@ def observe_gallery(
         )
     if hidden is not None:
         observed = _with_gallery_images(
-            observed, setup, matched, images, embeddings, left_out, hidden, seed, n_put
+            observed, setup, matched, images, embeddings, left_out, hidden, n_put
         )
     return setup, observed
 
@@ -259,7 +259,6 @@ def _observe_items(
     images: LabelledImages,
     embeddings: Embeddings,
     queries: QuerySet,
-    seed: int,
 ) -> CalibrationQueries:
     """Search the gallery with its own items; each item is excluded from its own results.
 
@@ -272,7 +271,7 @@ def _observe_items(
     """
     groups = group_numbers(images, items.images)
     of_images, of_items = groups[: len(images)], groups[len(images) :]
-    detectors = DetectorFolds.of(embeddings, images.label_codes(), of_images, seed)
+    detectors = DetectorFolds.of(embeddings, images.label_codes(), of_images)
 
     found = look_up(
         setup.gallery,
@@ -337,7 +336,6 @@ def _with_gallery_images(
     embeddings: Embeddings,
     rows: NDArray[np.int64],
     hidden: NDArray[np.int64],
-    seed: int,
     n_put: int,
 ) -> CalibrationQueries:
     """Add gallery images as queries; each image is excluded from its own results.
@@ -353,9 +351,7 @@ def _with_gallery_images(
         images come first in ``rows``.
     """
     groups = group_numbers(images)
-    scores = DetectorFolds.of(embeddings, images.label_codes(), groups, seed).scores(
-        embeddings, groups
-    )
+    scores = DetectorFolds.of(embeddings, images.label_codes(), groups).scores(embeddings, groups)
     some, of_some = images.subset(rows), embeddings.at(rows)
     found = look_up(
         setup.gallery,

@@ -107,7 +107,7 @@ def calibrate_texts(
     about = np.array([label is not None for label in captions.labels])
     matched, absent = captions.at(np.flatnonzero(about)), captions.at(np.flatnonzero(~about))
     _require_enough(matched, absent)
-    searched = _searched(encoder, gallery, matched, seed, hide_labels=len(absent) == 0)
+    searched = _searched(encoder, gallery, matched, hide_labels=len(absent) == 0)
     if len(absent) == 0:
         folds = fit_label_folds(searched.embeddings, matched.named.labels, seed)
         of_absent, absent_of = look_up_hidden(
@@ -163,19 +163,19 @@ class _Searched:
 
 
 def _searched(
-    encoder: TextEncoder, gallery: Gallery, matched: Captions, seed: int, *, hide_labels: bool
+    encoder: TextEncoder, gallery: Gallery, matched: Captions, *, hide_labels: bool
 ) -> _Searched:
     """Search the gallery with the captions that have a match."""
     named, embeddings = matched.named, _embedded(encoder, matched.texts)
     codes = np.unique(np.array(named.labels), return_inverse=True)[1]
     clusters = np.unique(np.array(matched.clusters), return_inverse=True)[1].astype(np.int64)
     means, n_listed = label_means(gallery), list_length(gallery, 0, hide_labels=hide_labels)
-    scores = DetectorFolds.of(embeddings, codes, clusters, seed).scores(embeddings, clusters)
+    scores = DetectorFolds.of(embeddings, codes, clusters).scores(embeddings, clusters)
     return _Searched(
         embeddings,
         clusters,
         look_up(gallery, means, named, embeddings, scores, n_listed),
-        fit_detector(embeddings, codes, seed),
+        fit_detector(embeddings, codes),
         means,
         n_listed,
     )

@@ -41,12 +41,10 @@ LEAST_OF_LABEL = 5
 If the detector had no reference image of a small or new label, a query of this label would look
 like an outlier."""
 
-Floats = NDArray[np.float64]
+Rows = NDArray[np.float32]
 
 
-def fit_detector(
-    embeddings: Embeddings, label_codes: NDArray[np.integer[Any]], seed: int
-) -> OutlierDetector:
+def fit_detector(embeddings: Embeddings, label_codes: NDArray[np.integer[Any]]) -> OutlierDetector:
     """Fit the outlier detector on gallery images.
 
     Parameters
@@ -54,14 +52,11 @@ def fit_detector(
     embeddings : N embeddings of gallery images in random order.
     label_codes : (N,) label codes. If most labels have a single image, all images count as one
         label.
-    seed : seed of the randomised decomposition.
 
     Raises
     ------
     CalibrationError : there are fewer than `MIN_REFERENCES` images.
     """
-    from sklearn.decomposition import PCA  # noqa: PLC0415 - slow
-
     if len(embeddings) < MIN_REFERENCES:
         raise CalibrationError(
             f"The gallery has {len(embeddings)} images; outlier detection needs at least "
@@ -72,9 +67,8 @@ def fit_detector(
     rows = unit_rows(features)
     n_features = rows.shape[1]
     rank = min(RANK, len(rows) // 2, n_features, MOST_BASIS_ENTRIES // n_features)
-    pca = PCA(rank, svd_solver="randomized", random_state=seed).fit(rows)
-    centre = pca.mean_.astype(np.float32)
-    basis = np.ascontiguousarray(pca.components_.T, dtype=np.float32)
+    centre = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+    basis = _principal_directions(rows - centre, rank)
     coordinates = (rows - centre) @ basis
     _, codes, counts = np.unique(label_codes, return_inverse=True, return_counts=True)
     n_labels = len(counts)
@@ -109,16 +103,40 @@ def _references(label_codes: NDArray[np.integer[Any]], n_references: int) -> NDA
     return np.sort(chosen)
 
 
-def _whitening(deviations: Floats, degrees_of_freedom: int) -> NDArray[np.float32]:
+def _principal_directions(deviations: Rows, rank: int) -> Rows:
+    """Return the ``rank`` leading principal directions (F, rank) of ``deviations`` (N, F).
+
+    They come from the eigenvectors of the smaller one of two matrices of products: of the features
+    (F, F), or of the images (N, N).
+    """
+    from scipy.linalg import eigh  # noqa: PLC0415 - slow
+
+    few = len(deviations) < deviations.shape[1]
+    products = deviations @ deviations.T if few else deviations.T @ deviations
+    last = len(products) - 1
+    vectors = eigh(products, subset_by_index=[last + 1 - rank, last], check_finite=False)[1]
+    # A QR decomposition returns orthonormal directions even if some images are copies.
+    directions: Rows = np.linalg.qr(deviations.T @ vectors if few else vectors)[0]
+    return np.ascontiguousarray(directions[:, ::-1])
+
+
+def _whitening(deviations: NDArray[np.floating[Any]], degrees_of_freedom: int) -> Rows:
     """Return L, where L Lᵀ is the inverse of the shrunk covariance (r, r) of ``deviations`` (N, r).
 
-    The label means use C degrees of freedom, so N − C are left.
+    The covariance is shrunk towards a multiple of the identity (Ledoit & Wolf 2004, lemma 3.3). The
+    label means use C degrees of freedom, so N − C are left.
     """
-    from sklearn.covariance import ledoit_wolf  # noqa: PLC0415 - slow
-
-    covariance, _ = ledoit_wolf(deviations, assume_centered=True)
-    covariance *= len(deviations) / max(degrees_of_freedom, 1)
-    floor = np.finfo(np.float32).eps * np.trace(covariance) / len(covariance)
-    covariance += (floor + np.finfo(np.float64).tiny) * np.eye(len(covariance))
+    rows = deviations.astype(np.float64)
+    n, size = rows.shape
+    covariance = rows.T @ rows / n
+    scale = np.trace(covariance) / size
+    from_identity = (covariance**2).sum() - size * scale**2
+    error = ((rows**2).sum(axis=1) ** 2).sum() / n**2 - (covariance**2).sum() / n
+    shrinkage = float(np.clip(error / from_identity, 0, 1)) if from_identity > 0 else 0.0
+    covariance *= 1 - shrinkage
+    covariance[np.diag_indices(size)] += shrinkage * scale
+    covariance *= n / max(degrees_of_freedom, 1)
+    floor = np.finfo(np.float32).eps * np.trace(covariance) / size
+    covariance[np.diag_indices(size)] += floor + np.finfo(np.float64).tiny
     lower = np.linalg.cholesky(np.linalg.inv(covariance))
     return np.ascontiguousarray(lower, dtype=np.float32)

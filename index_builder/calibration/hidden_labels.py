@@ -72,7 +72,7 @@ def fit_label_folds(
     ----------
     embeddings : embeddings of N gallery images in random order.
     labels : N labels of these images.
-    seed : seed of the folds and of the detectors.
+    seed : seed of the folds.
     """
     names, codes = np.unique(np.array(labels), return_inverse=True)
     folds = np.random.default_rng(seed).permutation(len(names)) % min(n_folds, len(names))
@@ -82,5 +82,5 @@ def fit_label_folds(
         if len(kept) < MIN_REFERENCES:
             detectors.append(None)
         else:
-            detectors.append(fit_detector(embeddings.at(kept), codes[kept], seed))
+            detectors.append(fit_detector(embeddings.at(kept), codes[kept]))
     return LabelFolds(dict(zip(names.tolist(), folds.tolist(), strict=True)), tuple(detectors))

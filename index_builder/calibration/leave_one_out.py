@@ -188,7 +188,6 @@ class DetectorFolds:
         embeddings: Embeddings,
         codes: NDArray[np.integer[Any]],
         groups: NDArray[np.int64],
-        seed: int,
         n_folds: int = N_FOLDS,
     ) -> DetectorFolds:
         """Fit the detectors to N images of the gallery.
@@ -197,13 +196,12 @@ class DetectorFolds:
         ----------
         embeddings, codes : embeddings and label codes of the images, in random order.
         groups : (N,) group numbers; a group is never split between folds.
-        seed : seed of the detectors.
         """
         detectors: list[OutlierDetector | None] = []
         for fold in range(n_folds):
             kept = np.flatnonzero(groups % n_folds != fold)
             is_empty = len(kept) == len(groups) and n_folds > 1
-            fitted = None if is_empty else fit_detector(embeddings.at(kept), codes[kept], seed)
+            fitted = None if is_empty else fit_detector(embeddings.at(kept), codes[kept])
             detectors.append(fitted)
         return cls(tuple(detectors))
 

@@ -50,7 +50,6 @@ class Earlier:
         images: LabelledImages,
         embeddings: Embeddings,
         labels: Collection[str],
-        seed: int,
     ) -> Earlier | None:
         """Leave out the labels that were added later.
 
@@ -71,7 +70,7 @@ class Earlier:
         kept = np.flatnonzero([label in known for label in images.labels])
         if len(kept) < MIN_REFERENCES:
             return None
-        detector = fit_detector(embeddings.at(kept), images.label_codes()[kept], seed)
+        detector = fit_detector(embeddings.at(kept), images.label_codes()[kept])
         rows = np.where(codes >= 0, held[codes], True)
         return cls(rows, detector, len(held) / int(held.sum()))
 
@@ -130,7 +129,7 @@ class RetrievalSetup:
         return cls(
             encoder,
             gallery,
-            fit_detector(embeddings, images.label_codes(), seed),
+            fit_detector(embeddings, images.label_codes()),
             label_means(gallery),
             fit_label_folds(embeddings, names, seed).of(images.labels, names)
             if hide_labels

@@ -15,11 +15,10 @@ def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
     This is the area under the receiver operating characteristic (Hanley & McNeil 1982). The value
     is None if there are no positives or no negatives.
     """
-    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - slow
-
     if not len(values_of_positives) or not len(values_of_negatives):
         return None
-    return float(roc_auc_score(*_joined(values_of_positives, values_of_negatives)))
+    false_rates, true_rates = roc(values_of_positives, values_of_negatives)
+    return float(np.trapezoid(true_rates, false_rates))
 
 
 def error_auroc(uncertainties: Floats, correct: Bools) -> float | None:
@@ -41,11 +40,13 @@ def auprc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
     This is average precision; the trapezium rule would give too large an area (Davis & Goadrich
     2006). The value is None if there are no positives or no negatives.
     """
-    from sklearn.metrics import average_precision_score  # noqa: PLC0415 - slow
-
-    if not len(values_of_positives) or not len(values_of_negatives):
+    n_positives, n_negatives = len(values_of_positives), len(values_of_negatives)
+    if not n_positives or not n_negatives:
         return None
-    return float(average_precision_score(*_joined(values_of_positives, values_of_negatives)))
+    false_rates, true_rates = roc(values_of_positives, values_of_negatives)
+    hits = true_rates[1:] * n_positives
+    precision = hits / (hits + false_rates[1:] * n_negatives)
+    return float((np.diff(true_rates) * precision).sum())
 
 
 def fpr_at_tpr(
@@ -72,8 +73,3 @@ def roc(values_of_positives: Floats, values_of_negatives: Floats) -> tuple[Float
         for values in (values_of_positives, values_of_negatives)
     )
     return false_rates, true_rates
-
-
-def _joined(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
-    truth = np.r_[np.ones(len(positives)), np.zeros(len(negatives))]
-    return truth, np.concatenate([positives, negatives])

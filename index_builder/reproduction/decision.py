@@ -157,7 +157,7 @@ def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:
         items = queries.subset(block)
         embeddings = embed_with_features(encoder, items, "features")
         groups = group_numbers(items)
-        folds = DetectorFolds.of(embeddings, items.label_codes(), groups, seed, N_FOLDS)
+        folds = DetectorFolds.of(embeddings, items.label_codes(), groups, N_FOLDS)
         scores = folds.scores(embeddings, groups)
         hidden = rows_of_groups(setup.gallery, items)
         n = min(setup.n_candidates, setup.gallery.n_items - hidden.shape[1])

@@ -234,7 +234,7 @@ def _observe(name: str, data: Path, kept: Path) -> None:
     gallery = some(splits.gallery, N_GALLERY, 0)
     codes = gallery.label_codes()
     embeddings = embedded(encoder, gallery)
-    detector: OutlierDetector = fit_detector(embeddings, codes, 0)
+    detector: OutlierDetector = fit_detector(embeddings, codes)
 
     def signals(images: LabelledImages) -> Floats:
         return detector.signals(embedded(encoder, images))

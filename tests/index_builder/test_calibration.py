@@ -60,7 +60,7 @@ def gallery_embeddings(features: NDArray[Any]) -> Embeddings:
 
 
 DETECTOR = fit_detector(
-    gallery_embeddings(RNG.standard_normal((40, 12))), np.zeros(40, dtype=np.int32), seed=0
+    gallery_embeddings(RNG.standard_normal((40, 12))), np.zeros(40, dtype=np.int32)
 )
 
 MEANS = LabelMeans(np.eye(5, 4, dtype=np.float32))
@@ -137,7 +137,7 @@ def test_more_queries_without_a_match_lower_every_probability() -> None:
 
 def test_a_gallery_of_one_image_a_label_is_measured_around_one_mean() -> None:
     gallery = gallery_embeddings(RNG.standard_normal((60, 12)))
-    fitted = fit_detector(gallery, np.arange(60, dtype=np.int32), seed=0)
+    fitted = fit_detector(gallery, np.arange(60, dtype=np.int32))
     assert len(fitted.label_means) == 1
     assert np.isfinite(fitted.signals(gallery)).all()
 
@@ -265,7 +265,7 @@ def test_the_detector_sees_what_lies_outside_the_gallery_and_inside_its_gaps() -
     circle = np.stack([np.cos(angles), np.sin(angles), np.full(400, 0.3)])
     features = (plane @ circle).T
     gallery = gallery_embeddings(features)
-    fitted = fit_detector(gallery, np.zeros(400, dtype=np.int32), seed=0)
+    fitted = fit_detector(gallery, np.zeros(400, dtype=np.int32))
 
     def distances(asked: NDArray[Any]) -> NDArray[np.float64]:
         return np.exp(fitted.signals(gallery_embeddings(asked))[:, 0])
@@ -275,12 +275,46 @@ def test_the_detector_sees_what_lies_outside_the_gallery_and_inside_its_gaps() -
     assert distances(RNG.standard_normal((50, 30))).min() > 0.5
 
 
+@pytest.mark.parametrize("shape", [(200, 30), (40, 90)])
+def test_the_detector_s_subspace_and_covariance_are_those_of_scikit_learn(
+    shape: tuple[int, int],
+) -> None:
+    from sklearn.covariance import ledoit_wolf
+    from sklearn.decomposition import PCA
+
+    spread = np.geomspace(5, 0.1, shape[1])
+    features = (1 + RNG.standard_normal(shape) * spread).astype(np.float32)
+    codes = np.arange(len(features)) % 2
+    fitted = fit_detector(gallery_embeddings(features), codes)
+    rank = fitted.basis.shape[1]
+    rows = unit_rows(features)
+    pca = PCA(rank, svd_solver="full").fit(rows)
+    np.testing.assert_allclose(fitted.centre, pca.mean_, atol=1e-6)
+    np.testing.assert_allclose(abs(fitted.basis.T @ pca.components_.T), np.eye(rank), atol=5e-3)
+    coordinates = (rows - fitted.centre) @ fitted.basis
+    np.testing.assert_allclose(fitted.basis.T @ fitted.basis, np.eye(rank), atol=1e-5)
+    deviations = coordinates - fitted.label_means[codes]
+    covariance, shrinkage = ledoit_wolf(deviations, assume_centered=True)
+    assert 0.01 < shrinkage < 0.99
+    covariance *= len(rows) / (len(rows) - 2)
+    inverse = fitted.whitening @ fitted.whitening.T
+    np.testing.assert_allclose(inverse @ covariance, np.eye(rank), atol=1e-3)
+
+
+def test_of_copies_of_a_few_images_the_detector_is_finite() -> None:
+    features = np.repeat(RNG.standard_normal((3, 50)), 20, axis=0)
+    fitted = fit_detector(gallery_embeddings(features), np.zeros(60, dtype=np.int32))
+    np.testing.assert_allclose(fitted.basis.T @ fitted.basis, np.eye(30), atol=1e-5)
+    signals = fitted.signals(gallery_embeddings(RNG.standard_normal((9, 50))))
+    assert np.isfinite(signals).all()
+
+
 def test_mahalanobis_is_whitened_within_labels() -> None:
     """Ordinary images are as far from their label's mean in every direction."""
     codes = np.arange(6000) % 3
     centres, spread = 3 * RNG.standard_normal((3, 8)), np.diag([0.3, 0.2, 0.1, 0.3] * 2)
     features = 10 + centres[codes] + RNG.standard_normal((6000, 8)) @ spread
-    fitted = fit_detector(gallery_embeddings(features), codes.astype(np.int32), seed=0)
+    fitted = fit_detector(gallery_embeddings(features), codes.astype(np.int32))
     rows = unit_rows(features.astype(np.float32))
     whitened = (rows - fitted.centre) @ fitted.basis @ fitted.whitening
     deviations = whitened - (fitted.label_means @ fitted.whitening)[codes]
@@ -290,7 +324,7 @@ def test_mahalanobis_is_whitened_within_labels() -> None:
 
 def test_of_many_features_adjacent_ones_are_averaged() -> None:
     features = RNG.standard_normal((40, 6000))
-    fitted = fit_detector(gallery_embeddings(features), np.zeros(40, dtype=np.int32), seed=0)
+    fitted = fit_detector(gallery_embeddings(features), np.zeros(40, dtype=np.int32))
     assert (fitted.n_averaged, fitted.centre.shape) == (3, (2000,))
     assert np.isfinite(fitted.signals(gallery_embeddings(features))).all()
 
@@ -300,11 +334,11 @@ def test_a_label_of_few_images_is_compared_with_wherever_it_stands() -> None:
     features = np.where(codes[:, None] == 0, [3.0, 0.0, 0.0, 0.0], [0.0, 3.0, 0.0, 0.0])
     features = features + 0.3 * RNG.standard_normal((len(codes), 4))
     gallery = gallery_embeddings(features)
-    fitted = fit_detector(gallery, codes, seed=0)
+    fitted = fit_detector(gallery, codes)
     assert len(fitted.references) == 500
     assert np.exp(fitted.signals(gallery.at(np.flatnonzero(codes == 1)))[:, 0]).max() < 0.01
 
 
 def test_a_gallery_of_a_few_images_has_no_detector() -> None:
     with pytest.raises(CalibrationError, match="at least 20"):
-        fit_detector(gallery_embeddings(np.ones((19, 5))), np.zeros(19, dtype=np.int32), seed=0)
+        fit_detector(gallery_embeddings(np.ones((19, 5))), np.zeros(19, dtype=np.int32))

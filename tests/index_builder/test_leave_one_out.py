@@ -147,11 +147,11 @@ def test_images_make_up_for_missing_queries(images: LabelledImages) -> None:
 def test_no_detector_has_seen_an_image_or_its_group() -> None:
     """A detector that knew an image would find it at distance nought."""
     codes, alone = np.zeros(N, dtype=np.int64), np.arange(N)
-    scores = DetectorFolds.of(EMBEDDINGS, codes, alone, 0).scores(EMBEDDINGS, alone)
+    scores = DetectorFolds.of(EMBEDDINGS, codes, alone).scores(EMBEDDINGS, alone)
     shown = np.r_[alone, np.roll(alone, 1)]  # each image twice, in different folds by itself
     twice = EMBEDDINGS.at(shown)
     seen, hidden = (
-        DetectorFolds.of(twice, np.r_[codes, codes], groups, 0).scores(twice, groups)
+        DetectorFolds.of(twice, np.r_[codes, codes], groups).scores(twice, groups)
         for groups in (np.arange(2 * N), shown)
     )
     assert np.median(seen) < np.median(hidden) - 1

@@ -11,6 +11,7 @@ from PIL import Image
 
 from index_builder.configuration.build import BuildConfig, DatasetConfig, OutlierConfig
 from index_builder.datasets import Splits, load_splits
+from index_builder.datasets.digits import digits
 from index_builder.datasets.folder import folder
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import from_arrays
@@ -29,6 +30,15 @@ def config_of(
 
 def digits_without(*labels: str, seed: int = 0) -> BuildConfig:
     return config_of(DatasetConfig(kind="digits", withheld_labels=labels), seed)
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    ours, theirs = digits(), load_digits()
+    assert list(ours.labels) == [str(label) for label in theirs.target]
+    pixels = np.stack([ours.pixels(row)[:, :, 0] for row in range(len(ours))])
+    np.testing.assert_array_equal(np.round(theirs.images * (255 / 16)), pixels)
 
 
 def test_no_image_stands_in_two_parts() -> None:
