@@ -239,6 +239,19 @@ class TestASnapshot:
         renamed = live.snapshot().renamed_labels()
         assert renamed == {f"{first:02d}": f"new {first}"}  # another item keeps "11"
 
+    def test_label_that_became_two_or_none_is_not_renamed(self, tmp_path: Path) -> None:
+        labels = ["two", "two", "none", "both", "both", "one", "one"]
+        embeddings = random_embeddings(7, DIM, seed=0)
+        items = [
+            replace(item, label=label) for item, label in zip(new_items(7), labels, strict=True)
+        ]
+        live = opened(written(tmp_path / "base", embeddings, items), tmp_path / "changes")
+        after = ["a", "b", None, "c", None, "d", "d"]
+        live.commit(
+            [Edit(item.id, {"label": label}) for item, label in zip(items, after, strict=True)]
+        )
+        assert live.snapshot().renamed_labels() == {"one": "d"}
+
     def test_items_go_into_another_gallery_with_few_questions(
         self, base: FaissGallery, monkeypatch: pytest.MonkeyPatch
     ) -> None:

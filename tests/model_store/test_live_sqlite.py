@@ -142,13 +142,16 @@ def test_a_connection_waits_as_long_as_it_is_told_and_takes_no_lock_on_what_neve
             assert reader.execute("SELECT b FROM a").fetchall() == []
 
 
+@pytest.mark.parametrize(
+    ("code", "at"), [(sqlite3.SQLITE_BUSY, [10.0, 10.5, 11.0, 11.5]), (sqlite3.SQLITE_FULL, [10.0])]
+)
 def test_busy_file_is_tried_again_until_the_timeout_has_passed(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, code: int, at: list[float]
 ) -> None:
-    times = iter([10.0, 10.5, 11.0, 11.5])
+    times = iter(at)
     monkeypatch.setattr("model_store.gallery.live.sqlite.time.monotonic", lambda: next(times))
     with closing(sqlite3.connect(":memory:", factory=Failing)) as connection:
-        connection.code = sqlite3.SQLITE_BUSY
+        connection.code = code
         with pytest.raises(sqlite3.OperationalError, match="it said so"):
             use_write_ahead_log(connection, patience_s=1)
     assert next(times, None) is None

@@ -173,12 +173,12 @@ def contents_beside(
 
 
 def changes_after(connection: sqlite3.Connection, sequence: int) -> list[Change]:
-    """Return the changes after ``sequence``, in order."""
+    """Return the changes after ``sequence``, in order; the log begins there or before."""
     query = (
         "SELECT sequence, id, label, metadata, mean, variance, checksums FROM changes "
         "WHERE sequence > ? ORDER BY sequence"
     )
-    wanted = max(sequence, first_sequence(connection)) + 1
+    wanted = sequence + 1
     changes = []
     for number, item_id, label, metadata, mean, variance, checksums in fetched(
         connection, query, [sequence]
