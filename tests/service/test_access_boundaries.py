@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -13,7 +15,7 @@ from service.access.caller import Caller, KeyLimits
 from service.access.hosts import AllowedHosts, is_loopback
 from service.access.keys import SCOPES, KeyScope, allows, mint, rotated
 from service.access.proxies import _without
-from service.access.rate_limits import Rates, Standing, Tallies, Tally
+from service.access.rate_limits import MAX_COUNT, Rates, Standing, Tallies, Tally
 from service.settings import parse_rate
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -82,6 +84,19 @@ def test_service_goes_by_its_whole_names(host: str, own: bool) -> None:
 
 def test_request_without_a_name_is_taken() -> None:
     AllowedHosts(_nothing, ["search.example"])._check(None)
+
+
+@pytest.mark.anyio
+async def test_metrics_are_sent_to_a_request_without_a_host() -> None:
+    reached: list[str] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        reached.append(scope["path"])
+
+    scope = {"type": "http", "http_version": "1.0", "path": "/metrics", "headers": []}
+    nothing: Any = None
+    await AllowedHosts(app, ["search.example"])(scope, nothing, nothing)
+    assert reached == ["/metrics"]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +207,23 @@ async def test_counts_of_one_caller_and_period_add_up(monkeypatch: pytest.Monkey
     assert (await rates.count("a", rate)).exceeded
     now = 660.0
     assert (await rates.count("a", rate)).count == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("n", [0, 1, 2])
+async def test_count_in_redis_is_a_possible_number_or_unknown(n: int) -> None:
+    rates: Any = Rates(None, 1.0)
+    rates._pool = rates._shared = object()
+    possible = [n, n + 1, MAX_COUNT - 1]
+    for count in (*possible, n - 1, MAX_COUNT, True, float(n), str(n), None):
+
+        async def ask(_: object, count: object = count) -> object:
+            return count
+
+        rates._calls = SimpleNamespace(ask=ask)
+        is_known = type(count) is int and count in possible
+        found = await rates._increment_shared("key", 60, n)
+        assert found == (count if is_known else None), count
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,8 @@ def test_bad_keys_count_against_the_address_that_tries_them(
     assert [answer.status_code for answer in answers] == [401, 401, 401, 429, 429]
     assert int(answers[-1].headers["retry-after"]) > 0
     assert answers[-1].headers["ratelimit-remaining"] == "0"
+    without = client.get(READ)
+    assert (without.status_code, "retry-after" in without.headers) == (401, False)
     assert client.get(READ, headers=bearer(key)).status_code == 200, "a good key has its own count"
 
 
