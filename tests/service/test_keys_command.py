@@ -102,7 +102,7 @@ def test_the_list_says_what_is_known_of_each(
     capsys: pytest.CaptureFixture[str], path: Path
 ) -> None:
     first = made(capsys, "create", "web shop", "--expires", "90d")
-    second = made(capsys, "create", "till", "--scope", "admin")
+    second = made(capsys, "create", "till", "--scope", "admin", "--rate-limit", "5/minute")
     said(capsys, "revoke", id_of(second))
     header, one, other = said(capsys, "list").splitlines()
     assert header.split()[:3] == ["id", "scope", "state"]
@@ -113,6 +113,8 @@ def test_the_list_says_what_is_known_of_each(
     assert [line[header.index("name") :] for line in (one, other)] == ["web shop", "till"]
     expiry = other[header.index("expires") : header.index("rate limit")]
     assert expiry.strip() == "never"
+    rates = [line[header.index("rate limit") : header.index("galleries")] for line in (one, other)]
+    assert [rate.strip() for rate in rates] == ["the service's", "5/minute"]
 
 
 @pytest.mark.parametrize(
