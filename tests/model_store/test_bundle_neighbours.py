@@ -7,6 +7,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +18,14 @@ import pytest
 from model_store.bundles import compaction, item_features, upgrade
 from model_store.bundles import manifest as manifests
 from model_store.bundles.backup import BUNDLE_FOLDER, LOG_FILE, SUMMARY_FILE, _wanted
+from model_store.bundles.changes import open_live
 from model_store.bundles.directory import locate
 from model_store.bundles.empty import ENCODER_FILES
 from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import (
     MANIFEST_FILE,
     SIGNATURE_FILE,
+    Manifest,
     _file_name,
     _sample_name,
     content_files,
@@ -30,10 +33,11 @@ from model_store.bundles.manifest import (
     describe_shared,
     parse_manifest,
     read_manifest,
+    verify_file,
 )
 from model_store.bundles.publish import publish, seal
 from model_store.errors import ArchiveError, BundleTampered, ItemNotFound
-from model_store.gallery.files.gallery import GALLERY_FILES
+from model_store.gallery.files.gallery import GALLERY_FILES, FaissGallery
 from model_store.half_precision import HalfRows
 from tests.laws.gallery_laws import new_items, random_embeddings
 from tests.support.live_bundles import DIM, published
@@ -287,3 +291,44 @@ def test_thinned_sample_keeps_whole_groups_up_to_its_limit(monkeypatch: pytest.M
     assert all(thinned.groups.count(group) == 2 for group in set(thinned.groups))
     for n_items in (0, 1, 60, 100):  # up to the limit all are kept
         assert items.at(np.arange(n_items)).thinned().share == 0.5
+
+
+def test_upgrade_keeps_items_with_ids_like_those_of_changed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embeddings = random_embeddings(3, DIM, seed=0)
+    ids = ["ab", "abc", "xab"]
+    items = [replace(one, id=name) for one, name in zip(new_items(3), ids, strict=True)]
+    rows = list(zip(items, embeddings.mean, embeddings.variance, strict=True))
+    base = SimpleNamespace(
+        n_items=3, dim=DIM, ids=lambda: {*ids}, rows=lambda: iter(rows), close=lambda: None
+    )
+    monkeypatch.setattr(upgrade, "_Base", lambda _: base)
+    manifest = Manifest({}, {"fingerprint": "e"}, None, None, (), {}, {})
+    (tmp_path / "new").mkdir()
+    upgrade._write_gallery(tmp_path, tmp_path / "new", manifest, {"ab": None})
+    gallery = FaissGallery(tmp_path / "new")
+    assert [one.id for one in gallery.items(gallery.rows())] == ["abc", "xab"]
+
+
+@pytest.mark.parametrize("spoil", ["changed", "missing", "unlisted"])
+def test_file_is_verified_against_its_entry_in_the_manifest(tmp_path: Path, spoil: str) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"content")
+    files = {"a": describe_file(path)}
+    manifest = Manifest({}, {}, None, None, (), {}, files)
+    verify_file(tmp_path, manifest, "a")
+    if spoil == "changed":
+        path.write_bytes(b"Content")
+    elif spoil == "missing":
+        path.unlink()
+    else:
+        manifest = replace(manifest, files={"ab": files["a"]})
+    with pytest.raises(BundleTampered, match="a differs from its manifest"):
+        verify_file(tmp_path, manifest, "a")
+
+
+def test_changes_are_read_beside_the_gallery_that_is_open(tmp_path: Path) -> None:
+    root = published(tmp_path, random_embeddings(5, DIM, seed=0), new_items(5))
+    base = FaissGallery(locate(root))
+    assert open_live(root, locate(root), base)._base is base
