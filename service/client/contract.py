@@ -24,6 +24,8 @@ MAX_ATTEMPTS = 3
 MAX_WAIT_S = 10.0
 """Maximum delay in seconds before a client sends a request again to a busy service."""
 
+_QUERY = re.compile(r"/v1/galleries/[^/]+/(search|assess|embed|decide)")
+
 Fields = Mapping[str, str | int | float]
 
 
@@ -140,6 +142,8 @@ def path_of(*parts: str) -> str:
 def send(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
     """Send a request, retry while the service is busy, and return the successful response.
 
+    A query is also sent again if its replica of the service ended before it answered.
+
     Raises
     ------
     VouchProblem : the service refused the request, or stayed busy.
@@ -160,8 +164,10 @@ def seconds_to_wait(response: httpx2.Response, attempt: int) -> float:
     VouchProblem : the service refused the request, or this was the last attempt.
     """
     problem = problem_of(response)
-    wait = problem.retry_after
-    if response.status_code != 503 or wait is None or attempt == MAX_ATTEMPTS:
+    wait, request = problem.retry_after, response.request
+    changes_nothing = request.method == "GET" or _QUERY.match(request.url.path) is not None
+    passes = problem.status == 503 or (problem.code == "replica_lost" and changes_nothing)
+    if not passes or wait is None or attempt == MAX_ATTEMPTS:
         raise problem
     return min(wait, MAX_WAIT_S)
 

@@ -254,6 +254,38 @@ def test_a_list_goes_on_after_the_service_was_busy(shown: Shown) -> None:
     expect(shown.found("neighbour")).to_have_count(3)
 
 
+LOST = {"title": "The replica has ended", "detail": "Send it again.", "code": "replica_lost"}
+
+
+def test_search_whose_replica_ended_is_sent_again(shown: Shown) -> None:
+    shown.open()
+    asked: list[bytes | None] = []
+
+    def once(route: Route) -> None:
+        asked.append(route.request.post_data_buffer)
+        route.fulfill(status=502, json=LOST)
+
+    shown.page.route("**/search", once, times=1)
+    shown.choose("a.png")
+    expect(shown.found("neighbour")).to_have_count(2)
+    assert len(asked) == 1
+    assert shown.complaints == []
+
+
+def test_review_whose_replica_ended_is_not_sent_again_unasked(shown: Shown) -> None:
+    shown.ask(audit=True)
+    asked: list[str] = []
+
+    def lost(route: Route) -> None:
+        asked.append(route.request.method)
+        route.fulfill(status=502, json=LOST)
+
+    shown.page.route("**/feedback", lost)
+    shown.found("audit").get_by_role("button", name="Yes").click()
+    expect(shown.found("audit")).to_contain_text("Send it again.")
+    assert asked == ["POST"]
+
+
 def test_browsing_goes_on_after_the_service_was_busy(shown: Shown) -> None:
     shown.replies["/v1/galleries/shoes/items"] = items
     answers = iter((503, 429, 0))

@@ -351,6 +351,29 @@ class TestAtAServiceThatMisbehaves:
         assert (waited, len(seen)) == ([], 1)
 
     @pytest.mark.parametrize(
+        ("ask", "attempts"),
+        [
+            (lambda client: client.search("digits", b"a picture"), 2),
+            (lambda client: client.galleries(), 2),
+            (lambda client: client.delete_item("digits", "item"), 1),
+        ],
+        ids=["search", "read", "write"],
+    )
+    def test_after_the_end_of_a_replica_queries_are_sent_again_and_writes_are_not(
+        self, waited: list[float], ask: Callable[[VouchClient], object], attempts: int
+    ) -> None:
+        lost = {**BUSY, "status": 502, "code": "replica_lost"}
+        answers = [
+            httpx2.Response(502, json=lost, headers={"Retry-After": "1"}),
+            httpx2.Response(400, json={**BUSY, "status": 400, "code": "reached"}),
+        ]
+        seen: list[bytes] = []
+        with pytest.raises(VouchProblem) as caught:
+            ask(self.client(self.in_turn(answers, seen)))
+        assert caught.value.code == ["replica_lost", "reached"][attempts - 1]
+        assert (len(seen), len(set(seen)), waited) == (attempts, 1, [1.0] * (attempts - 1))
+
+    @pytest.mark.parametrize(
         "response",
         [
             httpx2.Response(502, text="<html>Bad gateway"),

@@ -75,12 +75,30 @@ export function filled(url, { path = {}, query = {} }) {
   return given.length ? `${place}?${new URLSearchParams(given)}` : place;
 }
 
+/** Whether a request changes nothing, so that it can be sent again.
+ *
+ * @param {string} url
+ * @param {RequestInit} options */
+const isQuery = (url, { method = "GET" }) =>
+  method === "GET" || /^\/v1\/galleries\/[^/]+\/(search|assess|embed|decide)/.test(url);
+
 /** Ask at an address or for an operation, with options of `fetch` and the operation's `path`, `query`
- * and `json`.
+ * and `json`. A query whose replica has ended is sent once more, to another replica.
  *
  * @param {string} url
  * @param {RequestInit & { path?: any, query?: any, json?: any }} options */
-export async function ask(url, { path, query, json, ...options } = {}) {
+export async function ask(url, options = {}) {
+  try {
+    return await askOnce(url, options);
+  } catch (error) {
+    if (error.problem?.code !== "replica_lost" || !isQuery(url, options)) throw error;
+    return askOnce(url, options);
+  }
+}
+
+/** @param {string} url
+ * @param {RequestInit & { path?: any, query?: any, json?: any }} options */
+async function askOnce(url, { path, query, json, ...options }) {
   const sent = key.get();
   const headers = {
     ...(json && { "Content-Type": "application/json" }), ...(sent && { Authorization: `Bearer ${sent}` }),
