@@ -130,6 +130,7 @@ def fit_calibration(
         within=gallery.rule.within,
         similarity_stds=np.sort(matched.similarity_stds),
         absent_outlier_scores=_absent_scores(queries, parts),
+        largest_similarity=float(matched.similarities[:, 0].max()),
     )
     near = _absent_scores(queries, parts)
     told = {"outlier_auroc": {"near": auroc(near, calibration.outlier_scores)}}

@@ -103,6 +103,8 @@ class Calibration:
         earlier releases.
     absent_outlier_scores : (n,) sorted outlier scores of the absent calibration queries; None in
         bundles of earlier releases.
+    largest_similarity : largest similarity between a calibration query with a match and its nearest
+        item; None in bundles of earlier releases.
     outdated : reason why the calibration is not used: another release fitted it to other signals. A
         new calibration of the gallery uses the settings of this calibration. None if this release
         uses the same signals.
@@ -135,6 +137,7 @@ class Calibration:
     similarity_stds: NDArray[np.float64] | None = None
     picture: PictureState | None = None
     absent_outlier_scores: NDArray[np.float64] | None = None
+    largest_similarity: float | None = None
     outdated: str | None = None
 
     @property

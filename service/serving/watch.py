@@ -64,6 +64,8 @@ class Watch:
         self.drift = DriftWatch(calibration, bundle.name)
         self.absent = None if calibration is None else AbsentShareWatch(calibration, bundle.name)
         self._acknowledged_at = 0.0
+        known = None if calibration is None else calibration.largest_similarity
+        self._largest_similarity = COPY if known is None else min(known, COPY)
         self.audit = Audit(self.key, calibration, log, audit_share)
 
     def apply(self, operator: OperatorSettings) -> None:
@@ -77,10 +79,11 @@ class Watch:
     def searched(self, query_id: str, answer: Answer, caller: str) -> None:
         """Count a query of a caller; a query with the same image is not counted again.
 
-        The drift test does not count copies of items. No calibration query finds its own copy, so
-        a visitor who searches with photographs of the gallery itself would look like drift.
+        The drift test does not count a query that is nearer to an item than any calibration query
+        was. No calibration query finds its own copy, so a visitor who searches with photographs of
+        the gallery itself, possibly compressed again, would look like drift.
         """
-        is_copy = any(one.similarity >= COPY for one in answer.matches)
+        is_copy = any(one.similarity > self._largest_similarity for one in answer.matches)
         score = None if is_copy else answer.predictive.outlier_score
         is_new = self.drift.observe(query_id, score, caller)
         if is_new and self.absent is not None:

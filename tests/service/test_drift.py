@@ -26,6 +26,7 @@ from model_store.retriever import Retriever
 from service.access.caller import Caller, account_of_address, account_of_key
 from service.app import create_app
 from service.serving.drift import MAX_STREAMS, DriftWatch
+from service.serving.watch import Watch
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.processes import wait_until
@@ -266,6 +267,23 @@ def test_photographs_of_the_gallery_itself_are_no_drift(start: StartClient, bund
         assert answer["results"][0]["similarity"] >= COPY
         assert answer["bundle"]["calibration"]["status"] == "valid"
     assert client.get(REPORT).json()["drift"]["n_served"] == 0
+
+
+@pytest.mark.parametrize(
+    ("largest", "similarity", "n_served"),
+    [(0.97, 0.98, 0), (0.98, 0.98, 1), (None, 0.98, 1), (0.99999, COPY + 1e-6, 0)],
+    ids=["nearer than calibration", "as near", "older calibration", "copy"],
+)
+def test_query_nearer_than_every_calibration_query_is_not_counted(
+    bundle: Bundle, largest: float | None, similarity: float, n_served: int
+) -> None:
+    encoder, gallery = bundle.retriever.encoder, bundle.retriever.gallery
+    fitted = replace(calibration_of(bundle), largest_similarity=largest)
+    watch = Watch(replace(bundle, retriever=Retriever(encoder, gallery, fitted)))
+    found = bundle.retriever.search(picture("PNG", 20, 30))
+    nearest = replace(found.matches[0], similarity=similarity)
+    watch.searched("0" * 16, replace(found, matches=(nearest,)), "somebody")
+    assert watch.drift.report.n_served == n_served
 
 
 class TestStreams:
