@@ -583,7 +583,8 @@ def test_where_every_negative_is_inside_the_margin_positives_alone_are_taken(
     shutil.copytree(run, tmp_path, dirs_exist_ok=True)
     fields = given.model_dump()
     fields["training"]["margin"] = 1.9999
-    fields["posterior"]["temperature"] = 1.0  # it need not be searched for
+    # Neither is searched for: each search fits the curvature of several folds again.
+    fields["posterior"] |= {"temperature": 1.0, "prior_chosen_by": "curvature"}
     training = json.loads((tmp_path / "training.json").read_text())
     training["config"]["training"]["margin"] = 1.9999
     (tmp_path / "training.json").write_text(json.dumps(training))
