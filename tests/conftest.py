@@ -14,7 +14,7 @@ import multiprocessing.process
 import os
 import shutil
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from model_store.bundles.manifest import MANIFEST_FILE, Manifest, SampleQuery
 from model_store.bundles.publish import publish
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.files import lock_between_processes
+from tests.support.build_command import vouch_build
 
 ROOT = Path(__file__).parents[1]
 BUILT = ROOT / "build" / "tests"
@@ -35,18 +36,31 @@ STARTED_BY = {"redis_server", "page", "chromium"}
 """Fixtures that start a process."""
 
 LONGEST = (
-    "test_doors.py",
     "test_steps.py",
-    "test_survival.py",
-    "test_milvus.py",
+    "test_doors.py",
+    "test_readme.py",
+    "test_docs.py",
     "test_real_data.py",
     "test_reproduce.py",
     "test_own_queries.py",
-    "test_readme.py",
+    "test_several_processes.py",
+    "test_any_request.py",
+    "test_milvus.py",
+    "test_torture.py",
+    "test_page_first.py",
+    "test_wheel.py",
+    "test_floods.py",
+    "test_without_torch.py",
+    "test_online_laplace.py",
+    "test_generated_clients.py",
+    "test_read_only.py",
+    "test_house.py",
     "test_hot_swap.py",
+    "test_survival.py",
+    "test_chart.py",
 )
-"""Files that take half a minute or more, the first of them without the bundle that all others wait
-for at first."""
+"""Files that take half a minute or more. Two of the first do not need the bundles that all others
+wait for at first, and the next two build one each."""
 
 LONG = ("end_to_end", "torture", "index_builder")
 """Folders whose files take longest: what is begun first does not keep the others waiting."""
@@ -59,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_begun_early)
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        if "built_digits" in fixtures:
+        if fixtures & {"built_digits", "built_demo"}:
             item.add_marker(pytest.mark.bundle)
         if fixtures & STARTED_BY or "end_to_end" in item.path.parts:
             item.add_marker(pytest.mark.process)
@@ -127,29 +141,58 @@ def built_digits(digits_config: BuildConfig) -> Path:
     """
     if given := os.environ.get("VOUCH_BUILT_DIGITS"):
         return Path(given)
-    folder = BUILT / _built_from(digits_config)
-    BUILT.mkdir(parents=True, exist_ok=True)
-    with lock_between_processes(BUILT / "lock"):  # several processes run the suite
-        if not folder.exists():
-            from index_builder.pipeline.run import Run
-            from index_builder.pipeline.steps import build_all
 
-            for old in BUILT.glob("[0-9a-f]*"):
+    def build(making: Path) -> None:
+        from index_builder.pipeline.run import Run
+        from index_builder.pipeline.steps import build_all
+
+        build_all(digits_config, Run(making / "run"), making / "bundles")
+
+    return _built_once(BUILT, digits_config, build)
+
+
+@pytest.fixture(scope="session")
+def built_demo() -> Path:
+    """Bundles of the demo, built by its command and kept like `built_digits`; only read them."""
+    demo = ROOT / "docs" / "demo"
+    config = str(demo / "photographs.toml")
+
+    def build(making: Path) -> None:
+        making.mkdir()
+        done = vouch_build("all", "--config", config, cwd=making)
+        assert done.returncode == 0, done.stderr
+
+    photographs = sorted(demo.rglob("*.webp"))
+    folder = _built_once(BUILT / "photographs", load_config(config), build, photographs)
+    return folder / "bundles" / "demo"
+
+
+def _built_once(
+    place: Path, config: BuildConfig, build: Callable[[Path], None], images: Sequence[Path] = ()
+) -> Path:
+    """Return the folder in ``place`` of what is built from these sources; build it if needed."""
+    folder = place / _built_from(config, images)
+    place.mkdir(parents=True, exist_ok=True)
+    with lock_between_processes(place / "lock"):  # several processes run the suite
+        if not folder.exists():
+            for old in place.glob("[0-9a-f]*"):
                 shutil.rmtree(old)
-            making = BUILT / "making"
+            making = place / "making"
             shutil.rmtree(making, ignore_errors=True)
-            build_all(digits_config, Run(making / "run"), making / "bundles")
+            build(making)
             making.rename(folder)
     return folder
 
 
-def _built_from(config: BuildConfig) -> str:
+def _built_from(config: BuildConfig, images: Sequence[Path]) -> str:
     digest = hashlib.sha256(config.model_dump_json().encode())
     # With another number of threads sums are rounded otherwise, and the bundle is another.
     digest.update(os.environ.get("OMP_NUM_THREADS", "").encode())
     for package in ("index_builder", "model_store"):
         for path in sorted((ROOT / package).rglob("*.py")):
             digest.update(path.read_bytes())
+    for path in images:
+        digest.update(path.read_bytes())
     for library in LIBRARIES:
         digest.update(f"{library} {version(library)}".encode())
     return digest.hexdigest()[:16]

@@ -123,9 +123,11 @@ def of(*languages: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` does: notebooks are run, on a gallery that is built anew."""
-    shutil.rmtree(ROOT / "build" / "notebooks", ignore_errors=True)
+def site(built_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` does: notebooks are run, on the gallery of the demo."""
+    notebooks = ROOT / "build" / "notebooks"
+    shutil.rmtree(notebooks, ignore_errors=True)
+    shutil.copytree(built_demo, notebooks / "demo")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "--quiet", "-b", "html"]
     done = subprocess.run(
@@ -230,6 +232,14 @@ def test_commands_are_those_of_the_programs(block: Block) -> None:
             assert variable == "export" or _is_variable(variable), variable
         if words:
             _check(words)
+
+
+def test_commands_of_notebooks_are_those_of_the_programs() -> None:
+    """Also of the gallery that two notebooks build where it is missing."""
+    found = re.findall(r"!vouch-build -q (.*)", TEXT)
+    assert len(found) == TEXT.count("!vouch-build") >= 4
+    for line in found:
+        _check_build(re.sub(r"\{\w+\}", "x", line.replace("{options}", "")).split())
 
 
 def _is_variable(name: str) -> bool:
