@@ -161,7 +161,7 @@ def decide(
         or math.isnan(predictive.outlier_score)
         or len(retrieved.similarities) == 0
     ):
-        reason: str | None = _options_without_effect(calibration, terms)
+        reason: str | None = _options_without_effect(terms)
         if calibration is None and predictive.kind == "text":
             reason = message("texts_not_calibrated")
         elif calibration is not None:
@@ -225,11 +225,11 @@ def decide_without_items(
     )
 
 
-def _options_without_effect(calibration: Calibration | None, terms: Terms) -> Message | None:
+def _options_without_effect(terms: Terms) -> Message | None:
     """Return a note on options that need a calibration; None if there are no such options."""
     options = {"expected_absent": terms.expected_absent, "source": terms.source}
     names = [f"`{name}`" for name, value in options.items() if value is not None]
-    if calibration is not None or not names:
+    if not names:
         return None
     return message("options_without_effect", options=" and ".join(names))
 

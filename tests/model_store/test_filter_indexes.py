@@ -318,6 +318,13 @@ class TestALiveGallery:
             lengths = [len(run) for run in live_fields.runs(27)]
         assert lengths == [16, 8]
 
+    @pytest.mark.parametrize("n", [3, 4, 5, 6])
+    def test_finds_every_item_beside_the_end_of_a_run(self, live: LiveGallery, n: int) -> None:
+        with patch.object(live_fields, "RUN", 4):
+            live.commit([self.upsert(item) for item in ITEMS[100 : 100 + n]])
+            every = live.snapshot().matching(parse_filter({"id": {"exists": True}}))
+            assert every.mask().sum() == 50 + n
+
 
 class TestFiles:
     def test_a_bundle_of_old_is_indexed_as_it_is_asked(self, tmp_path: Path) -> None:
@@ -558,3 +565,12 @@ def test_share_of_a_field_is_that_of_its_index_and_of_no_rows_is_zero() -> None:
 def test_union_has_at_most_the_rows_of_its_parts_together(n_rows: int, at_most: int) -> None:
     parts: list[Any] = [SimpleNamespace(at_most=n) for n in (2, 3)]
     assert selection._OfAny(parts, n_rows).at_most == at_most
+
+
+def test_true_is_found_among_numbers() -> None:
+    entries = [(columns.TRUE, None, 0), (NUMBER_KIND, 2, 1)]
+    column = columns.make_column(entries, [], 2, 1e9)
+    assert column is not None
+    for value, row in ((True, 0), (2, 1)):
+        [codes] = column.values.equal_to([value])
+        assert column.values.of(codes).tolist() == [row]

@@ -25,6 +25,7 @@ from model_store.gallery import (
     write_faiss_gallery,
 )
 from model_store.gallery.files.previews import Previews, PreviewsWriter
+from model_store.gallery.files.variances import NORMS_FILE, Variances, VarianceWriter
 from model_store.gallery.milvus.collection import MILVUS_FILE, MilvusDescription
 from tests.laws.gallery_laws import new_items, random_embeddings
 
@@ -71,6 +72,17 @@ def test_few_items_are_searched_exactly_and_all_is_kept_in_single_precision(
         assert array.dtype == np.float32
     assert gallery.total_variances(rows).dtype == gallery.variances(rows).dtype == np.float32
     assert gallery.label_codes(rows).dtype == np.int32
+
+
+def test_variances_of_zero_are_kept_in_half_precision(tmp_path: Path) -> None:
+    norms = np.ones(2, dtype=np.float32)
+    np.save(tmp_path / NORMS_FILE, norms)
+    stored = np.array([[0, 0, 0], [0, 1, 2]], dtype=np.float32)
+    with VarianceWriter(tmp_path, 2, 3, half=True) as writer:
+        writer.add(norms, stored)
+    found = Variances(tmp_path)
+    np.testing.assert_array_equal(found.relative(np.arange(2)), stored)
+    np.testing.assert_array_equal(found.total_variances(np.arange(2)), [0, 3])
 
 
 def test_previews_are_those_of_their_rows_whichever_thread_asks(tmp_path: Path) -> None:

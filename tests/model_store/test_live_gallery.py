@@ -178,8 +178,10 @@ class TestASnapshot:
 
     def test_labels_of_the_base_keep_their_codes(self, live: LiveGallery) -> None:
         live.commit([some_upsert("a", "aaa"), some_upsert("b", "b"), some_upsert("c", "0")])
+        live.commit([some_upsert("d"), some_upsert("e", "gone"), Delete("e")])
         now = live.snapshot()
-        assert now.labels == ("a", "b", "c", "aaa", "0")
+        assert now.labels == ("a", "b", "c", "aaa", "0", "gone")
+        assert now.held_labels == ("a", "b", "c", "aaa", "0")
         assert now.label_codes(np.array([10, 11, 12])).tolist() == [3, 1, 4]
 
     def test_pages_go_by_id_whatever_is_written_between_them(self, live: LiveGallery) -> None:
@@ -251,6 +253,16 @@ class TestASnapshot:
             [Edit(item.id, {"label": label}) for item, label in zip(items, after, strict=True)]
         )
         assert live.snapshot().renamed_labels() == {"one": "d"}
+
+    def test_item_with_another_embedding_is_not_edited(
+        self, live: LiveGallery, base: FaissGallery
+    ) -> None:
+        kept, moved = (one.id for one in base.items(np.array([3, 4])))
+        whole = live.snapshot().upsert(moved)
+        mean = whole.vector.mean + 0.1 * np.linalg.norm(whole.vector.mean)
+        other = replace(whole, vector=replace(whole.vector, mean=mean))
+        live.commit([Edit(kept, {"label": "new"}), other])
+        assert live.snapshot().edited_ids() == {kept}
 
     def test_items_go_into_another_gallery_with_few_questions(
         self, base: FaissGallery, monkeypatch: pytest.MonkeyPatch

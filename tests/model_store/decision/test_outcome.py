@@ -314,6 +314,9 @@ def test_unknown_false_match_rate_says_why() -> None:
     assert "false_match_rate_uncertain" in codes(evaluated)
     without = outcome(surely(400, n_absent=0, outlier_p_values=np.full(400, 0.5)))
     assert without.false_match_rate is without.absent_flagged_share is None
+    p_values = np.full(700, 0.5)
+    hidden = surely(400, absence="hidden_trained_labels", outlier_p_values=p_values)
+    assert outcome(hidden).absent_flagged_share is None
     unknown = line(found, "false_match_rate_unknown")
     assert unknown.severity == "warning"
     assert "do not represent absent queries; withhold some labels" in unknown.sentence
@@ -332,6 +335,8 @@ def test_labels_of_a_size_without_matches_are_named() -> None:
     found = outcome(of, n_labels=np.array([30, 0, 20]))
     named = line(found, "match_not_for_labels")
     n_more = named.parameters["n_more"]
+    assert isinstance(n_more, int)
+    assert n_more > 10
     assert named.sentence == (
         "First results whose label has one item never get the verdict `match`. The calibration "
         f"has 30 such queries with a match; about {n_more} more would allow `match`."

@@ -693,3 +693,12 @@ def test_by_probability_the_verdict_is_on_the_likeliest() -> None:
         for order in ("similarity", "probability")
     ]
     assert verdicts == ["ambiguous", "match"]
+
+
+@pytest.mark.parametrize(("angle", "displacement"), [(1.0, 0.460), (3.0, 1.990), (9.0, 2.0)])
+def test_displacement_grows_with_the_predicted_angle_up_to_two(
+    angle: float, displacement: float
+) -> None:
+    ones = np.ones(1, dtype=np.float32)
+    state = PictureState(0 * ones, ones, 0 * ones, angle, np.linspace(0, 1, 9))
+    assert state.displacement(ones[None]) == pytest.approx(displacement, abs=1e-3)
