@@ -46,6 +46,7 @@ from model_store.gallery.files.fields import (
 )
 from model_store.gallery.filters import columns, selection
 from model_store.gallery.filters.columns import NUMBER_KIND, TEXT_KIND, Column, Postings
+from model_store.gallery.filters.facets import Counted, facet_of
 from model_store.gallery.filters.grammar import Comparison, Field, Scalar, parse_field
 from model_store.gallery.filters.sql import column_of
 from model_store.gallery.index import search as index_search
@@ -556,8 +557,9 @@ def test_share_of_a_field_is_that_of_its_index_and_of_no_rows_is_zero() -> None:
     column = columns.make_column(entries, [], 3_000, 1e9)
     assert column is not None
     first = columns.FIRST_VALUE
-    one_row = selection._OfCodes(column, [range(first, first + 1)])
-    assert selection.estimated_share(one_row, 3_000) == 1 / 3_000
+    for n in range(300, 3_000, 300):
+        part = selection._OfCodes(column, [range(first, first + n)])
+        assert selection.estimated_share(part, 3_000) == n / 3_000
     assert selection.estimated_share(selection._OfAny([], 0), 0) == 0
 
 
@@ -574,3 +576,18 @@ def test_true_is_found_among_numbers() -> None:
     for value, row in ((True, 0), (2, 1)):
         [codes] = column.values.equal_to([value])
         assert column.values.of(codes).tolist() == [row]
+
+
+def test_lists_that_take_too_many_bytes_have_no_index() -> None:
+    lists, held = [(columns.LIST, None, 0)], [(TEXT_KIND, b"x" * 50, 0)]
+    assert columns.make_column(lists, held, 1, 20) is None
+
+
+@pytest.mark.parametrize(("numbers", "n_values"), [([1, 2, 3], 0), ([1, 2, 2], 2)])
+def test_values_of_a_facet_are_those_of_a_field_that_repeats_one(
+    numbers: list[int], n_values: int
+) -> None:
+    entries = [(NUMBER_KIND, number, row) for row, number in enumerate(numbers)]
+    column = columns.make_column(entries, [], 3, 1e9)
+    assert column is not None
+    assert len(facet_of("a", [Counted(column)], 9).values) == n_values

@@ -294,20 +294,54 @@ def test_an_index_that_may_just_be_searched_exactly_is() -> None:
     assert kinds == ["flat", "ivf_sq8"]
 
 
+@pytest.mark.parametrize("asked", [5, FETCHED + 1])
 @pytest.mark.parametrize(("every", "wanted"), [(1, 6), (2, 12), (4, 24)])
-def test_of_few_allowed_rows_more_lists_are_read(every: int, wanted: int) -> None:
+def test_of_few_allowed_rows_more_lists_are_read(every: int, wanted: int, asked: int) -> None:
     """As many allowed rows are looked at as there would be without a filter."""
     efforts: list[int] = []
 
     def search(query: object, n: int, fetched: int, effort: int, selector: object) -> object:
         efforts.append(effort)
-        assert fetched == min(FETCHED, 400 // every)
+        assert fetched == min(max(FETCHED, asked), 400 // every)
         return np.arange(n)
 
     index: Any = SimpleNamespace(_n_items=400, _effort=6, _search=search)
     mask = np.arange(400) % every == 0
-    index_search.ApproximateIndex._filtered_first(index, np.zeros((1, 2), np.float32), 5, mask)
+    index_search.ApproximateIndex._filtered_first(index, np.zeros((1, 2), np.float32), asked, mask)
     assert efforts == [wanted]
+
+
+@pytest.mark.parametrize(("more", "first"), [(0, True), (-1, False)])
+def test_lists_are_read_before_the_filter_from_a_number_of_rows_on(more: int, first: bool) -> None:
+    n_allowed = 2 * index_search.EXACT_ROWS + more
+    n_items = 4 * index_search.EXACT_ROWS
+    index: Any = SimpleNamespace(_n_items=n_items, _knob="nprobe")
+    allowed: Any = SimpleNamespace(at_most=n_allowed, share=n_allowed / n_items)
+    assert index_search.ApproximateIndex._searches_first(index, allowed) is first
+
+
+@pytest.mark.parametrize(("share", "effort"), [(1.0, 3), (0.5, 6), (0.1, 8)])
+def test_more_lists_are_read_before_a_filter_but_at_most_all(share: float, effort: int) -> None:
+    efforts: list[int] = []
+    index: Any = SimpleNamespace(
+        _n_items=10,
+        _effort=3,
+        _most=8,
+        _parameters=lambda effort, _: efforts.append(effort),
+        _index=SimpleNamespace(search=lambda *_, **__: (None, np.array([[0, -1]]))),
+    )
+    allowed: Any = SimpleNamespace(share=share, at=lambda rows: rows >= 0)
+    index_search.ApproximateIndex._found_first(index, np.zeros(2, np.float32), 1, allowed)
+    assert efforts == [effort]
+
+
+def test_stored_parameters_are_those_of_the_usual_search_without_a_filter() -> None:
+    ivf = faiss.index_factory(4, "IVF4,SQ8", faiss.METRIC_INNER_PRODUCT)
+    index: Any = SimpleNamespace(_index=ivf, _effort=2)
+    of = index_search.ApproximateIndex._parameters
+    assert of(index, 2, None) is None
+    assert of(index, 3, None).nprobe == 3
+    assert of(index, 2, selector(np.array([True, False]))).sel is not None
 
 
 def test_what_a_search_did_not_find_is_compared_exactly() -> None:

@@ -43,8 +43,9 @@ from model_store.gallery import (
     parse_filter,
     write_faiss_gallery,
 )
+from model_store.gallery.live import rows as log_rows
 from model_store.gallery.live.high_water import HighWater, remove_unfinished, require_reached
-from model_store.gallery.live.log import Transaction
+from model_store.gallery.live.log import Transaction, _now
 from model_store.gallery.live.sqlite import connect
 from model_store.gallery.writable import with_whole_items
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
@@ -771,3 +772,16 @@ def test_edit_beside_the_write_of_a_similar_id_applies_to_its_own_item() -> None
     edits = [Edit(item_id, {"metadata": {}}) for item_id in whole]
     _, *edited = with_whole_items([some_upsert("ab", "x"), *edits], whole.__getitem__)
     assert [one.item.label for one in edited if isinstance(one, Upsert)] == ["abc", "zab"]
+
+
+@pytest.mark.parametrize(
+    ("system", "own"), [(900.0, 50.0), (1000.0, 50.0), (1010.0, 60.0), (9000.0, 3650.0)]
+)
+def test_clock_of_a_log_never_goes_back_and_advances_an_hour_at_most(
+    monkeypatch: pytest.MonkeyPatch, system: float, own: float
+) -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        log_rows.make(connection, {}, 0)
+        log_rows.set_clock(connection, 1000.0, 50.0)
+        monkeypatch.setattr(time, "time", lambda: system)
+        assert _now(connection) == own

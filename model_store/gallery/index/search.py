@@ -180,8 +180,8 @@ class ApproximateIndex:
         return self._filtered_first(queries, min(n, n_allowed), rest), "filter_first"
 
     def _compared(self, queries: NDArray[np.float32], n: int, rows: Rows) -> list[Rows]:
-        """Compare all ``rows`` with each query; return the ``n`` nearest rows of each query."""
-        return [self._exact(query, min(n, len(rows)), rows) for query in queries]
+        """Compare all ``rows`` with each query; return at most the ``n`` nearest rows of each."""
+        return [self._exact(query, n, rows) for query in queries]
 
     def _searches_first(self, allowed: Allowed) -> bool:
         """Return whether an unfiltered search would find enough allowed rows.
