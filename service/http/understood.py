@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, get_args, get_origin
 from urllib.parse import unquote, unquote_to_bytes
@@ -144,21 +145,22 @@ def _check_headers(request: Request) -> None:
     UnsupportedMediaType, RequestValidationError
     """
     headers = request.headers
+    sent = Counter(name.decode("latin-1") for name, _ in headers.raw)
     for name in ("content-encoding", "transfer-encoding"):
-        unread = _codings(headers, name) - _PLAIN_CODINGS
+        unread = name in sent and _codings(headers, name) - _PLAIN_CODINGS
         if unread:
             raise UnsupportedMediaType(
                 f"The body is encoded as {', '.join(sorted(unread))[:100]!r} ({name.title()}), "
                 "which the service does not decode. Send the body unencoded, without that header."
             )
-    repeated = [name for name in _ONCE if len(headers.getlist(name)) > 1]
+    repeated = [name for name in _ONCE if sent[name] > 1]
     if repeated:
         raise RequestValidationError(
             [_error("header", name, "was sent several times; send it once") for name in repeated]
         )
     if request.method == "GET":
         return
-    unread_headers = [name for name in _UNREAD_OF_WRITES if name in headers]
+    unread_headers = [name for name in _UNREAD_OF_WRITES if name in sent]
     if unread_headers:
         raise RequestValidationError(
             [

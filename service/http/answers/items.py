@@ -19,24 +19,30 @@ _PLAIN = re.compile(r"[\w.~/-]*", re.ASCII)
 
 def item_detail(bundle: Bundle, item: Item) -> schemas.ItemDetail:
     """One item."""
+    return _item_detail(item, picture_urls(bundle))
+
+
+def _item_detail(item: Item, urls: PictureUrls) -> schemas.ItemDetail:
+    thumbnail, preview = urls(item.id)
     return schemas.ItemDetail(
         id=item.id,
         label=item.label,
         metadata=dict(item.metadata),
-        thumbnail_url=thumbnail_url(bundle, item.id),
-        preview_url=preview_url(bundle, item.id),
+        thumbnail_url=thumbnail,
+        preview_url=preview,
     )
 
 
 def item_list(lease: Lease, page: Page, selection: Selection) -> schemas.ItemList:
     """Describe a page of items; ``selection`` is for its cursor."""
     bundle = lease.bundle
+    urls = picture_urls(bundle)
     return schemas.ItemList(
         gallery=bundle.name,
         bundle_id=bundle.manifest.id,
         n_items=bundle.retriever.gallery.n_items,
         n_passing=page.n_passing,
-        items=[item_detail(bundle, item) for item in page.items],
+        items=[_item_detail(item, urls) for item in page.items],
         next_cursor=to_page_after(page.last, bundle.manifest.id, lease.engine.secret, selection),
     )
 
@@ -46,23 +52,21 @@ def gallery_url(bundle: Bundle) -> str:
     return f"{root_path.get()}/v1/galleries/{_quoted(bundle.name)}"
 
 
-def thumbnail_url(bundle: Bundle, item_id: str) -> str | None:
-    """Return the URL path of an item's thumbnail; None in a gallery of vectors."""
-    if not bundle.retriever.encoder.metadata.takes_images:
-        return None
-    return f"{gallery_url(bundle)}/items/{_quoted(item_id)}/thumbnail"
-
-
-def preview_url(bundle: Bundle, item_id: str) -> str | None:
-    """Return the URL path of an item's preview; None if the gallery has no previews."""
-    if bundle.retriever.gallery.preview_side is None:
-        return None
-    return f"{thumbnail_url(bundle, item_id)}?size=preview"
-
-
 def picture_urls(bundle: Bundle) -> PictureUrls:
-    """Return a function that maps an item's id to the URL paths of its thumbnail and preview."""
-    return lambda item_id: (thumbnail_url(bundle, item_id), preview_url(bundle, item_id))
+    """Return a function that maps an item's id to the URL paths of its thumbnail and preview.
+
+    The thumbnail is None in a gallery of vectors, the preview in a gallery without previews.
+    """
+    if not bundle.retriever.encoder.metadata.takes_images:
+        return lambda _: (None, None)
+    items = f"{gallery_url(bundle)}/items/"
+    has_previews = bundle.retriever.gallery.preview_side is not None
+
+    def urls(item_id: str) -> tuple[str, str | None]:
+        thumbnail = f"{items}{_quoted(item_id)}/thumbnail"
+        return thumbnail, f"{thumbnail}?size=preview" if has_previews else None
+
+    return urls
 
 
 def _quoted(text: str) -> str:

@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from model_store.bundles.bundle import Bundle
 from model_store.feedback import Case, CaseReason, CaseState, Leased
 from service import schemas
-from service.http.answers.items import gallery_url, thumbnail_url
+from service.http.answers.items import gallery_url, picture_urls
 from service.serving.reviewing import ReviewTerms
 
 
 def review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
     """Describe a review case. Decisions are omitted, so that reviewers decide independently."""
+    urls = picture_urls(bundle)
     return schemas.ReviewCase(
         number=case.number,
         query_id=case.query_id,
@@ -27,7 +28,7 @@ def review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
                 id=item.item_id,
                 label=item.label,
                 match_probability=item.match_probability,
-                thumbnail_url=thumbnail_url(bundle, item.item_id),
+                thumbnail_url=urls(item.item_id)[0],
             )
             for item in case.found
         ],
