@@ -391,6 +391,11 @@ class Stream:
             widest = threshold
         return widest
 
+    def can_keep_error(self, max_error: float) -> bool:
+        """Return whether `widest` finds a threshold for ``max_error``."""
+        levels = self.sequence(max_error)
+        return bool(levels) and self.keeps_error(levels[0][1], max_error)
+
     def sequence(self, max_error: float) -> Thresholds:
         """Return decreasing thresholds, beginning with the best threshold for the error test.
 
@@ -493,9 +498,7 @@ class Stream:
 
         def is_enough(steps: int) -> bool:
             times = _STEP**steps
-            stream = self.multiplied(times, times if of_labels else 1)
-            levels = stream.sequence(max_error)
-            return bool(levels) and stream.keeps_error(levels[0][1], max_error)
+            return self.multiplied(times, times if of_labels else 1).can_keep_error(max_error)
 
         most = math.ceil(math.log(MANY_TIMES) / math.log(_STEP))
         steps = first_where(is_enough, 1, most + 1)

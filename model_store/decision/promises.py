@@ -73,8 +73,6 @@ class Promises:
     Attributes
     ----------
     shift : value added to all log-odds, see `prior_shift`.
-    roll_ups : for each level, the promises for answers at that level, by the size class of the
-        likeliest label.
     unknown_absence : reason why nothing is known about absent queries; None if something is known.
     unknown_rate : reason why no FPIR can be guaranteed; None if an FPIR can be guaranteed.
     doubt : reason why probabilities are not guaranteed at this share; None if they are guaranteed.
@@ -107,12 +105,23 @@ class Promises:
         self.unknown_rate = self.unknown_absence or self._too_few_labels()
         self.doubt = self._doubt() if expected > MOST_UNKNOWN else None
         self._n_labels = n_labels
-        self._found = tuple(self._threshold_of(place) for place in range(len(n_labels)))
-        self._thresholds = np.array([math.inf if one is None else one[0] for one in self._found])
+        self._levels, self._likeliest_classes = levels, evidence.likeliest_classes
         of_levels = [evidence.of_level(level) for level in range(len(levels))]
-        streams = [Stream.of(one, *given) for one in of_levels]
-        self.roll_ups = self._rolled_up(levels, streams, evidence.likeliest_classes)
+        self._streams = [Stream.of(one, *given) for one in of_levels]
         self.sets = ResultSetRule(evidence, n_labels, delta)
+
+    @cached_property
+    def _found(self) -> tuple[tuple[float, bool] | None, ...]:
+        return tuple(self._threshold_of(place) for place in range(len(self._n_labels)))
+
+    @cached_property
+    def _thresholds(self) -> NDArray[np.float64]:
+        return np.array([math.inf if one is None else one[0] for one in self._found])
+
+    @cached_property
+    def roll_ups(self) -> tuple[tuple[MatchPromise, ...], ...]:
+        """The promises for answers at each level, by the size class of the likeliest label."""
+        return self._rolled_up(self._levels, self._streams, self._likeliest_classes)
 
     def threshold(self, size_class: int) -> float:
         """Return the threshold of verdict `match` for first items of ``size_class``."""
@@ -144,8 +153,16 @@ class Promises:
 
     @property
     def gives_guarantee(self) -> bool:
-        """True if the error has a guaranteed bound for at least one size class."""
-        return any(one is not None and math.isfinite(one[0]) and one[1] for one in self._found)
+        """True if the error has a guaranteed bound for at least one size class.
+
+        Thresholds are not computed.
+        """
+        rate = self.max_false_match_rate
+        if self._gives_nothing or (rate is not None and self.stream.strictest(rate) is None):
+            return False
+        # The largest size class usually has the most queries, and decides soonest.
+        places = reversed(range(len(self._n_labels)))
+        return any(self._of_class(place).can_keep_error(self.max_error) for place in places)
 
     def curve(self) -> list[OperatingPoint]:
         """Return the risk-coverage curve of all size classes, strictest threshold first."""
@@ -164,6 +181,10 @@ class Promises:
     def matches(self) -> tuple[MatchPromise, ...]:
         """The promise of each size class. The slow computation runs on first use."""
         return tuple(self._promise(place) for place in range(len(self._found)))
+
+    @property
+    def _gives_nothing(self) -> bool:
+        return self.doubt is not None and self.unknown_absence is not None
 
     def _of_class(self, size_class: int) -> Stream:
         return self.stream.at_rows(self._first_classes == size_class)
@@ -206,7 +227,7 @@ class Promises:
         If absent queries have too few labels, the threshold uses the bound of FPIR at confidence ½.
         Then only the error among matched queries has a guaranteed bound.
         """
-        if self.doubt is not None and self.unknown_absence is not None:
+        if self._gives_nothing:
             return None
         threshold = stream.widest(max_error)
         if threshold is not None:

@@ -205,6 +205,22 @@ def of_labels(n_labels: int, **changes: Any) -> Evidence:
     return evidence(clusters=clusters, no_match_probabilities=1 - first, **right, **changes)
 
 
+def test_guarantee_is_given_exactly_where_a_size_class_has_a_guaranteed_threshold() -> None:
+    given = []
+    for seed in range(12):
+        classes = np.random.default_rng(seed).integers(0, 3, 300).astype(np.int8)
+        for of, terms in (
+            (evidence(200, 100, seed, first_classes=classes), {"max_error": 0.1}),
+            (evidence(200, 100, seed), {"max_error": 0.08, "max_false_match_rate": 0.2}),
+            (of_labels(1 + 9 * (seed % 4)), {"expected": 0.05 + seed / 20}),
+        ):
+            found = promises(of, **terms)
+            guaranteed = [one.guaranteed and one.threshold < math.inf for one in found.matches]
+            assert found.gives_guarantee == any(guaranteed), (seed, terms)
+            given.append(any(guaranteed))
+    assert 5 < sum(given) < len(given) - 5
+
+
 @pytest.mark.parametrize("absence", ["absent_labels", "hidden_labels"])
 def test_too_few_absent_labels_give_matches_without_a_guarantee(absence: str) -> None:
     given = promises(of_labels(1, absence=absence))
