@@ -123,7 +123,7 @@ def _principal_directions(deviations: Rows, rank: int) -> Rows:
 def _whitening(deviations: NDArray[np.floating[Any]], degrees_of_freedom: int) -> Rows:
     """Return L, where L Lᵀ is the inverse of the shrunk covariance (r, r) of ``deviations`` (N, r).
 
-    The covariance is shrunk towards a multiple of the identity (Ledoit & Wolf 2004, lemma 3.3). The
+    The covariance is shrunk towards a multiple of the identity (Ledoit & Wolf 2004). The
     label means use C degrees of freedom, so N − C are left.
     """
     rows = deviations.astype(np.float64)

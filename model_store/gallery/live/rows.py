@@ -173,12 +173,13 @@ def contents_beside(
 
 
 def changes_after(connection: sqlite3.Connection, sequence: int) -> list[Change]:
-    """Return the changes after ``sequence``, in order; the log begins there or before."""
+    """Return the changes after ``sequence``, in order."""
     query = (
         "SELECT sequence, id, label, metadata, mean, variance, checksums FROM changes "
         "WHERE sequence > ? ORDER BY sequence"
     )
-    wanted = sequence + 1
+    # Another process may make the log after the caller has asked for its start.
+    wanted = max(sequence, first_sequence(connection)) + 1
     changes = []
     for number, item_id, label, metadata, mean, variance, checksums in fetched(
         connection, query, [sequence]
