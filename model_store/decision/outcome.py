@@ -434,11 +434,13 @@ def _of_matches(
         rows = evidence.first_classes == place
         n_queries = int((rows & present).sum())
         if promise.point is None and n_queries >= LEAST_CLASS_SHARE * present.sum():
-            needed = promises.stream.at_rows(rows).queries_needed(calibration.max_error)
+            stream = promises.stream.at_rows(rows)
+            n_objects = int((stream.counted & stream.chosen).sum())
+            needed = stream.queries_needed(calibration.max_error)
             code, parameters = "match_not_for_labels_errors", {"size": _SIZES[promise.size_class]}
             if needed is not None:
                 code = "match_not_for_labels"
-                parameters |= {"n_queries": n_queries, "n_more": _about(max(needed - n_queries, 1))}
+                parameters |= {"n_queries": n_objects, "n_more": _about(needed - n_objects)}
             yield OutcomeLine(code, "warning", parameters)
     if match_share < LEAST_MATCH_SHARE:
         code, parameters = _why_seldom(calibration, promises, match_share)

@@ -349,6 +349,17 @@ def test_labels_of_a_size_without_matches_are_named() -> None:
     )
 
 
+def test_photographs_of_one_object_count_once_among_the_queries_of_a_size() -> None:
+    rows = np.arange(700)
+    classes = np.where(rows < 300, 0, 2).astype(np.int8)
+    of = surely(400, first_classes=classes, clusters=np.where(rows < 300, rows // 10, rows))
+    named = line(outcome(of, n_labels=np.array([30, 0, 20])), "match_not_for_labels")
+    assert named.parameters["n_queries"] == 30
+    n_more = named.parameters["n_more"]
+    assert isinstance(n_more, int)
+    assert n_more > 10
+
+
 @pytest.mark.parametrize(("n_queries", "is_named"), [(19, False), (20, True)])
 def test_labels_of_a_size_are_named_from_a_twentieth_of_queries_on(
     n_queries: int, *, is_named: bool

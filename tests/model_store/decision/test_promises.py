@@ -247,6 +247,17 @@ def test_a_share_that_the_labels_do_not_bear_gives_matches_without_a_guarantee()
     assert not promises(of_labels(30 + n_more // 4), expected=0.3).gives_guarantee
 
 
+def test_unknown_absence_and_a_large_share_together_give_no_match() -> None:
+    few, known_to_the_encoder = of_labels(15), of_labels(30, absence="hidden_trained_labels")
+    for of, share, gives in (
+        (few, 0.05, True),
+        (few, 0.3, True),
+        (known_to_the_encoder, 0.05, True),
+        (known_to_the_encoder, 0.3, False),
+    ):
+        assert promises(of, expected=share).gives_matches == gives
+
+
 def test_enough_absent_labels_give_a_guarantee() -> None:
     given = promises(of_labels(22))
     assert given.unknown_rate is None

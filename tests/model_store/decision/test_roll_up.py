@@ -262,6 +262,15 @@ def test_a_level_that_cannot_be_promised_says_why() -> None:
     assert "answers of the level genus cannot be promised" in not_none(promise.shortfall)
 
 
+def test_a_level_without_evidence_of_absent_queries_gives_the_doubt_as_its_reason() -> None:
+    of = replace(levelled(400, 0), absence="hidden_trained_labels")
+    given = Promises(of, MANY, 0.05, 0.3, Recalibration(), 0.1, None, 0.1, ["genus"])
+    promise = given.roll_ups[0][2]
+    assert math.isinf(promise.threshold)
+    assert given.doubt is not None
+    assert promise.shortfall == given.doubt
+
+
 def surest_first(n: int, wrong: int) -> Evidence:
     """Queries that are left over, the surest first, of which the one at ``wrong`` is wrong."""
     of_parent = np.linspace(0.97, 0.6, n)
