@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
@@ -18,6 +19,7 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
+from model_store.gallery import ChangesFile
 from model_store.gallery.live.sqlite import (
     commit,
     connect,
@@ -25,6 +27,8 @@ from model_store.gallery.live.sqlite import (
     of_the_system,
     use_write_ahead_log,
 )
+from model_store.gallery.milvus.databases import SqliteDatabase
+from tests.support.live_bundles import upsert
 
 CODES: dict[int, type[WriteError]] = {
     sqlite3.SQLITE_FULL: StorageFull,
@@ -171,3 +175,44 @@ def test_two_who_make_a_file_wait_for_each_other(tmp_path: Path) -> None:
         first.execute("COMMIT")
         waiting.join(10)
         assert second.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+JOURNAL = bytes.fromhex("d9d505f920a163d7") + struct.pack(">5I", 0, 0, 0, 512, 4096)
+"""The head of a rollback journal of an empty file (https://sqlite.org/fileformat2.html)."""
+
+
+def left_by_a_kill(path: Path) -> Path:
+    """What is left of a process that is killed while it makes the file."""
+    path.parent.mkdir(exist_ok=True)
+    with closing(connect(path, "rwc")) as connection:
+        use_write_ahead_log(connection)
+    path.with_name(f"{path.name}-journal").write_bytes(JOURNAL.ljust(512, b"\0"))
+    with (
+        closing(connect(path, "ro")) as reader,
+        pytest.raises(sqlite3.OperationalError, match="readonly"),
+    ):
+        reader.execute("SELECT 1 FROM sqlite_master")
+    return path
+
+
+def test_log_whose_making_was_killed_holds_nothing_and_is_made_by_the_next_write(
+    tmp_path: Path,
+) -> None:
+    log = ChangesFile(left_by_a_kill(tmp_path / "changes" / "a.sqlite"), "b", "the-encoder")
+    log.verify()
+    assert (log.start(), log.last(), log.after(0)) == (0, 0, [])
+    with log.transaction() as turn:
+        turn.add([upsert("one", seed=0)])
+    assert [change.id for change in log.after(0)] == ["one"]
+
+
+def test_database_whose_making_was_killed_holds_nothing_and_is_made_by_the_next_turn(
+    tmp_path: Path,
+) -> None:
+    path = left_by_a_kill(tmp_path / "changes" / "a.sqlite")
+    database = SqliteDatabase(path, ["CREATE TABLE IF NOT EXISTS a (b)"])
+    assert database.ask("SELECT b FROM a") == []
+    with database.turn() as execute:
+        execute("INSERT INTO a VALUES (?)", (7,))
+    assert database.ask("SELECT b FROM a") == [(7,)]
+    database.close()

@@ -45,6 +45,8 @@ galleries, each with a reader. The operating system caches the file too."""
 
 SCHEMA_VERSION = "2"
 
+_MADE = "SELECT 1 FROM sqlite_master LIMIT 1"
+
 OUTCOME_LIFE_S = 24 * 3600.0
 """Seconds for which the outcome of an Idempotency-Key is kept, measured by the log's clock."""
 
@@ -267,15 +269,16 @@ class ChangesFile:
         """Open a reading connection; None while another process creates the log."""
         connection = connect(self.path, "ro")
         try:
-            made = rows.fetched(connection, "SELECT 1 FROM sqlite_master LIMIT 1")
+            made = rows.fetched(connection, _MADE)
         except sqlite3.OperationalError:
             connection.close()
-            # On a read-only disk, a log without a journal was closed properly and can be opened.
+            # On a read-only disk, a log without a journal was closed properly and can be opened. A
+            # process that was killed while it made the log has left no tables.
             journal = self.path.with_name(f"{self.path.name}-wal")
             if journal.exists() and journal.stat().st_size:
                 raise
             connection = connect(self.path, "ro", immutable=True)
-            made = [(1,)]
+            made = rows.fetched(connection, _MADE)
         if not made:
             connection.close()
             return None

@@ -96,6 +96,15 @@ def commit(connection: sqlite3.Connection) -> None:
         ) from error
 
 
+def says_unmade(error: sqlite3.OperationalError) -> bool:
+    """Return whether a reader has met a file that a process was killed while making.
+
+    The process has left a rollback journal, which only a writer can apply. Later, files have a
+    write-ahead log instead.
+    """
+    return error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK
+
+
 def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 

@@ -24,6 +24,7 @@ from model_store.gallery.live.sqlite import (
     connect,
     errors_in_words,
     of_the_system,
+    says_unmade,
     use_write_ahead_log,
 )
 from model_store.installation import how_to_install
@@ -93,7 +94,8 @@ class SqliteDatabase:
             try:
                 return connection.execute(query, values).fetchall()
             except sqlite3.OperationalError as error:
-                if "no such table" in str(error):  # another process is creating the tables
+                # Another process is creating the tables, or was killed meanwhile.
+                if "no such table" in str(error) or says_unmade(error):
                     return []
                 raise
 
