@@ -178,7 +178,7 @@ def changes_after(connection: sqlite3.Connection, sequence: int) -> list[Change]
         "SELECT sequence, id, label, metadata, mean, variance, checksums FROM changes "
         "WHERE sequence > ? ORDER BY sequence"
     )
-    # Another process may make the log after the caller has asked for its start.
+    # Another process may make the log after the caller has read its start.
     wanted = max(sequence, first_sequence(connection)) + 1
     changes = []
     for number, item_id, label, metadata, mean, variance, checksums in fetched(

@@ -94,7 +94,7 @@ class SqliteDatabase:
             try:
                 return connection.execute(query, values).fetchall()
             except sqlite3.OperationalError as error:
-                # Another process is creating the tables, or was killed meanwhile.
+                # Another process is creating the tables, or was killed while it created them.
                 if "no such table" in str(error) or says_unmade(error):
                     return []
                 raise
