@@ -183,8 +183,9 @@ def test_images_and_their_features_get_the_same_answers(tmp_path: Path) -> None:
             match.item.id for match in by_image.matches
         ]
         for match, same in zip(by_vector.matches, by_image.matches, strict=True):
-            # Another processor rounds otherwise, and the weights of the signals multiply it.
-            assert match.match_probability == pytest.approx(same.match_probability, abs=1e-3)
+            # The features are rounded otherwise. The weights of the signals multiply this, and the
+            # last principal directions of the detector, of nearly equal variance, turn.
+            assert match.match_probability == pytest.approx(same.match_probability, abs=4e-3)
 
 
 def drawn(generator: np.random.Generator, n_each: int) -> tuple[NDArray[np.uint8], list[str]]:
