@@ -195,6 +195,11 @@ class Stream:
         return int(self.counted.sum())
 
     @cached_property
+    def n_answered(self) -> int:
+        """The number of objects that have a match and are not flagged out of distribution."""
+        return int((self.counted & self.chosen).sum())
+
+    @cached_property
     def n_labels(self) -> int:
         """The number of labels of absent queries."""
         return int(self.labels.max(initial=-1)) + 1
@@ -481,7 +486,7 @@ class Stream:
         None if the number is more than `MANY_TIMES` times the present number of objects.
         """
         times = self.multiple(max_error, of_labels=False)
-        return None if times is None else math.ceil(times * int((self.counted & self.chosen).sum()))
+        return None if times is None else math.ceil(times * self.n_answered)
 
     def multiple(self, max_error: float, *, of_labels: bool) -> float | None:
         """Return the factor by which the queries must be multiplied to guarantee ``max_error``.

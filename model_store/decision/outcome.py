@@ -435,12 +435,14 @@ def _of_matches(
         n_queries = int((rows & present).sum())
         if promise.point is None and n_queries >= LEAST_CLASS_SHARE * present.sum():
             stream = promises.stream.at_rows(rows)
-            n_objects = int((stream.counted & stream.chosen).sum())
             needed = stream.queries_needed(calibration.max_error)
             code, parameters = "match_not_for_labels_errors", {"size": _SIZES[promise.size_class]}
             if needed is not None:
                 code = "match_not_for_labels"
-                parameters |= {"n_queries": n_objects, "n_more": _about(needed - n_objects)}
+                parameters |= {
+                    "n_queries": stream.n_answered,
+                    "n_more": _about(needed - stream.n_answered),
+                }
             yield OutcomeLine(code, "warning", parameters)
     if match_share < LEAST_MATCH_SHARE:
         code, parameters = _why_seldom(calibration, promises, match_share)
@@ -468,8 +470,7 @@ def _why_never(
     present, max_error = ~evidence.absent, calibration.max_error
     place = int(np.bincount(evidence.first_classes[present], minlength=len(SIZE_CLASSES)).argmax())
     stream = promises.stream.at_rows(evidence.first_classes == place)
-    no_error = promises.doubt is not None and promises.unknown_absence is not None
-    if no_error or stream.widest(max_error) is not None:
+    if promises.gives_nothing or stream.widest(max_error) is not None:
         return "match_never_bounded", {"reason": promises.matches[place].shortfall}
     parameters = {"max_error": max_error, **_accepted(calibration, 0.0)}
     n_queries, n_labels = int(present.sum()), promises.stream.n_labels

@@ -158,7 +158,7 @@ class Promises:
         Thresholds are not computed.
         """
         rate = self.max_false_match_rate
-        if self._gives_nothing or (rate is not None and self.stream.strictest(rate) is None):
+        if self.gives_nothing or (rate is not None and self.stream.strictest(rate) is None):
             return False
         # The largest size class usually has the most queries, and decides soonest.
         places = reversed(range(len(self._n_labels)))
@@ -183,7 +183,8 @@ class Promises:
         return tuple(self._promise(place) for place in range(len(self._found)))
 
     @property
-    def _gives_nothing(self) -> bool:
+    def gives_nothing(self) -> bool:
+        """True if no query gets the verdict `match`: the absent queries are many and unknown."""
         return self.doubt is not None and self.unknown_absence is not None
 
     def _of_class(self, size_class: int) -> Stream:
@@ -227,7 +228,7 @@ class Promises:
         If absent queries have too few labels, the threshold uses the bound of FPIR at confidence ½.
         Then only the error among matched queries has a guaranteed bound.
         """
-        if self._gives_nothing:
+        if self.gives_nothing:
             return None
         threshold = stream.widest(max_error)
         if threshold is not None:
@@ -284,7 +285,7 @@ class Promises:
         found = self._widest(stream, self.max_error)
         name = SIZE_CLASSES[size_class]
         if found is None:
-            n = int((stream.counted & stream.chosen).sum())
+            n = stream.n_answered
             least = math.ceil(least_queries(self.max_error, stream.delta))
             shortfall = self.doubt or message(
                 "error_not_bounded_at_level",
@@ -323,9 +324,9 @@ class Promises:
         return message(code, share=self.expected, cause=cause)
 
     def _error_shortfall(self, stream: Stream, queries: str) -> Message | None:
-        if self.doubt is not None and self.unknown_absence is not None:
+        if self.gives_nothing:
             return self.doubt
-        n = int((stream.counted & stream.chosen).sum())
+        n = stream.n_answered
         needed = stream.queries_needed(self.max_error) if n else None
         least = math.ceil(least_queries(self.max_error, stream.delta))
         return message(

@@ -83,8 +83,8 @@ class Watch:
         was. No calibration query finds its own copy, so a visitor who searches with photographs of
         the gallery itself, possibly compressed again, would look like drift.
         """
-        is_copy = any(one.similarity > self._largest_similarity for one in answer.matches)
-        score = None if is_copy else answer.predictive.outlier_score
+        is_nearer = any(one.similarity > self._largest_similarity for one in answer.matches)
+        score = None if is_nearer else answer.predictive.outlier_score
         is_new = self.drift.observe(query_id, score, caller)
         if is_new and self.absent is not None:
             self.absent.observe(answer.decision)

@@ -207,10 +207,10 @@ def test_a_gallery_calibrated_by_views_says_so(
         for place in range(2 * LEAST_QUERIES):
             service.answer(encoded(images.pixels(place), "PNG"), alpha=0.001)
         visit = Visit(browser, service, DESKTOP)
-        expect(visit.page.get_by_text("augmented views of its own items").first).to_be_visible()
+        expect(visit.page.get_by_text("augmented views of its items").first).to_be_visible()
         expect(visit.found("estimate")).to_contain_text("a rough estimate). Probabilities assume 5")
         assert visit.verdict(visit.sample(belongs=True).click)
-        expect(visit.found("result")).to_contain_text("288 augmented views of its own items")
+        expect(visit.found("result")).to_contain_text("288 augmented views of its items")
         expect(visit.found("nothing")).to_contain_text("Rough estimate")
         assert visit.complaints == []
         visit.page.close()

@@ -233,7 +233,7 @@ def test_the_numbers_of_a_drawing_are_a_table_to_copy(shown: Shown) -> None:
 
 def test_views_are_called_easier_than_photos(shown: Shown) -> None:
     opened(shown, queries="views_of_items")
-    assert "1,234 augmented views of its own items" in said(shown, "accuracy")
+    assert "1,234 augmented views of its items" in said(shown, "accuracy")
     assert "Augmented views are easier than real photos." in said(shown, "accuracy")
 
 

@@ -174,7 +174,7 @@ def test_a_dialog_that_is_closed_is_gone(shared: Shown) -> None:
     [
         ({}, {}, "1,500 items, calibrated on 1,234 queries. First result right: 87 %."),
         ({"outcome": None}, {"queries": "views_of_items"},
-         "on 1,234 augmented views of its own items."),
+         "on 1,234 augmented views of its items."),
         ({"labels": [], "n_labels": 0}, {}, "First result right: 87 %.\nAccuracy"),
         ({"n_labels": 2}, {},
          "\nLabels: boot, clog.\nAccuracy report"),

@@ -33,7 +33,7 @@ from service.http.answers.galleries import (
     operating_point,
     operator_decision,
 )
-from service.http.answers.items import item_detail, item_list
+from service.http.answers.items import item_detail, item_list, picture_urls
 from service.http.answers.maps import gallery_map, map_items
 from service.http.answers.operations import ready
 from service.http.answers.review import case_list, leases, review_case, review_summary
@@ -76,6 +76,7 @@ __all__ = [
     "near_duplicate_list",
     "operating_point",
     "operator_decision",
+    "picture_urls",
     "ready",
     "record",
     "review_case",

@@ -17,12 +17,8 @@ from service.serving.queries import Page
 _PLAIN = re.compile(r"[\w.~/-]*", re.ASCII)
 
 
-def item_detail(bundle: Bundle, item: Item) -> schemas.ItemDetail:
-    """One item."""
-    return _item_detail(item, picture_urls(bundle))
-
-
-def _item_detail(item: Item, urls: PictureUrls) -> schemas.ItemDetail:
+def item_detail(item: Item, urls: PictureUrls) -> schemas.ItemDetail:
+    """One item; ``urls`` are the `picture_urls` of its bundle."""
     thumbnail, preview = urls(item.id)
     return schemas.ItemDetail(
         id=item.id,
@@ -42,7 +38,7 @@ def item_list(lease: Lease, page: Page, selection: Selection) -> schemas.ItemLis
         bundle_id=bundle.manifest.id,
         n_items=bundle.retriever.gallery.n_items,
         n_passing=page.n_passing,
-        items=[_item_detail(item, urls) for item in page.items],
+        items=[item_detail(item, urls) for item in page.items],
         next_cursor=to_page_after(page.last, bundle.manifest.id, lease.engine.secret, selection),
     )
 

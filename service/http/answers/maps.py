@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from model_store.bundles.bundle import Bundle
 from model_store.gallery_map import Colour, ItemPoints, Plane
 from service import schemas
-from service.http.answers.items import item_detail
+from service.http.answers.items import item_detail, picture_urls
 
 
 def gallery_map(
@@ -49,13 +49,13 @@ def gallery_map(
 
 def map_items(bundle: Bundle, rows: Sequence[int]) -> schemas.MapItems:
     """Describe the items with these row numbers; numbers of deleted items are ignored."""
-    gallery = bundle.retriever.gallery
+    gallery, urls = bundle.retriever.gallery, picture_urls(bundle)
     current = np.intersect1d(np.array(rows, dtype=np.int64), gallery.rows())
     return schemas.MapItems(
         gallery=bundle.name,
         bundle_id=bundle.manifest.id,
         items=[
-            schemas.MapItem(row=row, **item_detail(bundle, item).model_dump())
+            schemas.MapItem(row=row, **item_detail(item, urls).model_dump())
             for row, item in zip(current.tolist(), gallery.items(current), strict=True)
         ],
     )

@@ -80,7 +80,7 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
     return schemas.SimilarAnswer(
         request_id=request_id,
         gallery=bundle.name,
-        item=item_detail(bundle, similar.item),
+        item=item_detail(similar.item, urls),
         verdict=decision.verdict,
         reason=message("items_have_no_probability"),
         uncertainty=serializers.uncertainty(decision.assessment, bundle.retriever.posterior),

@@ -138,7 +138,7 @@ export function pictureSentence(aleatoric) {
 export const QUERIES = {
   held_out_images: t`held-out images`,
   left_out_items: t`of its items`,
-  views_of_items: t`augmented views of its own items`,
+  views_of_items: t`augmented views of its items`,
   captions: t`captions`,
 };
 

@@ -155,7 +155,7 @@ async def get_item(lease: LeaseOf, item_id: str) -> schemas.ItemDetail:
     """Describe one item of the gallery."""
     gallery = lease.bundle.retriever.gallery
     item = await lease.engine.compute(lambda: gallery.item(item_id))
-    return answers.item_detail(lease.bundle, item)
+    return answers.item_detail(item, answers.picture_urls(lease.bundle))
 
 
 @router.get(

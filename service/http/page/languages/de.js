@@ -530,7 +530,7 @@ export const PAGE = {
   "an item of this id is in the gallery": "ein Objekt dieser Id ist in der Sammlung",
   "and {0} more values": "und {0} weitere Werte",
   "at most": "höchstens",
-  "augmented views of its own items": "erzeugten Ansichten ihrer eigenen Objekte",
+  "augmented views of its items": "erzeugten Ansichten ihrer Objekte",
   "calibrated on {0} {1}": "kalibriert mit {0} {1}",
   "certain": "sicher",
   "corrupted images": "beschädigte Bilder",

@@ -524,7 +524,7 @@ export const PAGE = {
   "an item of this id is in the gallery": "un objet de cet id est dans la collection",
   "and {0} more values": "et {0} valeurs de plus",
   "at most": "au plus",
-  "augmented views of its own items": "vues générées de ses propres objets",
+  "augmented views of its items": "vues générées de ses objets",
   "calibrated on {0} {1}": "étalonné avec {0} {1}",
   "certain": "certain",
   "corrupted images": "images dégradées",
