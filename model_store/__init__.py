@@ -26,8 +26,6 @@ all error classes.
     identities      queries without a match, grouped into new identities
     vector_queries  vectors as queries, and result lists of other stores
     text_queries    texts as queries
-    one_encoder     check that all parts have the same encoder
-    notebook        answers as HTML for notebooks
     answers         result list, decision, and search plan of a query
     compared_answers  changes of answers from one bundle to another
     matches         ranked neighbours with their probabilities

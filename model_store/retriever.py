@@ -23,12 +23,11 @@ from model_store.decision import (
 )
 from model_store.decision.staleness import n_gone_labels, staleness
 from model_store.encoder.contract import Embeddings, Encoder, Inputs, QueryKind, TextEncoder
-from model_store.errors import OrderUnavailable
+from model_store.errors import BundleMismatch, OrderUnavailable
 from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.matches import matches_of
 from model_store.messages import message
-from model_store.one_encoder import require_one_encoder
 from model_store.pairs import INDEPENDENT, Correlation, correlation_of
 from model_store.predictive import N_SAMPLES, Predictive, predict
 from model_store.search import (
@@ -478,3 +477,33 @@ class Retriever:
         smallest_side = self.encoder.metadata.preprocessing.smallest_side
         prepared = self.prepare(decode_image(data, smallest_side=smallest_side))
         return self.find(self.embed(prepared[None])[0], limit, **options)
+
+
+def require_one_encoder(
+    encoder: Encoder,
+    gallery: Gallery,
+    calibration: Calibration | None,
+    text: TextEncoder | None,
+    text_calibration: Calibration | None,
+) -> None:
+    """Refuse a gallery, calibration or text encoder that was made with another encoder.
+
+    Raises
+    ------
+    BundleMismatch
+    """
+    made_with = [("gallery", gallery.encoder_fingerprint, encoder.fingerprint)]
+    if calibration is not None:
+        made_with.append(("calibration", calibration.encoder_fingerprint, encoder.fingerprint))
+    if text is not None:
+        made_with.append(("text encoder", text.metadata.image_encoder, encoder.fingerprint))
+    if text_calibration is not None:
+        own = "" if text is None else text.fingerprint
+        made_with.append(("calibration of texts", text_calibration.encoder_fingerprint, own))
+    for part, fingerprint, wanted in made_with:
+        if fingerprint != wanted:
+            raise BundleMismatch(
+                f"The {part} was made with encoder {fingerprint[:12]}, the encoder here is "
+                f"{wanted[:12] or 'none'}. Run `vouch-build index` and "
+                "`vouch-build calibrate` with this encoder."
+            )

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import locate
 from model_store.bundles.galleries import GalleryFolder
-from model_store.errors import BundleMismatch, GalleryUnavailable, VouchError
-from model_store.errors.root import reason_of
+from model_store.errors import BundleMismatch, GalleryUnavailable, VouchError, reason_of
 from model_store.memory import freeze_garbage, raise_gc_threshold, tune_malloc
 from model_store.signing import read_public_key
 from service.access.access import Access, open_access

@@ -14,7 +14,6 @@
     galleries     a directory of galleries that can be created, renamed and dropped
     changes       location of a live gallery's log
     compaction    merges a bundle and its log into a new bundle
-    intact        checks that the files of an open bundle have not changed
     retention     removal of old bundles, and locks on open bundles
     secret        secret with which services sign tokens
     history       summaries of bundles and of their calibrations

@@ -3,7 +3,7 @@
 With two decoders, training and service would see different pixels. So all steps from an image file
 to the encoder's input are here: `decode` (accepted formats and limits), `containers` (facts about a
 file before decoding), `tiff` (kinds of TIFF that Pillow misreads), `depth` (samples of more than
-eight bits), `colours` (conversion to RGB), `profiles` (ICC profiles), `statements` (other colour
+eight bits), `colours` (conversion to RGB, with ICC profiles), `statements` (other colour
 spaces in a file), and `resize` (to the encoder's input, thumbnails and previews). `budget` limits
 the cost of decoding one image, and `quality` measures whether a picture is good enough.
 """

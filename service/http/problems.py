@@ -56,8 +56,8 @@ from model_store.errors import (
     VouchError,
     WriteError,
     WriteRefused,
+    reason_of,
 )
-from model_store.errors.root import reason_of
 from service.access.proxies import root_path
 from service.http import limits
 from service.observability.records import current_record

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from model_store.bundles.bundle import Bundle
-from model_store.bundles.intact import BundleFiles
+from model_store.bundles.manifest import BundleFiles
 from model_store.bundles.operator import OperatorSettings, change_operator, read_operator
 from model_store.bundles.secret import secret_of
 from model_store.decision import Outcome, outcome_of

@@ -18,8 +18,7 @@ from model_store.bundles.directory import (
     previous_id,
     require_current,
 )
-from model_store.bundles.intact import BundleFiles
-from model_store.bundles.manifest import Manifest, describe_file
+from model_store.bundles.manifest import BundleFiles, Manifest, describe_file
 from model_store.bundles.operator import OPERATOR_FILE, OperatorSettings, read_operator
 from model_store.bundles.shadow import SHADOW_FILE, ShadowTerms, read_shadow
 from model_store.errors import BundleNotFound, ConfigError, GallerySuperseded, PointerUnreadable
@@ -129,7 +128,7 @@ def test_file_is_hashed_again_at_the_moment_it_is_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1000.0]
-    monkeypatch.setattr("model_store.bundles.intact.time.monotonic", lambda: clock[-1])
+    monkeypatch.setattr("model_store.bundles.manifest.time.monotonic", lambda: clock[-1])
     (tmp_path / "a").write_bytes(b"content")
     described = {"a": describe_file(tmp_path / "a")}
     files = BundleFiles(tmp_path, Manifest({}, {}, None, None, (), {}, described), 60.0)
@@ -139,7 +138,7 @@ def test_file_is_hashed_again_at_the_moment_it_is_due(
         hashed.append(path)
         return describe_file(path)
 
-    monkeypatch.setattr("model_store.bundles.intact.describe_file", hashing)
+    monkeypatch.setattr("model_store.bundles.manifest.describe_file", hashing)
     for now, n in ((1059.9, 0), (1060.0, 1), (1119.9, 1), (1120.0, 2)):
         clock.append(now)
         assert files.changed() is None

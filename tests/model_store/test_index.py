@@ -30,7 +30,7 @@ from model_store.gallery import (
 )
 from model_store.gallery.files.variances import HALF_ROUNDING
 from model_store.gallery.index import build as index_build
-from model_store.gallery.index import many_lists, recall
+from model_store.gallery.index import recall
 from model_store.gallery.index import search as index_search
 from model_store.gallery.index.build import parameters_of, selector, set_effort
 from model_store.gallery.index.plan import EXACT_BYTES, IndexKind, lists_for, plan_index
@@ -614,9 +614,9 @@ def test_exact_index_without_rows_finds_none() -> None:
 
 def test_lists_are_many_from_a_number_on() -> None:
     for more in (-1, 0):
-        index = SimpleNamespace(nlist=many_lists.LEAST_LISTS + more)
-        assert many_lists.are_many(index) == (more == 0)
-    assert not many_lists.are_many(SimpleNamespace())
+        index = SimpleNamespace(nlist=index_build.LEAST_LISTS + more)
+        assert index_build.are_many(index) == (more == 0)
+    assert not index_build.are_many(SimpleNamespace())
 
 
 def test_a_search_that_finds_just_enough_is_not_repeated() -> None:

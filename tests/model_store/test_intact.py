@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.bundles.intact import BundleFiles
-from model_store.bundles.manifest import Manifest, describe_file
+from model_store.bundles.manifest import BundleFiles, Manifest, describe_file
 
 NAMES = ("a.npy", "b.sqlite", "c.onnx")
 
@@ -51,7 +50,7 @@ def test_a_file_that_nobody_touched_is_believed_until_it_is_due(
     rot(tmp_path / "b.sqlite")
     assert [files.changed() for _ in range(6)] == [None] * 6
     now = time.monotonic()
-    monkeypatch.setattr("model_store.bundles.intact.time.monotonic", lambda: now + 3601)
+    monkeypatch.setattr("model_store.bundles.manifest.time.monotonic", lambda: now + 3601)
     assert "b.sqlite" in [files.changed() for _ in NAMES]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from model_store.errors import GalleryUnavailable
-from model_store.errors.root import reason_of
+from model_store.errors import GalleryUnavailable, reason_of
 
 
 def caused_by(error: Exception, cause: Exception) -> Exception:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from model_store.gallery import IndexSettings
 from model_store.gallery.files import row_file
 from model_store.gallery.files.row_file import RowFile, load_bytes, load_rows
-from model_store.gallery.index import build, many_lists, recall, row_blocks
+from model_store.gallery.index import build, recall, row_blocks
 from model_store.gallery.index.build import build_index
 from model_store.gallery.index.plan import IndexKind, plan_index
 from model_store.gallery.index.row_blocks import rows_at
@@ -136,7 +136,7 @@ class TestVeryManyLists:
 
     @pytest.fixture(autouse=True)
     def _few_are_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(many_lists, "LEAST_LISTS", 64)
+        monkeypatch.setattr(build, "LEAST_LISTS", 64)
 
     @pytest.mark.parametrize("kind", ["ivf_sq8", LEARNS_LONG])
     def test_nearly_as_much_is_found_and_the_same_bytes_are_made(
@@ -150,7 +150,7 @@ class TestVeryManyLists:
         again, of_blocks = build_index(mapped, plan, settings)
         assert of_blocks == report
         assert faiss.serialize_index(index).tobytes() == faiss.serialize_index(again).tobytes()
-        monkeypatch.setattr(many_lists, "LEAST_LISTS", 10**6)
+        monkeypatch.setattr(build, "LEAST_LISTS", 10**6)
         _, in_one = build_index(directions(), plan, settings)
         assert report.parameters["nprobe"] <= 2 * in_one.parameters["nprobe"]
 

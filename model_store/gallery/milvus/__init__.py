@@ -5,14 +5,12 @@
     collection    access to a server, and the collection's schema
     availability  a circuit breaker for a server that is down
     writer        writes items into a collection
-    entities      conversion between items and Milvus entities
+    entities      conversion between items and Milvus entities, and a cache of entities
     rows          row numbers of items
     gallery       search of the collection
     filter        filters → expressions of Milvus
     matching      the rows that pass a filter expression
     live          changes of the gallery: accepts writes
     log           the changes, and the current rows
-    content       the content of a change, as text in the log
     databases     storage of the log: SQLite or PostgreSQL
-    cache         recently read entities
 """

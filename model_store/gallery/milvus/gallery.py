@@ -26,7 +26,6 @@ from model_store.gallery.filters.grammar import Filter
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.recall import FETCHED
 from model_store.gallery.index.search import EXACT_ROWS
-from model_store.gallery.milvus.cache import EntityCache
 from model_store.gallery.milvus.collection import (
     EVENTUALLY,
     NO_ACCESS,
@@ -38,6 +37,7 @@ from model_store.gallery.milvus.collection import (
 from model_store.gallery.milvus.entities import (
     ENTITY_FIELDS,
     Entity,
+    EntityCache,
     read_entity,
     read_hits,
     rows_of,

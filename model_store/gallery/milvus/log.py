@@ -11,17 +11,23 @@ is harmless, because it can only write the same row again.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from model_store.errors import KeyReused, LogDamaged
+from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.milvus.collection import EVENTUALLY
-from model_store.gallery.milvus.content import read_content, write_content
 from model_store.gallery.milvus.databases import Database, Execute
-from model_store.gallery.writable import Delete, Receipt, Retry, Upsert
+from model_store.gallery.protocol import NewItem, Thumbnail
+from model_store.gallery.writable import Delete, Receipt, Retry, Upsert, Vector
 
 GRACE_S = 30.0
 """Seconds for which a replaced row stays in Milvus, so that running searches can read it."""
@@ -385,3 +391,48 @@ def _receipt(execute: Execute, collection: str, retry: Retry) -> Receipt | None:
             )
         return Receipt.from_json(outcome)
     return None
+
+
+def write_content(sequence: int, write: Upsert) -> str:
+    """Return the text of the change with the number ``sequence``."""
+    item, vector = write.item, write.vector
+    values: list[Any] = [
+        item.id,
+        item.label,
+        metadata_json(item.metadata),
+        item.thumbnail.media_type,
+        _packed(item.thumbnail.data),
+        _packed(vector.mean.astype("<f4").tobytes()),
+        _packed(vector.variance.astype("<f4").tobytes()),
+    ]
+    text = json.dumps([sequence, *values])
+    return _digest(text) + text
+
+
+def read_content(sequence: int, content: str | None) -> Upsert:
+    """Parse the text of `write_content`.
+
+    Raises
+    ------
+    LogDamaged : the text differs from its checksum, or belongs to another change.
+    """
+    digest, text = (content or "")[:32], (content or "")[32:]
+    if digest != _digest(text) or json.loads(text)[0] != sequence:
+        raise LogDamaged(
+            f"The change {sequence} in the log of the gallery is damaged. Restore the log from a "
+            "backup."
+        )
+    _, item_id, label, metadata, media_type, data, *numbers = json.loads(text)
+    thumbnail = Thumbnail(base64.b64decode(data), media_type)
+    mean, variance = (
+        np.frombuffer(base64.b64decode(part), "<f4").astype(np.float32) for part in numbers
+    )
+    return Upsert(NewItem(item_id, label, json.loads(metadata), thumbnail), Vector(mean, variance))
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -94,71 +94,11 @@ message contains only information that a client of the service may see.
         ├── RequirementNotMet    the outcome of a build misses a requirement
         ├── CertificateError     a certificate or its feedback cannot be read or written
         └── TransferError        a bundle cannot be copied to or from another location
-
-`building` defines the errors of the index builder, `bundles` defines the errors of bundles, and
-`root` defines the base class.
 """
 
-from model_store.errors.building import (
-    BuildError,
-    CalibrationError,
-    CertificateError,
-    ConfigError,
-    DatasetError,
-    EncoderSourceError,
-    OutputError,
-    ParityError,
-    RequirementNotMet,
-    RunInUse,
-    SourceUnavailable,
-    StepNotReady,
-    TooManyBadImages,
-    TrainingDiverged,
-    TransferError,
-    UsageError,
-    WeightsError,
-)
-from model_store.errors.bundles import (
-    ArchiveError,
-    BundleError,
-    BundleMismatch,
-    BundleNotFound,
-    BundleTampered,
-    BundleUntrusted,
-    PointerUnreadable,
-    SigningKeyError,
-)
-from model_store.errors.root import VouchError
 
-__all__ = [
-    "ArchiveError",
-    "BuildError",
-    "BundleError",
-    "BundleMismatch",
-    "BundleNotFound",
-    "BundleTampered",
-    "BundleUntrusted",
-    "CalibrationError",
-    "CertificateError",
-    "ConfigError",
-    "DatasetError",
-    "EncoderSourceError",
-    "OutputError",
-    "ParityError",
-    "PointerUnreadable",
-    "RequirementNotMet",
-    "RunInUse",
-    "SigningKeyError",
-    "SourceUnavailable",
-    "StepNotReady",
-    "TooManyBadImages",
-    "TrainingDiverged",
-    "TransferError",
-    "UsageError",
-    "VouchError",
-    "WeightsError",
-]
-"""The errors that the other modules define. All classes below are public too."""
+class VouchError(Exception):
+    """Root of the family."""
 
 
 class ImageError(VouchError):
@@ -405,5 +345,120 @@ class ActivationRefused(VouchError):
     """The bundle cannot replace the served bundle, which remains active."""
 
 
+class ArchiveError(VouchError):
+    """A backup cannot be made, or cannot be restored."""
+
+
+class BundleError(VouchError):
+    """The bundle cannot be served."""
+
+
+class BundleNotFound(BundleError):
+    """There is no bundle at the path."""
+
+
+class PointerUnreadable(BundleError):
+    """`CURRENT` or `PREVIOUS` names no bundle, or cannot be read."""
+
+
+class BundleTampered(BundleError):
+    """A file differs from its entry in the manifest."""
+
+
+class BundleUntrusted(BundleError):
+    """The bundle is not signed by a trusted key."""
+
+
+class BundleMismatch(BundleError):
+    """The parts do not belong together, or this release does not support the schema version."""
+
+
+class SigningKeyError(VouchError):
+    """A signing key or verification key cannot be read or written."""
+
+
 class InternalError(VouchError):
     """The service has an internal error."""
+
+
+class BuildError(VouchError):
+    """A step of the index builder failed."""
+
+
+class ConfigError(BuildError):
+    """The configuration is wrong."""
+
+
+class UsageError(ConfigError):
+    """Options of a command contradict each other, or an option has an invalid value."""
+
+
+class DatasetError(BuildError):
+    """The data is missing or invalid."""
+
+
+class TooManyBadImages(DatasetError):
+    """More images are unreadable than the limit allows."""
+
+
+class SourceUnavailable(DatasetError):
+    """The source of the images cannot be read."""
+
+
+class OutputError(BuildError):
+    """The output cannot be written: there is no space, or no permission."""
+
+
+class RunInUse(BuildError):
+    """Another process works in the run directory."""
+
+
+class WeightsError(BuildError):
+    """Pretrained weights are missing, cannot be read, or do not fit the trunk."""
+
+
+class EncoderSourceError(BuildError):
+    """An external encoder cannot be converted to Vouch's contract."""
+
+
+class TrainingDiverged(BuildError):
+    """The loss is not finite."""
+
+
+class StepNotReady(BuildError):
+    """An earlier step has not been run."""
+
+
+class ParityError(BuildError):
+    """The exported encoder gives other embeddings than the trained encoder."""
+
+
+class CalibrationError(BuildError):
+    """There are too few calibration queries, or queries of a required kind are missing."""
+
+
+class RequirementNotMet(BuildError):
+    """The outcome of a build does not meet a requirement."""
+
+
+class CertificateError(BuildError):
+    """A certificate, its key or its feedback cannot be read or written."""
+
+
+class TransferError(BuildError):
+    """A bundle cannot be copied to or from another location."""
+
+
+def reason_of(error: BaseException) -> str | None:
+    """Return the first cause of an error in one line; None if the error has no cause.
+
+    The result is only for the operator, because texts of other programs may contain names of hosts
+    and files. Some libraries raise an error with the same error as its cause. Such a chain of
+    causes is endless.
+    """
+    causes = [error]
+    while causes[-1].__cause__ is not None and causes[-1].__cause__ not in causes:
+        causes.append(causes[-1].__cause__)
+    if len(causes) == 1:
+        return None
+    return f"{type(causes[-1]).__name__}: {' '.join(str(causes[-1]).split())}"
