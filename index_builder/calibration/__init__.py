@@ -9,10 +9,10 @@ Three modules make more queries. `hidden_labels` makes absent queries by hiding 
 `leave_one_out` uses gallery images that the encoder was not trained on. `item_queries` uses items
 as queries. It embeds each item by a layer that was not fitted to this item.
 
-`fit` runs all fits and collects the evidence for the error bounds. `detector` fits the outlier
-detector, `probabilities` fits the match probabilities, `label_choices` fits the result sets, and
-`levels` fits the parents of labels. `pictures` measures the quality of images. `picture_state`
-learns how far degradation moves the embedding of an image.
+`fit` runs all fits and collects the evidence for the error bounds; it also measures the most
+probable parents of labels. `detector` fits the outlier detector, `probabilities` fits the match
+probabilities, and `label_choices` fits the result sets. `picture_state` measures the quality of
+images, and learns how far degradation moves the embedding of an image.
 
 `kept_queries` stores the queries in the bundle, so `fit_again` needs no image. `fit_first`
 calibrates a live gallery for the first time, with its items as queries. `decided_queries` adds

@@ -20,8 +20,7 @@ from index_builder.calibration.leave_one_out import (
     rows_of_groups,
 )
 from index_builder.calibration.lists import PlainItems, plain_items
-from index_builder.calibration.picture_state import fit_picture_state
-from index_builder.calibration.pictures import MeasuredPictures
+from index_builder.calibration.picture_state import MeasuredPictures, fit_picture_state
 from index_builder.calibration.queries import (
     BY_LABEL,
     LEAST_LABELS,

@@ -6,8 +6,7 @@
 `population`    description of the calibration queries
 `since`         feedback on the bundle since its calibration
 `signing`       canonical JSON, Ed25519 keys and signatures
-`files`         writes and reads certificate.json and its page
-`page`          content → HTML page
+`files`         writes and reads certificate.json and its HTML page
 `verification`  compares a certificate with its bundle, lists all differences
 ==============  =================================================================================
 

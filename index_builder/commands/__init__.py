@@ -7,16 +7,14 @@
     command_line   help, -v, -q and Ctrl+C of all commands
     outcome        the outcome of a build, on the terminal and as JSON; --require
     panels         the layout of help
-    all_steps      all
+    all_steps      all; config show, init, schema
     evidence       calibrate, evaluate
     unknown        unknown
-    config         config show, init, schema
     encoder        encoder
     index          index
     index_options  the options of index
     options_class  turns the fields of a class into options of a command
-    new            new
-    live           items, compact, backup, restore
+    live           new, items, compact, backup, restore
     feedback       feedback export, feedback import
     bundles        bundles, activate, rollback, doctor
     exchange       push, pull

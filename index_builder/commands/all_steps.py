@@ -1,4 +1,7 @@
-"""``vouch-build all``: every step, from images or vectors to a published bundle."""
+"""``vouch-build all``: every step, from images or vectors to a published bundle.
+
+``vouch-build config`` creates, checks and prints the configuration of these steps.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from index_builder.commands.command_line import given_options
+from index_builder.commands.command_line import CommandLine, given_options
 from index_builder.commands.index_options import declared
 from index_builder.commands.options_class import with_options
 from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
@@ -23,18 +26,22 @@ from index_builder.commands.steps import (
 from index_builder.configuration.build import (
     BuildConfig,
     builtin_configs,
+    encoder_config,
     in_milvus,
     load_config,
+    vectors_config,
 )
 from index_builder.configuration.defaults import gallery_name
-from index_builder.configuration.photographs import encoder_config, vectors_config
+from index_builder.configuration.file import effective_file, schema_file, starting_file
 from index_builder.configuration.signing import signing_key
+from index_builder.encoders.configured import with_dimensions
 from index_builder.encoders.resolve import FORMS, require_form
+from index_builder.output import writing
 from index_builder.pipeline.run import EVALUATION_TABLE
 from index_builder.progress import console, say_what_is_next, working
 from index_builder.storage import Storage, is_url
 from model_store.bundles.manifest import ENCODER_FILE
-from model_store.errors import UsageError
+from model_store.errors import OutputError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +233,39 @@ def run_all(options: AllOptions, shown: OutcomeReport) -> tuple[Path, Path] | No
         build = with_trunk(config, opened)
         bundle, _ = step_of("build_all")(build, opened, published, shown.check)
     return published, bundle
+
+
+config_app = CommandLine(help="Create, check and print the configuration file of a build.")
+
+
+@config_app.command("show")
+@with_options(AllOptions)
+def show_command(options: AllOptions) -> None:
+    """Print the whole configuration of a build, from --config or from the options of `all`.
+
+    The output is a valid configuration file. Nothing is built.
+    """
+    build = in_milvus(options.build, options.milvus)
+    print(effective_file(with_dimensions(build)), end="")
+
+
+@config_app.command("init")
+def init_command(
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("vouch.toml"),
+) -> None:
+    """Write a commented configuration file for photographs, with all keys and defaults."""
+    with writing(str(file)):
+        try:
+            with file.open("x", encoding="utf-8") as opened:
+                opened.write(starting_file(file.name))
+        except FileExistsError as error:
+            raise OutputError(
+                f"{file} already exists and is not overwritten. Name another file."
+            ) from error
+    print(file)
+
+
+@config_app.command("schema")
+def schema_command() -> None:
+    """Print the JSON schema of a configuration file, for completion and checks in editors."""
+    print(schema_file(), end="")

@@ -15,14 +15,12 @@ from index_builder.commands import (
     all_steps,
     bundles,
     certify,
-    config,
     encoder,
     evidence,
     exchange,
     feedback,
     index,
     live,
-    new,
     reproduce,
     steps,
     unknown,
@@ -92,13 +90,13 @@ def vouch_build(
 app.command("all", rich_help_panel=BUILD)(all_steps.all_command)
 for name, help_text in steps.SINGLE_STEPS.items():
     app.command(name, help=help_text, rich_help_panel=BUILD)(steps.single_step(name))
-app.add_typer(config.app, name="config", rich_help_panel=BUILD)
+app.add_typer(all_steps.config_app, name="config", rich_help_panel=BUILD)
 app.command("encoder", rich_help_panel=BUILD)(encoder.encoder_command)
 app.command("index", rich_help_panel=BUILD)(index.index_command)
 app.command("calibrate", rich_help_panel=BUILD)(evidence.calibrate_command)
 app.command("evaluate", rich_help_panel=BUILD)(evidence.evaluate_command)
 app.command("publish", rich_help_panel=BUILD)(steps.publish_command)
-app.command("new", rich_help_panel=GALLERIES)(new.new_command)
+app.command("new", rich_help_panel=GALLERIES)(live.new_command)
 app.add_typer(live.app, name="items", rich_help_panel=GALLERIES)
 app.command("compact", rich_help_panel=GALLERIES)(live.compact_command)
 app.command("unknown", rich_help_panel=GALLERIES)(unknown.unknown_command)

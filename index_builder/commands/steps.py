@@ -7,6 +7,8 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -15,10 +17,10 @@ import typer
 
 from index_builder.configuration.build import BuildConfig, builtin_configs, load_config
 from index_builder.encoders.configured import as_named, with_encoder
-from index_builder.pipeline.inputs import require_inputs
 from index_builder.pipeline.run import Run
 from index_builder.progress import say_what_is_next, timed_step, working
-from model_store.errors import ConfigError
+from model_store.errors import ConfigError, DatasetError, WeightsError
+from model_store.installation import how_to_install
 
 ConfigOption = Annotated[
     str,
@@ -146,3 +148,50 @@ def publish_command(
             bundle = publish_step(build, opened, published)
     print(bundle)
     say_what_is_next(published)
+
+
+def require_inputs(config: BuildConfig, *, reads_trunk: bool) -> None:
+    """Check that all files of the configuration exist.
+
+    Parameters
+    ----------
+    reads_trunk : whether the weights of the trunk are also checked.
+
+    Raises
+    ------
+    DatasetError : the folder or table does not exist, or a withheld label has no sub-folder.
+    WeightsError : the file of weights does not exist.
+    ConfigError : the client of Milvus is not installed.
+    """
+    dataset, weights = config.dataset, config.network.weights
+    for path in (dataset.path, dataset.items):
+        if path is not None and not path.exists():
+            raise DatasetError(f"{path} does not exist. Name the folder or file with the data.")
+    if dataset.kind == "folder" and dataset.path is not None:
+        _require_labels(dataset.path, dataset.withheld_labels)
+    if reads_trunk and weights is not None and Path(weights).suffix and not Path(weights).is_file():
+        raise WeightsError(f"network.weights: {weights} does not exist, or is not a file.")
+    if config.index.milvus_uri is not None and find_spec("pymilvus") is None:
+        raise ConfigError(
+            "index.milvus_uri: pymilvus, the client of Milvus, is not installed. "
+            + how_to_install("milvus")
+        )
+
+
+def _require_labels(folder: Path, withheld: tuple[str, ...]) -> None:
+    """Check that each withheld label has a sub-folder."""
+    if not folder.is_dir():
+        raise DatasetError(
+            f"{folder} is not a folder. `vouch-build all --images` also takes other sources."
+        )
+    missing = [name for name in withheld if not (folder / name).is_dir()]
+    if not missing:
+        return
+    labels = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    close = get_close_matches(missing[0], labels, 1)
+    meant = f" Did you mean {close[0]!r}?" if close else ""
+    listed = ", ".join(labels[:20]) + (", …" if len(labels) > 20 else "")
+    raise DatasetError(
+        f"dataset.withheld_labels names {missing}, but {folder} has no such sub-folders.{meant} "
+        f"It has {listed or 'none'}."
+    )

@@ -8,7 +8,6 @@
     file         the file as text: with all values, or with comments for users to edit
     schema       the JSON schema of the file
     problems     error messages for a file
-    photographs  configuration of a folder or of vectors, without a file
     objective    the table [training.objective]
     posterior    the table [posterior]
     requirements requirements on a build's outcome, for --require

@@ -2,9 +2,8 @@
 
 ::
 
-    address     parses the address of a place
+    address     parses the address of a place; a place on this machine
     place       the interface of a place
-    folder      a bundle, or a directory of bundles, on this machine
     bucket      S3, Google Cloud Storage, Azure
     hub         a repository of the Hugging Face Hub
     model_card  the model card of a bundle, for the Hub

@@ -18,8 +18,8 @@ instead of gallery items, and `calibrate` calibrates with these queries. `own_qu
 user's queries. `bundle_evidence` calibrates and evaluates a bundle with the user's queries.
 `evaluation_page` shows the result, `comparison` compares two bundles, and `unknown` groups the
 queries that match nothing. `recalibrate` calibrates again with the queries that the bundle stores.
-`parents` reads the parents of labels, `captions` reads texts, and `text_evidence` calibrates with
-texts. `truth` finds the label of the item that a query names. `fetching` downloads images from a
+`parents` reads the parents of labels, and `text_evidence` reads captions and calibrates with them.
+`truth` finds the label of the item that a query names. `fetching` downloads images from a
 bucket or the web just before they are decoded. `local_copy` copies a source into a folder, for
 builds that read the source repeatedly. `dry_run` embeds a sample and estimates time and space.
 `from_images` indexes the images of a training configuration with the same modules. `new_gallery`

@@ -34,8 +34,7 @@ from index_builder.indexing.parents import NO_PARENTS, Parents
 from index_builder.indexing.sources import VectorSource, open_source
 from index_builder.progress import console
 from index_builder.storage import Storage
-from index_builder.vectors.encoder import StoredEncoder
-from index_builder.vectors.passed import PassedVectors
+from index_builder.vectors.encoder import PassedVectors, StoredEncoder
 from index_builder.vectors.store import VectorFile
 from index_builder.vectors.table import VectorTable, holds_vectors, open_table
 from model_store.bundles.bundle import open_bundle

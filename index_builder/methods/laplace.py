@@ -18,7 +18,7 @@ from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceCo
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.datasets.splits import with_label
 from index_builder.methods.method import Method, Report, Trained
-from index_builder.methods.votes import N_VALIDATION, say_if_unidentified, votes
+from index_builder.methods.temperatures import N_VALIDATION, say_if_unidentified, votes
 from index_builder.networks import MetricEncoder
 from index_builder.networks.features import all_features, repeatable_blocks
 from index_builder.objectives import OnlineLaplaceLoss

@@ -1,12 +1,12 @@
 """The metrics of an evaluation, as pure functions of arrays.
 
 =================  ==============================================================================
-`ranking`          ranked lists: recall at k, mAP at k, mAP at R, average precision
+`embedding`        ranked lists: recall at k, mAP at k, mAP at R, average precision; and the
+                   structure of an embedding: NMI, entropy, feature and cluster diversity
 `calibration`      probabilities: reliability, calibration error, Brier score, consensus
-`separation`       positives against negatives: AUROC, AUPRC, FPR at 95 %
-`selective`        selective answering: sparsification, AUSC, AURC, AUGRC
-`open_set`         queries with and without a match: detection and identification, OSCR
-`structure`        the embedding itself: NMI, entropy, feature and cluster diversity
+`uncertainty`      positives against negatives: AUROC, AUPRC, FPR at 95 %; selective answering:
+                   sparsification, AUSC, AURC, AUGRC; queries with and without a match: detection
+                   and identification, OSCR
 `pages`            HTML templates and number formats
 =================  ==============================================================================
 
@@ -28,18 +28,29 @@ from index_builder.metrics.calibration import (
     reliability_by_width,
     retrieval_calibration_error,
 )
-from index_builder.metrics.open_set import (
-    detection_and_identification_rate,
-    open_set_classification_rate,
-)
-from index_builder.metrics.ranking import average_precision, map_at_k, map_at_r, recall_at_k
-from index_builder.metrics.selective import augrc, aurc, ausc, risk_coverage, sparsification
-from index_builder.metrics.separation import auprc, auroc, error_auroc, fpr_at_tpr, roc
-from index_builder.metrics.structure import (
+from index_builder.metrics.embedding import (
+    average_precision,
     cluster_diversity,
     feature_diversity,
+    map_at_k,
+    map_at_r,
     mean_nn_entropy,
     normalised_mutual_information,
+    recall_at_k,
+)
+from index_builder.metrics.uncertainty import (
+    augrc,
+    auprc,
+    aurc,
+    auroc,
+    ausc,
+    detection_and_identification_rate,
+    error_auroc,
+    fpr_at_tpr,
+    open_set_classification_rate,
+    risk_coverage,
+    roc,
+    sparsification,
 )
 
 __all__ = [

@@ -5,11 +5,9 @@
     build                encoders by configuration
     encoder              trunk and linear last layer
     trunk                the interface of trunks
-    small_cnn            the papers' trunk for grey images
-    colour_cnn           the papers' trunk for CIFAR-10
-    torchvision_trunk    a backbone of torchvision
+    small_cnn            the paper's trunks for grey images and for CIFAR-10
+    torchvision_trunk    a backbone of torchvision, and the pooling of its feature map
     graph_trunk          an ONNX graph as a trunk
-    pooling              pooling of a feature map to one vector
     dropout              dropout with masks from a generator
     initialisation       reproducible initial weights
     weights              pretrained weights

@@ -1,8 +1,9 @@
-"""The interface of training objectives."""
+"""The interface of training objectives, and objectives without parameters."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 from torch import Tensor, nn
@@ -46,3 +47,20 @@ class Objective(nn.Module):
     def learned(self) -> dict[str, Tensor]:
         """Return the trained tensors of the objective; `vouch-build fit` reads them."""
         return self.state_dict()
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Function from embeddings (B, D), before normalisation, and labels (B,) to a scalar."""
+
+
+class LossOfEmbeddings(Objective):
+    """An objective without parameters: a ``loss`` of the embeddings of the last layer."""
+
+    def __init__(self, loss: Loss, sampling: Sampling = "balanced") -> None:
+        super().__init__()
+        self.loss = loss
+        self.sampling = sampling
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F)."""
+        return self.loss(last_layer(features), labels)

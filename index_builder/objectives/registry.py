@@ -17,19 +17,25 @@ from index_builder.objectives.classification import (
 )
 from index_builder.objectives.contrastive import ContrastiveLoss
 from index_builder.objectives.margin import MarginLoss
-from index_builder.objectives.objective import Objective
-from index_builder.objectives.of_embeddings import LossOfEmbeddings
+from index_builder.objectives.objective import LossOfEmbeddings, Objective
 from index_builder.objectives.proxies import ProxyAnchorLoss, ProxyNcaLoss
-from index_builder.objectives.ranking import fast_ap, multi_similarity, smooth_ap
-from index_builder.objectives.similarities import SOFTMAXES, n_pairs_loss, similarity_loss
+from index_builder.objectives.similarities import (
+    SOFTMAXES,
+    MonteCarloInfoNceLoss,
+    fast_ap,
+    multi_similarity,
+    n_pairs_loss,
+    simclr,
+    similarity_loss,
+    smooth_ap,
+)
 from index_builder.objectives.sphere_proxies import (
     ExpectedLikelihoodLoss,
     NonIsotropicProxyLoss,
     RegularisedProxyAnchorLoss,
     SphereProxyLoss,
 )
-from index_builder.objectives.triplet_loss import MARGIN, triplet_loss
-from index_builder.objectives.view_loss import MonteCarloInfoNceLoss, simclr
+from index_builder.objectives.triplets import MARGIN, triplet_loss
 
 
 @dataclass(frozen=True, slots=True)

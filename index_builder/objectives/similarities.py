@@ -1,18 +1,21 @@
-"""Losses by a softmax over the similarities of a batch: N-pairs, InfoNCE, SupCon, SNCA and others.
+"""Losses of the similarities in a batch: by a softmax, by a ranking, and of two views.
 
-The denominators of soft neighbours, SupCon and SNCA sum over all other images k ≠ i, positives and
-negatives. With sums over negatives only, the losses of soft neighbours and SupCon would have no
-lower bound.
+The losses by a softmax are N-pairs, InfoNCE, SupCon, SNCA and others. The denominators of soft
+neighbours, SupCon and SNCA sum over all other images k ≠ i, positives and negatives. With sums over
+negatives only, the losses of soft neighbours and SupCon would have no lower bound.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from index_builder.objectives.objective import Loss, LossOfEmbeddings, Objective
 from index_builder.objectives.pairs import mean_of, positives_and_negatives
+from index_builder.objectives.von_mises_fisher import sample_von_mises_fisher
 
 Softmax = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Function that computes a loss from logits (B, B) and from masks of positive and negative
@@ -82,3 +85,105 @@ SOFTMAXES: dict[str, Softmax] = {
     "snca": snca,
 }
 """Losses by the `kind` of the objective."""
+
+
+def multi_similarity(alpha: float, beta: float, base: float) -> Loss:
+    """Return the multi-similarity loss (Wang et al. 2019; Boudiaf et al. 2020, Tab. 2).
+
+    1/α log(1 + Σ_p e^{−α(s_ip − λ)}) + 1/β log(1 + Σ_n e^{β(s_in − λ)}) over all pairs, averaged
+    over images i.
+    """
+    from pytorch_metric_learning.losses import MultiSimilarityLoss  # noqa: PLC0415 - slow
+
+    loss: Loss = MultiSimilarityLoss(alpha=alpha, beta=beta, base=base)
+    return loss
+
+
+def fast_ap(n_bins: int) -> Loss:
+    """Return 1 − average precision over a histogram of squared distances (Cakir et al. 2019).
+
+    AP = Σ_b h⁺_b H⁺_b / (H_b N⁺), where h⁺_b is the number of positives in bin b. H⁺_b and H_b are
+    the numbers of positives and of images in the bins up to b.
+    """
+    from pytorch_metric_learning.losses import FastAPLoss  # noqa: PLC0415 - slow
+
+    loss: Loss = FastAPLoss(num_bins=n_bins)
+    return loss
+
+
+def smooth_ap(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Return 1 − average precision, with a sigmoid for "is ranked before" (Brown et al. 2020).
+
+    AP_i is the mean of R⁺/R over the positives p. R = 1 + Σ_j σ((s_ij − s_ip) / τ) sums over all
+    other images j; R⁺ sums over the positives j only. The labels can have different numbers of
+    images. The implementation in pytorch-metric-learning requires sorted labels with equal numbers
+    of images. That implementation also uses the number of labels where this function uses the
+    number of images of a label.
+
+    Parameters
+    ----------
+    embeddings : (B, D), before normalisation.
+    labels : (B,) int64.
+    temperature : τ, temperature of the cosines.
+    """
+    unit = torch.nn.functional.normalize(embeddings)
+    cosines = unit @ unit.T
+    positive, negative = positives_and_negatives(labels)
+    anchors, others = positive.nonzero(as_tuple=True)
+    before = ((cosines[anchors] - cosines[anchors, others][:, None]) / temperature).sigmoid()
+    # p itself adds 1 to its rank: 0.5 here, and the sigmoid of 0 in the sum.
+    among = 0.5 + (before * positive[anchors]).sum(1)
+    rank = among + (before * negative[anchors]).sum(1)
+    numbers = positive.sum(1)
+    each = among / rank / numbers[anchors]
+    return 1 - mean_of(each, (numbers > 0).sum()) if len(anchors) else 0 * embeddings.sum()
+
+
+_SHORTEST = 1e-6
+"""Minimum length of an embedding; the length has no derivative at zero."""
+
+
+def simclr(temperature: float) -> Objective:
+    """Return InfoNCE of the cosines between two views of each image (Chen et al. 2020)."""
+
+    def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
+        return similarity_loss(embeddings, labels, info_nce, temperature)
+
+    return LossOfEmbeddings(loss, "views")
+
+
+class MonteCarloInfoNceLoss(Objective):
+    """InfoNCE between samples of the distributions of two views (Kirchhof et al. 2023).
+
+    The loss is −log 1/S Σ_s exp(κ z_i·z_p) / Σ_{k≠i} exp(κ z_i·z_k). Each z is a sample from the
+    von Mises-Fisher distribution of a view. The concentration of a view is the length of its
+    embedding; in the paper, a separate network predicts the concentration.
+
+    Parameters
+    ----------
+    concentration : κ.
+    n_samples : S.
+    generator : draws the samples.
+    """
+
+    sampling = "views"
+
+    def __init__(self, *, concentration: float, n_samples: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.concentration = concentration
+        self.n_samples = n_samples
+        self.generator = generator
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F)."""
+        embeddings = last_layer(features)
+        length = embeddings.norm(dim=1).clamp_min(_SHORTEST)
+        drawn = sample_von_mises_fisher(
+            embeddings / length[:, None], length, self.n_samples, self.generator
+        )
+        positive, negative = positives_and_negatives(labels)
+        anchors, others = positive.nonzero(as_tuple=True)
+        logits = self.concentration * drawn @ drawn.mT
+        against = logits.masked_fill(~(positive | negative), -torch.inf).logsumexp(2)
+        right = logits[:, anchors, others] - against[:, anchors]
+        return mean_of(math.log(self.n_samples) - right.logsumexp(0))

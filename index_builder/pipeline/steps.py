@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,6 @@ from index_builder.pipeline.sample_queries import read_samples
 from index_builder.progress import console, timed_step
 from index_builder.training.distributed import Group, process_group
 from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
-from index_builder.training.threads import threads_for
 from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
 from index_builder.vectors.opened import opened_once
 from index_builder.vectors.store import VectorFile
@@ -302,3 +301,23 @@ def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> N
     with torch.no_grad():
         encoder.last_layer.weight.copy_(torch.from_numpy(weight))
         encoder.last_layer.bias.zero_()
+
+
+FEW = 10_000
+"""Maximum number of images that are computed with one thread."""
+
+
+@contextmanager
+def threads_for(n_images: int) -> Iterator[None]:
+    """Use one thread of torch if there are few images; afterwards restore the number of threads.
+
+    Torch's threads use CPU time while they wait. On two busy cores, the whitening of 600
+    photographs took 22 s of CPU time with two threads. With one thread, the whitening took 8 s.
+    With one thread, sums do not depend on the number of processors.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if n_images <= FEW else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -5,11 +5,10 @@
 `protocols`        data, splits, outliers and settings by name
 `datasets`         published data sets in the layout of their authors
 `cells`            methods × seeds: each cell is measured once, also after interruptions
-`evaluate`         one method, or the decision layer, on the test
+`evaluate`         one method, or the decision layer, on the test; thumbnails of queries
 `retrieval`        a task searched with an encoder; the consensus of samples
 `decision`         the decision layer, fitted to the development task, measured on the test
 `metrics`          metrics and curves, from arrays
-`pictures`         pictures of queries
 `comparison`       all objectives and their uncertainties, on small data sets
 `stereo`           dense stereo matching with a learned embedding of patches
 `resources`        wall time and peak memory

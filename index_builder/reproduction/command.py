@@ -8,7 +8,7 @@ from typing import Any
 
 from index_builder.pipeline.run import write_json
 from index_builder.reproduction.cells import Plan, methods_named, run_cells
-from index_builder.reproduction.comparison.command import compare_objectives
+from index_builder.reproduction.comparison.grid import compare_objectives
 from index_builder.reproduction.page import write_page
 from index_builder.reproduction.protocols import protocol_config
 from index_builder.reproduction.stereo.command import measure_stereo

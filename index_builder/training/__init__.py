@@ -5,6 +5,5 @@
     loop            epochs, steps, learning rates
     batches         balanced over labels, shuffled, or two views of each image
     augmentation    random changes of images
-    threads         threads of torch for small work
     distributed     several processes, by torchrun
 """

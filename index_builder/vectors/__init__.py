@@ -8,7 +8,6 @@
     encoder_file   finds the file of an encoder
     table     files of vectors from other systems
     declared  an encoder file for vectors that another system computes
-    passed    an encoder that returns given vectors
-    encoder   an encoder with a cache of its vectors
+    encoder   an encoder with a cache of its vectors; an encoder that returns given vectors
     halves    an encoder as two graphs: a trunk that is not trained, and a head
 """

@@ -43,7 +43,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from index_builder.configuration.photographs import encoder_config
+from index_builder.configuration.build import encoder_config
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.datasets.splits import QuerySet
 from index_builder.encoders.mobilenet_v2 import RANGES

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from index_builder.configuration.photographs import encoder_config
+from index_builder.configuration.build import encoder_config
 from index_builder.datasets.images import LabelledImages, from_files
 from index_builder.encoders.resolve import resolve_encoder
 from index_builder.indexing.embed import open_encoder

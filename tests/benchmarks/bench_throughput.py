@@ -186,7 +186,7 @@ def built() -> None:
     """The bundle that `vouch-build all --images` makes of Caltech-101, and its images."""
     if (BUNDLES / "CURRENT").exists():
         return
-    from index_builder.configuration.photographs import encoder_config
+    from index_builder.configuration.build import encoder_config
     from index_builder.encoders.resolve import resolve_encoder
     from index_builder.pipeline.run import Run
     from index_builder.pipeline.steps import build_all

@@ -14,12 +14,13 @@ from index_builder.configuration.build import (
     BuildConfig,
     DatasetConfig,
     builtin_configs,
+    encoder_config,
     in_milvus,
     load_config,
+    vectors_config,
 )
 from index_builder.configuration.defaults import ENCODER_IN_THE_BOX, N_FEATURES, gallery_name
 from index_builder.configuration.encoder import NAMED_WEIGHTS, NetworkConfig
-from index_builder.configuration.photographs import encoder_config, vectors_config
 from index_builder.networks import build_encoder
 from model_store.errors import ConfigError
 

@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 from index_builder.commands.steps import step_of
-from index_builder.configuration.build import BuildConfig
-from index_builder.configuration.photographs import encoder_config
+from index_builder.configuration.build import BuildConfig, encoder_config
 from index_builder.configuration.posterior import EnsembleConfig, MonteCarloDropoutConfig
 from index_builder.datasets import load_splits
 from index_builder.networks import load_encoder

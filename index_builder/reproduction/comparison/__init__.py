@@ -2,8 +2,7 @@
 
 ::
 
-    command     measure missing cells, and report
-    grid        data sets, objectives, seeds; each encoder is measured once
+    grid        data sets, objectives, seeds: measure missing cells, and report
     measure     one encoder with its posteriors and the decision layer
     halves      a trained torch encoder with the interface of search and calibration
     table       means over seeds as Markdown, JSON and HTML

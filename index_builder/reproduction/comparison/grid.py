@@ -13,6 +13,7 @@ from index_builder.objectives.registry import OBJECTIVES
 from index_builder.pipeline.run import Run, write_json
 from index_builder.progress import console
 from index_builder.reproduction.comparison.measure import PRIORS, Cell, measure_encoder
+from index_builder.reproduction.comparison.table import markdown, summary_of, write_page
 from index_builder.reproduction.protocols import ProtocolConfig, protocol_config
 from model_store.errors import BuildError, ConfigError
 from model_store.files import replacing
@@ -149,3 +150,41 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as unfinished:
         write_json(unfinished, content)
+
+
+def compare_objectives(
+    objectives: str | None,
+    n_seeds: int,
+    directory: Path,
+    *,
+    weights: str | None = None,
+    **options: Any,  # noqa: ANN401 - of `protocol_config`
+) -> str:
+    """Measure all cells (data set × objective × seed) without a result, and report all cells.
+
+    Returns
+    -------
+    The tables in Markdown. The files table.md, report.json and report.html are written to
+    ``directory``.
+
+    Raises
+    ------
+    BuildError : a name is unknown, data are missing, or an encoder failed. All other encoders are
+        reported.
+    """
+    named = objectives_named(objectives)
+    grid = Grid(named, range(n_seeds), directory, options, DATA_SETS, weights)
+    cells, failures = run_grid(grid)
+    if not cells:
+        raise BuildError(failures[0])
+    summary = summary_of(cells, failures)
+    write_json(directory / "report.json", summary)
+    write_page(summary, directory / "report.html")
+    tables = markdown(summary)
+    (directory / "table.md").write_text(tables, encoding="utf-8")
+    if failures:
+        raise BuildError(
+            f"{len(failures)} encoders could not be measured. The tables in {directory} have "
+            f"all others. {'; '.join(failures)}"
+        )
+    return tables

@@ -7,16 +7,11 @@ are accepted, and the result states what is missing.
 
 ::
 
-    official        location and completeness of data
+    official        location and completeness of data; text files with tables
     small           MNIST and Fashion-MNIST, CIFAR-10, SVHN, Chars74K
     omniglot        Omniglot
-    fine_grained    CUB-200 and Cars-196
-    caltech         Caltech-101
-    products        Stanford Online Products, In-Shop
-    faces           Labeled Faces in the Wild
+    photographs     CUB-200, Cars-196, SOP, In-Shop, LFW, Caltech-101
     street_level    Mapillary Street-Level Sequences
-    mosaic          many small images in one image file
-    tables          text files with tables
 """
 
 from index_builder.reproduction.datasets.official import Official, Origin

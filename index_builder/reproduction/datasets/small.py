@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from PIL import Image
 
 from index_builder.datasets.idx import idx_dataset
-from index_builder.datasets.images import LabelledImages, from_arrays, joined
-from index_builder.reproduction.datasets.mosaic import tiles
+from index_builder.datasets.images import LabelledImages, Pixels, from_arrays, joined
 from index_builder.reproduction.datasets.official import Official, Origin, Publication
 from model_store.errors import DatasetError
 
@@ -158,3 +159,12 @@ def _downloaded(kind: str, name: str, **options):  # type: ignore[no-untyped-def
 def both(official: Official) -> LabelledImages:
     """Return all parts, concatenated."""
     return joined(*official.parts.values())
+
+
+def tiles(path: Path, side: int) -> Pixels:
+    """Return the square images (N, side, side, 3) of a mosaic file, row by row."""
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+    grid = pixels.reshape(rows, side, columns, side, 3).swapaxes(1, 2)
+    return np.ascontiguousarray(grid.reshape(-1, side, side, 3))

@@ -12,10 +12,14 @@ from PIL import Image
 from scipy.io import savemat
 
 from index_builder.reproduction.datasets import Origin
-from index_builder.reproduction.datasets.faces import lfw
-from index_builder.reproduction.datasets.fine_grained import cars, cub
 from index_builder.reproduction.datasets.omniglot import omniglot
-from index_builder.reproduction.datasets.products import in_shop, stanford_online_products
+from index_builder.reproduction.datasets.photographs import (
+    cars,
+    cub,
+    in_shop,
+    lfw,
+    stanford_online_products,
+)
 from index_builder.reproduction.datasets.small import chars74k, cifar10, mnist_like, svhn
 from index_builder.reproduction.datasets.street_level import coordinates, msls
 from model_store.errors import DatasetError

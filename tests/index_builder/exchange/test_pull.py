@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.exchange.folder import Folder
+from index_builder.exchange.address import Folder
 from index_builder.exchange.place import Place
 from index_builder.exchange.pull import pull
 from model_store.bundles.directory import activate, bundle_ids, current_id

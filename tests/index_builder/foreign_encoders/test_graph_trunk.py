@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from index_builder.configuration.build import encoder_config
 from index_builder.configuration.encoder import EncoderConfig, NetworkConfig
-from index_builder.configuration.photographs import encoder_config
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet, Splits
 from index_builder.foreign_encoders.choices import Pooling

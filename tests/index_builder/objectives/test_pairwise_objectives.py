@@ -13,9 +13,15 @@ from torch import Tensor
 
 from index_builder.objectives import contrastive_loss
 from index_builder.objectives.margin import MarginLoss, negative_odds
-from index_builder.objectives.ranking import fast_ap, multi_similarity, smooth_ap
-from index_builder.objectives.similarities import SOFTMAXES, n_pairs_loss, similarity_loss
-from index_builder.objectives.triplet_loss import triplet_loss
+from index_builder.objectives.similarities import (
+    SOFTMAXES,
+    fast_ap,
+    multi_similarity,
+    n_pairs_loss,
+    similarity_loss,
+    smooth_ap,
+)
+from index_builder.objectives.triplets import triplet_loss
 from tests.support.small_batches import (
     LABELS,
     LIMITS,

@@ -10,7 +10,7 @@ from pytorch_metric_learning.losses import NTXentLoss, SelfSupervisedLoss
 
 from index_builder.configuration.encoder import TrainingConfig
 from index_builder.objectives.objective import Sampling
-from index_builder.objectives.view_loss import MonteCarloInfoNceLoss, simclr
+from index_builder.objectives.similarities import MonteCarloInfoNceLoss, simclr
 from index_builder.objectives.von_mises_fisher import sample_von_mises_fisher
 from index_builder.training.batches import batches_of
 from tests.index_builder.objectives.test_classification import identity

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from index_builder.commands.app import app
 from index_builder.objectives.registry import OBJECTIVES
 from index_builder.pipeline.run import Run
-from index_builder.reproduction.comparison import command, grid, measure
+from index_builder.reproduction.comparison import grid, measure
 from index_builder.reproduction.comparison.grid import Grid, objectives_named
 from index_builder.reproduction.comparison.measure import (
     DECISION,
@@ -35,7 +35,7 @@ from index_builder.reproduction.comparison.table import (
     write_page,
 )
 from index_builder.reproduction.datasets import Origin
-from index_builder.reproduction.datasets.caltech import caltech101
+from index_builder.reproduction.datasets.photographs import caltech101
 from index_builder.reproduction.protocols import (
     PROTOCOLS,
     Outliers,
@@ -80,7 +80,7 @@ def few_digits(
 def few_data() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PROTOCOLS, FEW, replace(PROTOCOLS["digits"], load=few_digits))
-        patch.setattr(command, "DATA_SETS", (FEW,))
+        patch.setattr(grid, "DATA_SETS", (FEW,))
         patch.setattr(grid, "PRIORS", dict(list(PRIORS.items())[1:2]))
         yield
 
