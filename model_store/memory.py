@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptMemory:
     """Limits on the freed memory that a process keeps.
 
     Attributes
@@ -23,10 +23,10 @@ class Kept:
     n_bytes: int
 
 
-OF_QUERIES = Kept(8 * 2**20, 32 * 2**20)
+OF_QUERIES = KeptMemory(8 * 2**20, 32 * 2**20)
 """The limits for a service. The largest kept block is 20 times the data of a query."""
 
-OF_INDEXING = Kept(32 * 2**20, 128 * 2**20)
+OF_INDEXING = KeptMemory(32 * 2**20, 128 * 2**20)
 """The limits for indexing. A batch of 64 images at 224 pixels takes 10 MB, and is copied several
 times between decoder and encoder. glibc cannot keep blocks above 32 MiB."""
 
@@ -39,7 +39,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Constants of glibc's malloc.h."""
 
 
-def tune_malloc(kept: Kept = OF_QUERIES) -> None:
+def tune_malloc(kept: KeptMemory = OF_QUERIES) -> None:
     """Let the C library keep freed memory for the next query or batch.
 
     By default, glibc returns every freed block above 128 KiB to the system immediately. The system

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from index_builder.calibration.kept_queries import Kept, KeptQueries
+from index_builder.calibration.kept_queries import CalibrationInputs, Kept
 from model_store.decision.outliers import averaged_features, averaging
 from model_store.errors import ItemNotFound
 from model_store.feedback import Decided, DrawnQuery
@@ -23,7 +23,9 @@ SOURCE = "decisions"
 sources."""
 
 
-def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gallery) -> KeptQueries:
+def with_decisions(
+    kept: CalibrationInputs, drawn: Sequence[DrawnQuery], gallery: Gallery
+) -> CalibrationInputs:
     """Return the bundle's stored queries, followed by the reviewed queries.
 
     Parameters

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from index_builder.calibration.label_choices import LabelChoices
 from index_builder.calibration.probabilities import (
     Examples,
-    Group,
+    QueryGroup,
     cross_fitted,
     fit_choice,
     numbers_of_signals,
@@ -344,13 +344,13 @@ def _some(names: Names | None, places: Integers | None) -> Names | None:
     return None if names is None or places is None else tuple(names[place] for place in places)
 
 
-def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
+def _weighted(parts: list[_Part], assumed: float) -> list[QueryGroup]:
     """Give matched queries weight 1; weight absent queries so that their share is ``assumed``."""
     n_present = sum(len(part.observed) for part in parts if not part.absent)
     n_absent = sum(len(part.observed) for part in parts if part.absent)
     of_absent = assumed / (1 - assumed) * n_present / n_absent
     return [
-        Group(
+        QueryGroup(
             part.observed,
             of_absent if part.absent else 1.0,
             part.clusters,

@@ -18,7 +18,7 @@ from index_builder.calibration.calibrate import calibration_queries, observe_gal
 from index_builder.calibration.decided_queries import UNSAID, with_decisions
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
 from index_builder.calibration.item_queries import ItemQueries
-from index_builder.calibration.kept_queries import KeptQueries, KeptVectors, as_vectors
+from index_builder.calibration.kept_queries import CalibrationInputs, KeptVectors, as_vectors
 from index_builder.calibration.queries import LEAST_LABELS, CalibrationQueries, TruthRule
 from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.calibration.setup import RetrievalSetup
@@ -107,7 +107,7 @@ def fit_again(
     ------
     CalibrationError : the bundle stores no queries, or too few remain.
     """
-    kept, items = KeptQueries.load(directory), ItemFeatures.load(directory)
+    kept, items = CalibrationInputs.load(directory), ItemFeatures.load(directory)
     if kept is None:
         raise CalibrationError(NOTHING_KEPT)
     n_kept = len(kept.matched)
@@ -165,7 +165,7 @@ def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
 
 
 def _queries(
-    kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery
+    kept: CalibrationInputs, items: ItemFeatures | None, gallery: Gallery
 ) -> tuple[QuerySet, NDArray[np.float32] | None]:
     """Divide the stored queries into present and absent queries of the current gallery.
 
@@ -213,7 +213,7 @@ def _item_queries(
     return ItemQueries(matched, alone, of_label)
 
 
-def _held(kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery) -> set[str]:
+def _held(kept: CalibrationInputs, items: ItemFeatures | None, gallery: Gallery) -> set[str]:
     """Return the labels of the gallery.
 
     In a gallery without labels, return the ids of the items that queries can match.

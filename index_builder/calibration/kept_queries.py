@@ -96,7 +96,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptQueries:
+class CalibrationInputs:
     """All inputs of a calibration, except the gallery.
 
     Attributes
@@ -118,7 +118,7 @@ class KeptQueries:
     labels: tuple[str, ...] = ()
     unlabelled: HalfRows | None = None
 
-    def relabelled(self, gallery: Gallery, renamed: Mapping[str, str]) -> KeptQueries:
+    def relabelled(self, gallery: Gallery, renamed: Mapping[str, str]) -> CalibrationInputs:
         """Return the queries with the current labels of the gallery.
 
         A query that is an item gets the current label of the item. If the gallery has no labels,
@@ -159,7 +159,7 @@ class KeptQueries:
         )
 
     @classmethod
-    def load(cls, directory: Path) -> KeptQueries | None:
+    def load(cls, directory: Path) -> CalibrationInputs | None:
         """Read the file that `save` wrote; return None if the file does not exist."""
         path = directory / KEPT_QUERIES_FILE
         if not path.exists():
@@ -195,7 +195,7 @@ def _label_of(gallery: Gallery, item_id: str) -> str | None:
         return None
 
 
-def _arrays(kept: KeptQueries) -> Iterator[tuple[str, NDArray[Any]]]:
+def _arrays(kept: CalibrationInputs) -> Iterator[tuple[str, NDArray[Any]]]:
     for kind in _KINDS:
         queries: Kept = getattr(kept, kind)
         names = [queries.ids, queries.labels, queries.groups, queries.sources]
@@ -241,7 +241,7 @@ def keep(
         if items is None
         else (Kept.of(items.images, items.alone), HalfRows.of(items.unlabelled.mean))
     )
-    KeptQueries(
+    CalibrationInputs(
         of_matched,
         kept(queries.withheld),
         are_views,

@@ -51,7 +51,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class QueryGroup:
     """Queries of one kind.
 
     Attributes
@@ -79,7 +79,7 @@ class Examples:
     codes : (N,) codes of the labels.
     sizes : (N,) number of the label's items that the query can find.
     starts : (Q,) first row of each query.
-    weights, clusters, absent : (Q,), see `Group`.
+    weights, clusters, absent : (Q,), see `QueryGroup`.
     labels : (Q,) code of each query's own label, see `RetrievedQueries.codes`.
     """
 
@@ -94,7 +94,7 @@ class Examples:
     labels: NDArray[np.int32]
 
     @classmethod
-    def of(cls, groups: Sequence[Group]) -> Examples:
+    def of(cls, groups: Sequence[QueryGroup]) -> Examples:
         """Collect the labels that all queries find."""
         values, matches, codes, sizes, counts = [], [], [], [], []
         for group in groups:

@@ -38,7 +38,7 @@ BATCH = 128
 """Number of queries that are searched together."""
 
 
-class Labelled(Protocol):
+class LabelledQueries(Protocol):
     """Queries with known labels."""
 
     @property
@@ -203,7 +203,7 @@ def place_in(metadata: Mapping[str, Any], origin: str) -> tuple[float, float] | 
 def look_up(
     gallery: Gallery,
     means: LabelMeans,
-    queries: Labelled,
+    queries: LabelledQueries,
     embeddings: Embeddings,
     outlier_scores: Floats,
     n: int = N_CANDIDATES,
@@ -296,7 +296,7 @@ def _stds_of_nearest(
 def look_up_hidden(
     gallery: Gallery,
     means: LabelMeans,
-    queries: Labelled,
+    queries: LabelledQueries,
     embeddings: Embeddings,
     folds: LabelFolds,
     n: int,
@@ -422,7 +422,9 @@ def _means_without(
     return unit_rows(rest.astype(np.float32))
 
 
-def _codes(gallery: Gallery, queries: Labelled) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _codes(
+    gallery: Gallery, queries: LabelledQueries
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the codes of all items, and of the queries; equal codes mean equal labels."""
     rows = np.arange(gallery.n_items)
     if gallery.labels:

@@ -32,7 +32,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Said(_Strict):
+class ServedProbabilities(_Strict):
     """The service's probabilities, compared with users' feedback; see `FeedbackSummary`."""
 
     n: _Count
@@ -40,7 +40,7 @@ class Said(_Strict):
     share: float
 
 
-class Review(_Strict):
+class DrawnReview(_Strict):
     """The review of a match that was drawn at random; see `MatchDraw`."""
 
     wrong: bool
@@ -52,7 +52,7 @@ class Review(_Strict):
     squares_before: Annotated[float, Field(ge=0)]
 
     @classmethod
-    def of(cls, review: MatchReview) -> Review:
+    def of(cls, review: MatchReview) -> DrawnReview:
         """Convert a review for the certificate."""
         return cls(wrong=review.wrong, **asdict(review.draw))
 
@@ -88,8 +88,8 @@ class Observed(_Strict):
     """
 
     n_asked: _Count
-    reviews: list[Review]
-    said: Said | None
+    reviews: list[DrawnReview]
+    said: ServedProbabilities | None
     drift: Drift | None
 
 
@@ -118,10 +118,10 @@ def observed(feedback: Path, bundle_id: str, calibration: Calibration) -> Observ
         drift = Drift(n_served=test.n_served, log_capital=test.log_capital, alarmed=test.drifted)
     return Observed(
         n_asked=reviews.n_asked,
-        reviews=[Review.of(one) for one in reviews.matches],
+        reviews=[DrawnReview.of(one) for one in reviews.matches],
         said=None
         if said is None
-        else Said(n=said.n, probability=said.probability, share=said.share),
+        else ServedProbabilities(n=said.n, probability=said.probability, share=said.share),
         drift=drift,
     )
 

@@ -56,7 +56,7 @@ class CommandLine(typer.Typer):
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         settings.setdefault("add_completion", False)
         super().__init__(
-            cls=Group,
+            cls=CommandGroup,
             no_args_is_help=True,
             rich_markup_mode=None,
             pretty_exceptions_enable=False,
@@ -97,7 +97,7 @@ class Command(TyperCommand):
             raise typer.Exit(INTERRUPTED) from None
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands with the help of this module."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - private types
@@ -116,16 +116,16 @@ def given_options(values: Mapping[str, object]) -> str:
     return ", ".join("--" + name.replace("_", "-") for name in given)
 
 
-def help_of(command: Command | Group, ctx: Any) -> str:  # noqa: ANN401
+def help_of(command: Command | CommandGroup, ctx: Any) -> str:  # noqa: ANN401
     """Return the help of a command, in the terminal's width, at most 100 columns."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     shown = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
     arguments = [param for param in shown if param.param_type_name == "argument"]
     usage = [ctx.command_path, "[OPTIONS]", *map(_usage_of, arguments)]
-    if isinstance(command, Group):
+    if isinstance(command, CommandGroup):
         usage.append(command.subcommand_metavar)
     paragraphs = [f"{_heading('Usage')} {' '.join(usage)}", *_paragraphs(command.help, width)]
-    if isinstance(command, Group):
+    if isinstance(command, CommandGroup):
         paragraphs += _commands(command, ctx, width)
     options = {param.name: param for param in shown if param.param_type_name == "option"}
     panels: dict[str, list[Any]] = {"Arguments": arguments}
@@ -141,7 +141,7 @@ def help_of(command: Command | Group, ctx: Any) -> str:  # noqa: ANN401
     return "\n\n".join([*paragraphs, *_paragraphs(command.epilog, width)]) + "\n"
 
 
-def _commands(group: Group, ctx: Any, width: int) -> Iterator[str]:  # noqa: ANN401
+def _commands(group: CommandGroup, ctx: Any, width: int) -> Iterator[str]:  # noqa: ANN401
     """Yield the commands of each panel, in the order of definition."""
     panels: dict[str, list[Any]] = {}
     for name in group.list_commands(ctx):

@@ -70,7 +70,7 @@ _REDIS_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """The result of one check.
 
     Attributes
@@ -85,7 +85,7 @@ class Finding:
     advice: str = ""
 
 
-def examine(path: Path | None) -> Iterator[Finding]:
+def examine(path: Path | None) -> Iterator[CheckResult]:
     """Check the installation, or the bundle, directory of bundles or run at ``path``."""
     if path is None:
         yield from _installation()
@@ -96,50 +96,52 @@ def examine(path: Path | None) -> Iterator[Finding]:
     elif run := _indexing_run(path):
         yield from _run(run)
     else:
-        yield Finding(
+        yield CheckResult(
             "wrong",
             f"{path} is neither a bundle, nor a directory of bundles, nor an indexing run",
             "Name one of them, or give no path to check the installation.",
         )
 
 
-def _installation() -> Iterator[Finding]:
+def _installation() -> Iterator[CheckResult]:
     for package, module in _NEEDED.items():
         yield _package(package, module)
     yield from _onnx_runtime()
     for package, extra in _OPTIONAL.items():
         try:
-            yield Finding("good", f"{package} {metadata.version(package)}")
+            yield CheckResult("good", f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            yield Finding("note", f"{package} is not installed", how_to_install(extra))
+            yield CheckResult("note", f"{package} is not installed", how_to_install(extra))
     yield from _sandbox()
-    yield Finding("good", f"{usable_processors()} processors may be used")
+    yield CheckResult("good", f"{usable_processors()} processors may be used")
     url = os.environ.get("VOUCH_REDIS_URL")
     if url:
         yield _redis(url)
 
 
-def _package(package: str, module: str) -> Finding:
+def _package(package: str, module: str) -> CheckResult:
     try:
         importlib.import_module(module)
-        return Finding("good", f"{package} {metadata.version(package)}")
+        return CheckResult("good", f"{package} {metadata.version(package)}")
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == module
         if missing and package in _FOR_TRAINING:
-            return Finding(
+            return CheckResult(
                 "note",
                 f"{package} is not installed; training and export need it",
                 how_to_install("build"),
             )
-        return Finding("wrong", f"{package} cannot be imported: {error}", how_to_install("build"))
+        return CheckResult(
+            "wrong", f"{package} cannot be imported: {error}", how_to_install("build")
+        )
 
 
-def _onnx_runtime() -> Iterator[Finding]:
+def _onnx_runtime() -> Iterator[CheckResult]:
     finding = _package("onnxruntime", "onnxruntime")
     installed = {one.name for one in metadata.distributions()}
     both = {"onnxruntime", "onnxruntime-gpu"} <= installed
     if both:
-        yield Finding(
+        yield CheckResult(
             "wrong",
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other",
             "pip uninstall onnxruntime onnxruntime-gpu, then install Vouch again",
@@ -150,14 +152,14 @@ def _onnx_runtime() -> Iterator[Finding]:
         yield finding
         return
     providers = onnxruntime.get_available_providers()
-    yield Finding("good", f"onnxruntime {onnxruntime.__version__}: {', '.join(providers)}")
+    yield CheckResult("good", f"onnxruntime {onnxruntime.__version__}: {', '.join(providers)}")
     if Path("/dev/nvidiactl").exists() and "CUDAExecutionProvider" not in providers:
-        yield Finding(
+        yield CheckResult(
             "note", "there is a GPU, but ONNX Runtime cannot use it", how_to_install("gpu")
         )
 
 
-def _sandbox() -> Iterator[Finding]:
+def _sandbox() -> Iterator[CheckResult]:
     """Check which parts of the sandbox for the service's image decoders work on this machine.
 
     The check runs in a separate process: a process cannot leave a sandbox, and the builder must not
@@ -169,40 +171,40 @@ def _sandbox() -> Iterator[Finding]:
     entered = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     missing = [part for part in _CONFINED_BY if part not in entered.stdout.split()]
     if not missing:
-        yield Finding(
+        yield CheckResult(
             "good", f"decoders of the service are confined by {' and '.join(_CONFINED_BY)}"
         )
     for part in missing:
-        yield Finding("note", f"decoders would not be confined by {part}", _CONFINED_BY[part])
+        yield CheckResult("note", f"decoders would not be confined by {part}", _CONFINED_BY[part])
 
 
-def _redis(url: str) -> Finding:
+def _redis(url: str) -> CheckResult:
     """Check with a plain socket that Redis answers, because the builder has no Redis client."""
     try:
         parts = split_address(url, ("redis", "rediss", "unix"))
     except ValueError as error:
-        return Finding("wrong", f"VOUCH_REDIS_URL {error}")
+        return CheckResult("wrong", f"VOUCH_REDIS_URL {error}")
     where = f"Redis at {parts.hostname}:{parts.port or 6379}"
     advice = (
         "Start Redis, or correct VOUCH_REDIS_URL. Without Redis, each process has its own cache."
     )
     if parts.scheme not in {"redis", "rediss"} or parts.hostname is None:
-        return Finding("note", f"VOUCH_REDIS_URL {parts.scheme}:// is not checked")
+        return CheckResult("note", f"VOUCH_REDIS_URL {parts.scheme}:// is not checked")
     try:
         address = (parts.hostname, parts.port or 6379)
         with socket.create_connection(address, timeout=_REDIS_TIMEOUT_S) as connection:
             if parts.scheme == "rediss":
-                return Finding("good", f"{where} accepts connections")
+                return CheckResult("good", f"{where} accepts connections")
             connection.sendall(b"PING\r\n")
             reply = connection.recv(64)
     except OSError as error:
-        return Finding("wrong", f"{where} cannot be reached: {error}", advice)
+        return CheckResult("wrong", f"{where} cannot be reached: {error}", advice)
     if reply.startswith((b"+PONG", b"-NOAUTH")):
-        return Finding("good", f"{where} answers")
-    return Finding("wrong", f"{where} is not Redis: it answers {reply!r}", advice)
+        return CheckResult("good", f"{where} answers")
+    return CheckResult("wrong", f"{where} is not Redis: it answers {reply!r}", advice)
 
 
-def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[Finding]:
+def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[CheckResult]:
     name = directory.resolve().name
     try:
         opened = open_bundle(directory, "cpu", milvus=milvus_access())
@@ -211,26 +213,26 @@ def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[Finding]:
         canary = np.ones((1, *expected.shape), expected.dtype)  # a vector of zeros has no direction
         retriever.find(retriever.embed(canary)[0], 1)
     except VouchError as error:
-        yield Finding("wrong", f"bundle {name}: {error}")
+        yield CheckResult("wrong", f"bundle {name}: {error}")
         return
     except Exception as error:
-        yield Finding("wrong", f"bundle {name}: {error}", "Build or copy the bundle again.")
+        yield CheckResult("wrong", f"bundle {name}: {error}", "Build or copy the bundle again.")
         return
-    yield Finding(
+    yield CheckResult(
         "good",
         f"bundle {name}: {retriever.gallery.n_items:,} items of {opened.name!r}, complete; it "
         "answers a query",
     )
     if retriever.stale is not None:
-        yield Finding("note", f"bundle {name}: its calibration is stale", retriever.stale)
+        yield CheckResult("note", f"bundle {name}: its calibration is stale", retriever.stale)
     if retriever.calibration is not None and retriever.calibration.absent_outlier_scores is None:
-        yield Finding("note", f"bundle {name}: drift is not tested", NOT_TESTED)
+        yield CheckResult("note", f"bundle {name}: drift is not tested", NOT_TESTED)
     if with_outcome:
         for line in outcome_of(retriever.calibration, opened.manifest.metrics).lines:
-            yield Finding("good" if line.severity == "fact" else "note", line.sentence)
+            yield CheckResult("good" if line.severity == "fact" else "note", line.sentence)
 
 
-def _bundles(root: Path) -> Iterator[Finding]:
+def _bundles(root: Path) -> Iterator[CheckResult]:
     ids = bundle_ids(root)
     current = yield from _pointer(root, ids)
     for bundle_id in ids:
@@ -238,13 +240,13 @@ def _bundles(root: Path) -> Iterator[Finding]:
         schema = _old_schema(directory)
         if schema is not None and bundle_id != current:
             kept = f"bundle {bundle_id} has schema {schema}; only its own release can read it"
-            yield Finding("note", kept, f"`vouch-build prune {root}` removes it.")
+            yield CheckResult("note", kept, f"`vouch-build prune {root}` removes it.")
             continue
         yield from _bundle(directory, with_outcome=bundle_id == current)
         if schema is None:
             yield from _changes(root, bundle_id)
     for partial in sorted(root.glob(".*.partial")):
-        yield Finding(
+        yield CheckResult(
             "note",
             f"{partial} is an unfinished bundle",
             f"The next publish or `vouch-build prune {root}` removes it, unless it is in use.",
@@ -258,26 +260,26 @@ def _old_schema(directory: Path) -> int | None:
         return None
 
 
-def _pointer(root: Path, ids: list[str]) -> Generator[Finding, None, str | None]:
+def _pointer(root: Path, ids: list[str]) -> Generator[CheckResult, None, str | None]:
     """Check that `CURRENT` names an existing bundle, and return its id."""
     advice = f"vouch-build activate {root} with one of: {', '.join(ids) or 'no bundles'}"
     try:
         current = current_id(root)
     except PointerUnreadable as error:
-        yield Finding("wrong", str(error), advice)
+        yield CheckResult("wrong", str(error), advice)
         return None
     if current is None:
-        yield Finding(
+        yield CheckResult(
             "wrong", f"{root} names no current bundle", f"vouch-build activate {root} BUNDLE"
         )
     elif current not in ids:
-        yield Finding(
+        yield CheckResult(
             "wrong", f"{root / CURRENT_FILE} names {current}, which does not exist", advice
         )
     return current
 
 
-def _changes(root: Path, bundle_id: str) -> Iterator[Finding]:
+def _changes(root: Path, bundle_id: str) -> Iterator[CheckResult]:
     """Check that the log of a bundle's changes is complete."""
     path = changes_path(root, bundle_id)
     beside = sorted(one.name for one in path.parent.glob(f"{path.name}*"))
@@ -290,9 +292,9 @@ def _changes(root: Path, bundle_id: str) -> Iterator[Finding]:
     log = ChangesFile(path, bundle_id, str(fingerprint))
     try:
         log.verify()
-        yield Finding("good", f"changes of {bundle_id}: complete, up to change {log.last()}")
+        yield CheckResult("good", f"changes of {bundle_id}: complete, up to change {log.last()}")
     except VouchError as error:
-        yield Finding(
+        yield CheckResult(
             "wrong",
             f"changes of {bundle_id}: {error}",
             "Check the disk. Stop the services, and restore the last backup (`vouch-build "
@@ -308,37 +310,37 @@ def _indexing_run(path: Path) -> Work | None:
     return found[0] if found else None
 
 
-def _run(work: Work) -> Iterator[Finding]:
+def _run(work: Work) -> Iterator[CheckResult]:
     try:
         summary = json.loads(work.summary.read_text(encoding="utf-8"))
         state, n_blocks = summary["state"], int(summary["n_blocks"])
     except (ValueError, KeyError) as error:
-        yield Finding(
+        yield CheckResult(
             "wrong", f"{work.summary} cannot be read ({error})", "Index with --no-resume."
         )
         return
     if work.quarantine.is_file():
         n_bad = len(work.quarantine.read_text(encoding="utf-8").splitlines())
         if n_bad:
-            yield Finding("note", f"{n_bad:,} files were left out", f"See {work.quarantine}.")
+            yield CheckResult("note", f"{n_bad:,} files were left out", f"See {work.quarantine}.")
     if work.losses.is_file():
         n_changed = len(work.losses.read_text(encoding="utf-8").splitlines())
         if n_changed:
-            yield Finding(
+            yield CheckResult(
                 "note",
                 f"{n_changed:,} images lost data in decoding",
                 f"See {work.losses}.",
             )
     if state == "published":
-        yield Finding("good", f"{work.directory} is finished: {summary['bundle']}")
+        yield CheckResult("good", f"{work.directory} is finished: {summary['bundle']}")
         return
     if _is_occupied(work):
-        yield Finding("good", f"a process works in {work.directory}")
+        yield CheckResult("good", f"a process works in {work.directory}")
         return
     sound, damaged = _shards(work.store, n_blocks)
     if damaged:
-        yield Finding("note", f"{damaged} damaged shards", "The next run rebuilds them.")
-    yield Finding(
+        yield CheckResult("note", f"{damaged} damaged shards", "The next run rebuilds them.")
+    yield CheckResult(
         "wrong",
         f"{work.directory} is unfinished: {sound:,} of {n_blocks:,} blocks are embedded",
         "Run the same `vouch-build index` again to embed the missing blocks.",

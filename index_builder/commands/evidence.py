@@ -178,7 +178,7 @@ def _calibrated(options: CalibrateOptions, shown: OutcomeReport) -> Path | None:
         )
     assert options.bundles is not None  # noqa: S101 - or it is of a configuration
     with working("calibrating"):
-        found = _module().Evidence(
+        found = _module().EvidenceSource(
             *(options.queries, options.items, options.gallery, options.gallery_items),
             *(parents, options.within),
         )
@@ -265,7 +265,7 @@ def evaluate_command(
     else:
         assert bundles is not None  # noqa: S101 - or it is of a configuration
         with working("evaluating"):
-            evidence = _module().Evidence(queries, items, within=within)
+            evidence = _module().EvidenceSource(queries, items, within=within)
             report, drawn = _module().evaluate_bundle(bundles, evidence, with_page=page is not None)
         _write(report, out, drawn, page)
         if out is not None:
@@ -320,7 +320,7 @@ def compare_command(
     no match.
     """
     with working("comparing"):
-        evidence = _module().Evidence(queries, items, within=within)
+        evidence = _module().EvidenceSource(queries, items, within=within)
         report, drawn = _module().compare_bundles((old, new), evidence, with_page=page is not None)
     table = Table("compared", "old", "new")
     for part in ("promised", "thresholds", "measured"):

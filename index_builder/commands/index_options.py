@@ -55,7 +55,7 @@ LevelsOption = Annotated[
 ]
 
 
-class Engine(StrEnum):
+class EngineName(StrEnum):
     """The engine that decodes and encodes the images."""
 
     local = "local"
@@ -161,8 +161,8 @@ class IndexOptions:
         int | None, typer.Option(min=1, help="Number of processes. [default: usable processors]")
     ] = None
     engine: Annotated[
-        Engine, typer.Option(help="local: this machine; ray: a Ray cluster (extra `ray`).")
-    ] = Engine.local
+        EngineName, typer.Option(help="local: this machine; ray: a Ray cluster (extra `ray`).")
+    ] = EngineName.local
     calibrate: Annotated[
         bool,
         typer.Option(

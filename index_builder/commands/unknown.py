@@ -64,7 +64,7 @@ def unknown_command(
     """
     with working("grouping"):
         module = importlib.import_module("index_builder.indexing.unknown")  # slow
-        evidence = module.Evidence(queries, items)
+        evidence = module.EvidenceSource(queries, items)
         found = module.group_unknown(bundles, evidence, precision, expected_absent)
     report = found.report()
     shown = Table("group", "queries", "P(same)", "medoid")

@@ -6,16 +6,16 @@ import shutil
 from functools import cached_property
 from pathlib import Path
 
-from index_builder.exchange.bucket import Bucket
+from index_builder.exchange.bucket import BundleBucket
 from index_builder.exchange.hub import Hub
-from index_builder.exchange.place import Place
+from index_builder.exchange.place import BundlePlace
 from index_builder.exchange.pull import pull
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import Manifest
 from model_store.errors import TransferError
 
 
-class Folder:
+class BundleFolder:
     """A bundle, or the current bundle of a directory of bundles."""
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class Folder:
 
     def put(self, directory: Path, manifest: Manifest) -> str:  # noqa: ARG002 - is read again
         """Copy a bundle into this directory of bundles."""
-        return str(pull(Folder(directory), self._path))
+        return str(pull(BundleFolder(directory), self._path))
 
     @cached_property
     def _bundle(self) -> Path:
@@ -55,7 +55,7 @@ ADDRESSES = (
 )
 
 
-def place_at(address: str, *, public: bool = False) -> Place:
+def place_at(address: str, *, public: bool = False) -> BundlePlace:
     """Return the place at ``address``.
 
     Parameters
@@ -68,9 +68,9 @@ def place_at(address: str, *, public: bool = False) -> Place:
     """
     scheme, separator, rest = address.partition("://")
     if not separator:
-        return Folder(Path(address))
+        return BundleFolder(Path(address))
     if scheme in BUCKETS:
-        return Bucket(address.rstrip("/"))
+        return BundleBucket(address.rstrip("/"))
     if scheme == "hf":
         repository, _, revision = rest.partition("@")
         return Hub(repository.strip("/"), revision or None, public=public)

@@ -30,7 +30,7 @@ _LONGEST = timedelta(days=1)
 """Timeout for one file."""
 
 
-class Bucket:
+class BundleBucket:
     """A directory of bundles in a bucket, or a single bundle.
 
     Parameters

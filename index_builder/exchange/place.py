@@ -11,7 +11,7 @@ MOST_BYTES = 2**26
 """Maximum size of a manifest or signature in bytes. Real files are much smaller."""
 
 
-class Place(Protocol):
+class BundlePlace(Protocol):
     """A place that stores a bundle. A new bundle becomes visible atomically.
 
     All methods raise `TransferError` if the place cannot be reached, read or written.

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from index_builder.exchange.place import Place
+from index_builder.exchange.place import BundlePlace
 from index_builder.output import writing
 from index_builder.progress import track
 from model_store.bundles.directory import activate, bundle_directory
@@ -31,7 +31,7 @@ PULL_LOCK = ".pulling"
 
 
 def pull(
-    place: Place,
+    place: BundlePlace,
     root: Path,
     trusted: Collection[str] = (),
     *,
@@ -110,7 +110,7 @@ def _sign(
         shutil.rmtree(staged)
 
 
-def _fetch(place: Place, manifest: Manifest, directory: Path) -> None:
+def _fetch(place: BundlePlace, manifest: Manifest, directory: Path) -> None:
     """Remove files that are not in ``manifest``, fetch missing files, and verify all files."""
     for name in file_names(directory):
         if name not in manifest.files and name != SIGNATURE_FILE:

@@ -107,7 +107,7 @@ def open_clip_network(
     return ForeignNetwork(network, input_format, reference, origin, partial(_text, model, name))
 
 
-class TextTower(nn.Module):
+class OpenClipTextTower(nn.Module):
     """The text tower of a model; gives the same vectors as ``encode_text`` of the model."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -170,7 +170,7 @@ def _text(model: nn.Module, name: str) -> TextSource:
             found: NDArray[np.float32] = whole.encode_text(theirs([text]))[0].float().numpy()
         return found
 
-    return text_source(TextTower(model), tokenizer, cleaning, ids, reference)
+    return text_source(OpenClipTextTower(model), tokenizer, cleaning, ids, reference)
 
 
 def _tower(visual: nn.Module, pooling: Pooling) -> nn.Module:

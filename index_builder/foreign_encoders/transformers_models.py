@@ -94,7 +94,7 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
     return ForeignNetwork(network, input_format, reference, origin, text)
 
 
-class TextTower(nn.Module):
+class TransformersTextTower(nn.Module):
     """Computes the vector of a text; the vector equals the model's ``get_text_features``."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -131,7 +131,7 @@ def _text(model: Any, repository: str) -> TextSource:  # noqa: ANN401 - of trans
             f"The tokenizer of {repository!r}, a {type(theirs).__name__}, is not from the "
             "`tokenizers` library, or has no padding. Leave out --text."
         )
-    tower = TextTower(model)
+    tower = TransformersTextTower(model)
     reads_mask = "attention_mask" in theirs.model_input_names
 
     def read(text: str) -> Any:  # noqa: ANN401 - of transformers

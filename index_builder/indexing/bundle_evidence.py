@@ -60,7 +60,7 @@ _N_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class EvidenceSource:
     """The data for a calibration or evaluation: queries with their true matches.
 
     Attributes
@@ -92,7 +92,7 @@ class Evidence:
 
 def calibrate_bundle(
     root: Path,
-    evidence: Evidence,
+    evidence: EvidenceSource,
     promises: Mapping[str, float],
     seed: int = 0,
     check: Check = accept_any,
@@ -130,7 +130,7 @@ def calibrate_bundle(
 
 
 def evaluate_bundle(
-    root: Path, evidence: Evidence, seed: int = 0, *, with_page: bool = False
+    root: Path, evidence: EvidenceSource, seed: int = 0, *, with_page: bool = False
 ) -> tuple[dict[str, Any], str | None]:
     """Evaluate the current bundle of ``root`` on queries that its calibration did not use.
 
@@ -150,7 +150,7 @@ def evaluate_bundle(
 
 
 def compare_bundles(
-    roots: tuple[Path, Path], evidence: Evidence, seed: int = 0, *, with_page: bool = False
+    roots: tuple[Path, Path], evidence: EvidenceSource, seed: int = 0, *, with_page: bool = False
 ) -> tuple[dict[str, Any], str | None]:
     """Evaluate the current bundles of two directories on the same queries.
 
@@ -169,7 +169,7 @@ def compare_bundles(
 
 
 @contextmanager
-def _evaluated(root: Path, evidence: Evidence, seed: int) -> Iterator[Side]:
+def _evaluated(root: Path, evidence: EvidenceSource, seed: int) -> Iterator[Side]:
     """Evaluate the current bundle of ``root``; the bundle stays open in the context."""
     with opened(root) as bundle, reading(bundle.retriever.encoder, evidence) as room:
         gallery, calibration = bundle.retriever.gallery, bundle.retriever.calibration
@@ -191,7 +191,7 @@ def _evaluated(root: Path, evidence: Evidence, seed: int) -> Iterator[Side]:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class OpenedEvidence:
     """The evidence, and the objects that read and embed it.
 
     Attributes
@@ -201,7 +201,7 @@ class Room:
     tables : opened tables of vectors, by name; their rows need no embedding.
     """
 
-    evidence: Evidence
+    evidence: EvidenceSource
     encoder: StoredEncoder
     scratch: Path
     storage: Storage
@@ -217,7 +217,7 @@ class Room:
 
 
 def _fitted(
-    room: Room,
+    room: OpenedEvidence,
     gallery: Gallery,
     before: Calibration | None,
     config: CalibrationConfig,
@@ -280,7 +280,7 @@ def _fitted(
 
 
 def _keep(
-    room: Room,
+    room: OpenedEvidence,
     images: LabelledImages,
     queries: QuerySet,
     gallery: Gallery,
@@ -307,14 +307,14 @@ def _config(before: Calibration | None, promises: Mapping[str, float]) -> Calibr
     return parse_promises({**fields, **promises})
 
 
-def _queries(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
+def _queries(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> QuerySet:
     """Read the queries; print the number of queries, and the unreadable queries."""
     found = queries_of(room, gallery, rule)
     console.print(f"{len(found.matched):,} queries with a match, {len(found.withheld):,} without")
     return found
 
 
-def queries_of(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
+def queries_of(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> QuerySet:
     """Read the queries; print the unreadable queries."""
     source = room.source(room.evidence.queries, room.evidence.items)
     own = read_queries(
@@ -339,7 +339,7 @@ def opened(root: Path) -> Iterator[Bundle]:
 
 
 @contextmanager
-def reading(encoder: Encoder, evidence: Evidence) -> Iterator[Room]:
+def reading(encoder: Encoder, evidence: EvidenceSource) -> Iterator[OpenedEvidence]:
     """Prepare to read the evidence; embeddings are cached until the context ends."""
     taken: Encoder = encoder
     tables: dict[str, VectorTable] = {}
@@ -351,7 +351,7 @@ def reading(encoder: Encoder, evidence: Evidence) -> Iterator[Room]:
         closing(VectorFile(Path(name) / "vectors.sqlite")) as known,
         closing(Storage()) as storage,
     ):
-        yield Room(evidence, StoredEncoder(taken, known), Path(name), storage, tables)
+        yield OpenedEvidence(evidence, StoredEncoder(taken, known), Path(name), storage, tables)
 
 
 def _table(name: str) -> VectorTable:

@@ -214,7 +214,7 @@ class Indexing:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class IndexingResult:
     """The result of indexing a collection.
 
     Attributes
@@ -265,7 +265,7 @@ class Outcome:
         ]
 
 
-def index_collection(indexing: Indexing, check: Check = accept_any) -> Outcome:
+def index_collection(indexing: Indexing, check: Check = accept_any) -> IndexingResult:
     """Embed a collection, and publish the result as the current bundle.
 
     After an interruption, the same call resumes the run and gives the same bundle.
@@ -375,7 +375,7 @@ def _published(
     progress: Progress,
     left_out: LeftOut,
     check: Check,
-) -> Outcome:
+) -> IndexingResult:
     write_quarantine(work, progress.failures, left_out)
     write_losses(work, progress.losses)
     n_items = assemble(
@@ -414,7 +414,7 @@ def _published(
     manifest = describe(retriever, index, indexing.name, indexing.description)
     bundle = publish(work.bundle, manifest, indexing.bundles, keep=False, key=signing_key())
     n_bad = len(progress.failures)
-    return Outcome(
+    return IndexingResult(
         bundle,
         n_items,
         progress.n_kept,

@@ -53,7 +53,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AnswerChange:
     """A query with different answers: the kind of change, and the query's row on each side."""
 
     kind: str
@@ -91,14 +91,14 @@ def compared(old: Side, new: Side) -> dict[str, Any]:
     }
 
 
-def changes_of(old: Side, new: Side) -> Iterator[Change]:
+def changes_of(old: Side, new: Side) -> Iterator[AnswerChange]:
     """Yield the queries to which the two sides give different answers, in the order of ``new``."""
     for before, row in _rows_of_both(old, new):
         was, is_now = old.right(before), new.right(row)
         if was != is_now:
-            yield Change("broken" if was else "fixed", before, row)
+            yield AnswerChange("broken" if was else "fixed", before, row)
         elif reason_of_change(old.said(before), new.said(row)) is not None:
-            yield Change("changed", before, row)
+            yield AnswerChange("changed", before, row)
 
 
 def page(old: Side, new: Side, report: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from index_builder.calibration.queries import BY_LABEL
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import joined
-from index_builder.indexing.bundle_evidence import Evidence, opened, queries_of, reading
+from index_builder.indexing.bundle_evidence import EvidenceSource, opened, queries_of, reading
 from index_builder.indexing.evaluation_page import picture_of, rendered
 from index_builder.vectors.encoder import embedded
 from model_store.errors import CalibrationError
@@ -28,7 +28,7 @@ N_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownQueries:
+class GroupedQueries:
     """Queries that match nothing, in groups.
 
     Attributes
@@ -117,11 +117,11 @@ class UnknownQueries:
 
 def group_unknown(
     root: Path,
-    evidence: Evidence,
+    evidence: EvidenceSource,
     precision: float = PRECISION,
     expected_absent: float | None = None,
     seed: int = 0,
-) -> UnknownQueries:
+) -> GroupedQueries:
     """Search the current bundle of ``root``, and group the queries that match nothing.
 
     Parameters
@@ -151,7 +151,7 @@ def group_unknown(
         retriever = Retriever(room.encoder, gallery, calibration)
         verdicts, points = _asked(retriever, queries, expected_absent)
         unknown = np.flatnonzero(np.isin(verdicts, UNKNOWN))
-        return UnknownQueries(
+        return GroupedQueries(
             root.name,
             queries,
             dict(Counter(verdicts)),

@@ -15,7 +15,7 @@ from index_builder.posteriors import (
     Approximation,
     Curvature,
     MinibatchPlan,
-    OnlineLaplace,
+    OnlineCurvature,
     PartialTraces,
     Split,
     Structure,
@@ -38,7 +38,7 @@ class OnlineLaplaceLoss(Objective):
     structure : structure of the curvature.
     approximation, split : see `Approximation` and `Split`.
     scaling : weighting of the pairs, see `TargetScaling`.
-    memory_factor, prior_precision, initial_precision : see `OnlineLaplace`.
+    memory_factor, prior_precision, initial_precision : see `OnlineCurvature`.
     n_samples : number of layers drawn at each step; if 0, the last layer itself is used.
     generator : draws the layers.
     """
@@ -63,7 +63,7 @@ class OnlineLaplaceLoss(Objective):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        self.online: OnlineLaplace[Any] = OnlineLaplace.start(
+        self.online: OnlineCurvature[Any] = OnlineCurvature.start(
             last_layer.weight,
             structure=structure,
             data_scale=float(len(labels)),

@@ -39,7 +39,7 @@ from index_builder.objectives.triplets import MARGIN, triplet_loss
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ObjectiveInputs:
     """Values that an objective needs but that are not in its configuration table.
 
     Attributes
@@ -56,7 +56,7 @@ class Task:
     generator: torch.Generator
 
 
-Maker = Callable[[Any, Task], Objective]
+Maker = Callable[[Any, ObjectiveInputs], Objective]
 """Function that constructs an objective from the objective's configuration table and the task."""
 
 
@@ -71,7 +71,7 @@ def _similarities(kind: str) -> Maker:
     )
 
 
-def _triplet(c: Any, _: Task) -> Objective:  # noqa: ANN401
+def _triplet(c: Any, _: ObjectiveInputs) -> Objective:  # noqa: ANN401
     return LossOfEmbeddings(
         partial(
             triplet_loss,
@@ -135,5 +135,5 @@ def objective_of(
     n_labels : number of labels of the training images.
     generator : draws the initial parameters and, during training, the random samples.
     """
-    task = Task(embedding_dim, n_labels, config.margin, generator)
+    task = ObjectiveInputs(embedding_dim, n_labels, config.margin, generator)
     return OBJECTIVES[config.objective.kind](config.objective, task)

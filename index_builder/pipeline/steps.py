@@ -45,7 +45,7 @@ from index_builder.pipeline.gallery_steps import (
 from index_builder.pipeline.run import POSTERIOR_REPORT, Run, forget
 from index_builder.pipeline.sample_queries import read_samples
 from index_builder.progress import console, timed_step
-from index_builder.training.distributed import Group, process_group
+from index_builder.training.distributed import ProcessGroup, process_group
 from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
 from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
 from index_builder.vectors.opened import opened_once
@@ -90,7 +90,7 @@ def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
             _train_alone(config, splits, run, group)
 
 
-def _train_members(config: EncoderConfig, splits: Splits, run: Run, group: Group) -> None:
+def _train_members(config: EncoderConfig, splits: Splits, run: Run, group: ProcessGroup) -> None:
     """Train the missing members of an ensemble; if no member is missing, train all again.
 
     All members use the same images, but different seeds.
@@ -121,7 +121,7 @@ def _train_members(config: EncoderConfig, splits: Splits, run: Run, group: Group
     )
 
 
-def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: Group) -> None:
+def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: ProcessGroup) -> None:
     """Train one encoder."""
     started = time.perf_counter()
     images = splits.training

@@ -40,7 +40,7 @@ from index_builder.posteriors.laplace.minibatches import (
     minibatch_curvature,
     minibatch_loss,
 )
-from index_builder.posteriors.laplace.online import OnlineLaplace, online_step
+from index_builder.posteriors.laplace.online import OnlineCurvature, online_step
 from index_builder.posteriors.laplace.pairs import pair_curvature
 from index_builder.posteriors.laplace.targets import TargetScaling
 from index_builder.posteriors.laplace.validation import temper_by_validation
@@ -70,7 +70,7 @@ __all__ = [
     "LastLayerPosterior",
     "LossHead",
     "MinibatchPlan",
-    "OnlineLaplace",
+    "OnlineCurvature",
     "PartialTraces",
     "PointPosterior",
     "Posterior",

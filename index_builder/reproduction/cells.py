@@ -43,7 +43,7 @@ Cell = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedCell:
     """A cell that could not be measured, and the reason."""
 
     method: str
@@ -52,7 +52,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExperimentPlan:
     """The experiments to run.
 
     Attributes
@@ -114,7 +114,7 @@ def title_of(method: str) -> str:
     return DECISION_TITLE if method == DECISION else METHODS[method].title
 
 
-def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
+def run_cells(plan: ExperimentPlan, jobs: int = 1) -> tuple[list[Cell], list[FailedCell]]:
     """Measure all missing cells, seed by seed; a failed cell does not stop the measurement.
 
     Parameters
@@ -137,7 +137,7 @@ def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
     failures = []
     for done, (method, seed, reason) in enumerate(measure(plan, missing), 1):
         if reason is not None:
-            failures.append(Failure(method, seed, reason))
+            failures.append(FailedCell(method, seed, reason))
         console.print(
             f"[bold]{title_of(method)}[/bold], seed {seed} ({done} of {len(missing)})"
             + ("" if reason is None else f": [red]failed[/red]. {reason}")
@@ -150,12 +150,14 @@ Outcome = tuple[str, int, str | None]
 """Method, seed and failure reason of a cell; the reason is None if the cell was measured."""
 
 
-def _one_by_one(plan: Plan, cells: Sequence[tuple[str, int]]) -> Iterator[Outcome]:
+def _one_by_one(plan: ExperimentPlan, cells: Sequence[tuple[str, int]]) -> Iterator[Outcome]:
     for method, seed in cells:
         yield _measure(plan, method, seed)
 
 
-def _side_by_side(plan: Plan, cells: Sequence[tuple[str, int]], jobs: int) -> Iterator[Outcome]:
+def _side_by_side(
+    plan: ExperimentPlan, cells: Sequence[tuple[str, int]], jobs: int
+) -> Iterator[Outcome]:
     """Yield an outcome when a cell finishes. After an unexpected error, start no further cell."""
     threads = max(1, usable_processors() // jobs)
     with ProcessPoolExecutor(jobs, get_context("spawn"), _prepare_process, (threads,)) as pool:
@@ -176,7 +178,7 @@ def _prepare_process(threads: int) -> None:
     console.quiet = True
 
 
-def _measure(plan: Plan, method: str, seed: int) -> Outcome:
+def _measure(plan: ExperimentPlan, method: str, seed: int) -> Outcome:
     try:
         if not plan.cell(method, seed).exists():  # another command may have measured the cell
             _write(plan.cell(method, seed), _measured_cell(plan, method, seed))
@@ -193,7 +195,7 @@ def _alone_in(run: Run) -> Iterator[None]:
         yield
 
 
-def _measured_cell(plan: Plan, method: str, seed: int) -> Cell:
+def _measured_cell(plan: ExperimentPlan, method: str, seed: int) -> Cell:
     config, run = plan.config(method, seed), plan.run(method, seed)
     with _alone_in(run):
         costs = _built(plan, method, config, run)
@@ -228,7 +230,7 @@ def _measured_cell(plan: Plan, method: str, seed: int) -> Cell:
     }
 
 
-def _built(plan: Plan, method: str, config: ProtocolConfig, run: Run) -> dict[str, Any]:
+def _built(plan: ExperimentPlan, method: str, config: ProtocolConfig, run: Run) -> dict[str, Any]:
     """Train, fit and export an encoder unless it already exists; return the costs."""
     costs_file = run.directory / "costs.json"
     if costs_file.exists():
@@ -251,7 +253,7 @@ def _built(plan: Plan, method: str, config: ProtocolConfig, run: Run) -> dict[st
     return costs
 
 
-def _shared_training(plan: Plan, seed: int) -> dict[str, Any]:
+def _shared_training(plan: ExperimentPlan, seed: int) -> dict[str, Any]:
     """Train the encoder of all post-hoc methods if it is not trained; return the cost."""
     run = plan.shared_encoder(seed)
     costs_file = run.directory / "costs.json"
@@ -266,7 +268,7 @@ def _shared_training(plan: Plan, seed: int) -> dict[str, Any]:
     return dict(json.loads(costs_file.read_text(encoding="utf-8")))
 
 
-def _require_same_settings(plan: Plan) -> None:
+def _require_same_settings(plan: ExperimentPlan) -> None:
     path = plan.directory / "plan.json"
     settings = plan.base.model_dump(mode="json", exclude={"seed"})
     if not path.exists():

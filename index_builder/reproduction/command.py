@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from index_builder.pipeline.run import write_json
-from index_builder.reproduction.cells import Plan, methods_named, run_cells
+from index_builder.reproduction.cells import ExperimentPlan, methods_named, run_cells
 from index_builder.reproduction.comparison.grid import compare_objectives
 from index_builder.reproduction.page import write_page
 from index_builder.reproduction.protocols import protocol_config
@@ -58,7 +58,7 @@ def reproduce(
         return COMPARISONS[protocol](objective, n_seeds, directory, weights=weights, **options)
     network = None if weights is None else {"weights": weights}
     base = protocol_config(protocol, objective=objective, network=network, **options)
-    plan = Plan(base, methods_named(methods), range(n_seeds), directory)
+    plan = ExperimentPlan(base, methods_named(methods), range(n_seeds), directory)
     cells, failures = run_cells(plan, jobs)
     if not cells:
         raise BuildError(failures[0].reason)

@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecisionResults:
     """The results of the decision layer for B queries.
 
     Attributes
@@ -111,7 +111,7 @@ def fit_decision(
 
 def decide_test(
     encoder: Encoder, world: World, calibration: Calibration, data: ProtocolData, seed: int
-) -> tuple[Decided, Mapping[str, Decided]]:
+) -> tuple[DecisionResults, Mapping[str, DecisionResults]]:
     """Apply the decision layer to all queries and outliers of the test in the gallery ``world``."""
     task = data.test
     if task.leave_one_out:
@@ -128,7 +128,7 @@ def decide_test(
     return decided(calibration, observed), outliers
 
 
-def decided(calibration: Calibration, observed: RetrievedQueries) -> Decided:
+def decided(calibration: Calibration, observed: RetrievedQueries) -> DecisionResults:
     """Return probabilities and outlier scores of the observations."""
     scores = observed.outlier_scores
     shift = prior_shift(calibration.assumed_absent, calibration.default_share)
@@ -141,7 +141,7 @@ def decided(calibration: Calibration, observed: RetrievedQueries) -> Decided:
         best = int(np.argmax(probabilities))
         highest[row] = probabilities[best]
         likeliest[row] = observed.matches[row, places[best]]
-    return Decided(first, observed.matches[:, 0], highest, likeliest, scores)
+    return DecisionResults(first, observed.matches[:, 0], highest, likeliest, scores)
 
 
 def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:

@@ -18,7 +18,7 @@ from index_builder.reproduction.summary import (
     SEEN_BY_THE_DECISION_LAYER,
     STAGES,
     STRUCTURE,
-    Column,
+    MetricColumn,
     Report,
     figure,
     further_outliers,
@@ -68,7 +68,7 @@ def page(report: Report) -> str:
     )
 
 
-def _is_known(column: Column, methods: Sequence[Method]) -> bool:
+def _is_known(column: MetricColumn, methods: Sequence[Method]) -> bool:
     return any(_mean(method, column.metric) is not None for method in methods)
 
 
@@ -77,7 +77,7 @@ def _mean(method: Method, metric: str) -> float | None:
     return None if value is None else value["mean"]
 
 
-def _best(column: Column, methods: Sequence[Method]) -> set[int]:
+def _best(column: MetricColumn, methods: Sequence[Method]) -> set[int]:
     """Return the rows of the methods with the best rounded value in a column."""
     known = {
         place: round(value, 3)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from index_builder.reproduction.cells import Cell, Failure, Plan
+from index_builder.reproduction.cells import Cell, ExperimentPlan, FailedCell
 from index_builder.reproduction.protocols import PROTOCOLS
 
 Report = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MetricColumn:
     """A column of a table: one metric.
 
     Attributes
@@ -31,59 +31,61 @@ class Column:
 
 
 COLUMNS = (
-    Column("recall_at_1", "R@1", True, "Share of queries whose first result is right."),
-    Column("map_at_5", "mAP@5", True, "Mean average precision of the first five results."),
-    Column("map_at_10", "mAP@10", True, "Mean average precision of the first ten results."),
-    Column(
+    MetricColumn("recall_at_1", "R@1", True, "Share of queries whose first result is right."),
+    MetricColumn("map_at_5", "mAP@5", True, "Mean average precision of the first five results."),
+    MetricColumn("map_at_10", "mAP@10", True, "Mean average precision of the first ten results."),
+    MetricColumn(
         "map_at_r",
         "mAP@R",
         True,
         "Mean average precision of the first R results; R is the number of true matches.",
     ),
-    Column(
+    MetricColumn(
         "ood_auroc",
         "AUROC",
         True,
         "Detection of outliers: area under the ROC curve; 0.5 is chance.",
     ),
-    Column(
+    MetricColumn(
         "ood_auprc", "AUPRC", True, "Detection of outliers: area under the precision-recall curve."
     ),
-    Column(
+    MetricColumn(
         "ood_fpr95",
         "FPR@95",
         False,
         "Share of ordinary queries that are rejected if 95 % of outliers are rejected.",
     ),
-    Column(
+    MetricColumn(
         "error_auroc",
         "error AUROC",
         True,
         "AUROC of the uncertainty for detecting wrong first results.",
     ),
-    Column("ausc", "AUSC", True, "Mean accuracy while uncertain queries are removed step by step."),
-    Column(
+    MetricColumn(
+        "ausc", "AUSC", True, "Mean accuracy while uncertain queries are removed step by step."
+    ),
+    MetricColumn(
         "aurc",
         "AURC",
         False,
         "Error rate of the answered queries, averaged over all shares of answered queries.",
     ),
-    Column(
+    MetricColumn(
         "augrc",
         "AUGRC",
         False,
         "Wrong answers as a share of all queries, averaged over all shares of answered queries.",
     ),
-    Column("ece", "ECE", False, "Mean difference between confidence and accuracy."),
-    Column("brier", "Brier", False, "Mean squared error of the confidence."),
-    Column(
+    MetricColumn("ece", "ECE", False, "Mean difference between confidence and accuracy."),
+    MetricColumn("brier", "Brier", False, "Mean squared error of the confidence."),
+    MetricColumn(
         "dir_at_far_0.1",
         "DIR",
         True,
         "Share of queries with a match that have a right first result and are accepted. The "
         "threshold accepts 10 % of outliers.",
     ),
-    Column(
+    MetricColumn(
         "oscr",
         "OSCR",
         True,
@@ -93,65 +95,71 @@ COLUMNS = (
 )
 
 STRUCTURE = (
-    Column(
+    MetricColumn(
         "recall_at_2", "R@2", True, "Share of queries with a true match in the first two results."
     ),
-    Column(
+    MetricColumn(
         "recall_at_5", "R@5", True, "Share of queries with a true match in the first five results."
     ),
-    Column(
+    MetricColumn(
         "recall_at_10", "R@10", True, "Share of queries with a true match in the first ten results."
     ),
-    Column(
+    MetricColumn(
         "euclidean_recall_at_1",
         "R@1, Eucl.",
         True,
         "R@1 if results are ranked by Euclidean distance.",
     ),
-    Column(
+    MetricColumn(
         "euclidean_recall_at_10",
         "R@10, Eucl.",
         True,
         "R@10 if results are ranked by Euclidean distance.",
     ),
-    Column(
+    MetricColumn(
         "map_at_1000", "mAP@1000", True, "Mean average precision of the first thousand results."
     ),
-    Column("average_precision", "AP", True, "Mean average precision of whole rankings."),
-    Column("nmi", "NMI", True, "Agreement of k-means clusters with labels."),
-    Column("entropy", "entropy", None, "Entropy of the embedding, up to a constant."),
-    Column(
+    MetricColumn("average_precision", "AP", True, "Mean average precision of whole rankings."),
+    MetricColumn("nmi", "NMI", True, "Agreement of k-means clusters with labels."),
+    MetricColumn("entropy", "entropy", None, "Entropy of the embedding, up to a constant."),
+    MetricColumn(
         "feature_diversity", "feature div.", None, "How evenly the embedding uses its dimensions."
     ),
-    Column("cluster_diversity", "cluster div.", None, "Variance of the distances within a label."),
-    Column(
+    MetricColumn(
+        "cluster_diversity", "cluster div.", None, "Variance of the distances within a label."
+    ),
+    MetricColumn(
         "ausc_with_neighbour",
         "AUSC, both",
         True,
         "AUSC if the uncertainty is the sum of two variances: of the query and of the first "
         "result.",
     ),
-    Column(
+    MetricColumn(
         "similarity_ood_auroc", "AUROC, sim.", True, "AUROC if the similarity is the only signal."
     ),
-    Column(
+    MetricColumn(
         "similarity_error_auroc",
         "error AUROC, sim.",
         True,
         "Error AUROC if the similarity is the only signal.",
     ),
-    Column("similarity_ausc", "AUSC, sim.", True, "AUSC if the similarity is the only signal."),
-    Column(
+    MetricColumn(
+        "similarity_ausc", "AUSC, sim.", True, "AUSC if the similarity is the only signal."
+    ),
+    MetricColumn(
         "recall_of_likeliest", "R@1, by prob.", True, "R@1 if results are ranked by probability."
     ),
-    Column("ece_of_likeliest", "ECE, by prob.", False, "ECE if results are ranked by probability."),
-    Column(
+    MetricColumn(
+        "ece_of_likeliest", "ECE, by prob.", False, "ECE if results are ranked by probability."
+    ),
+    MetricColumn(
         "error_auroc_of_likeliest",
         "error AUROC, by prob.",
         True,
         "Error AUROC if results are ranked by probability.",
     ),
-    Column(
+    MetricColumn(
         "dir_at_far_0.01",
         "DIR at 1 %",
         True,
@@ -169,11 +177,11 @@ SEEN_BY_THE_DECISION_LAYER = (
 )
 
 
-def further_outliers(report: Report) -> tuple[Column, ...]:
+def further_outliers(report: Report) -> tuple[MetricColumn, ...]:
     """Return a column for each kind of outliers except the main kind, which has its own columns."""
     protocol = report["protocol"]
     return tuple(
-        Column(
+        MetricColumn(
             f"ood_auroc: {name}",
             f"AUROC, {name}",
             True,
@@ -184,7 +192,9 @@ def further_outliers(report: Report) -> tuple[Column, ...]:
     )
 
 
-def report_of(plan: Plan, cells: Sequence[Cell], failures: Sequence[Failure] = ()) -> Report:
+def report_of(
+    plan: ExperimentPlan, cells: Sequence[Cell], failures: Sequence[FailedCell] = ()
+) -> Report:
     """Return a report of all measured results.
 
     Returns
@@ -286,7 +296,7 @@ def figure(value: Mapping[str, Any] | None, digits: int = 3) -> str:
     return mean if value["sd"] is None else f"{mean} ± {value['sd']:.{digits}f}"
 
 
-def _table(methods: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+def _table(methods: Sequence[Mapping[str, Any]], columns: Sequence[MetricColumn]) -> str:
     head = ["method", *(column.title for column in columns)]
     rows = [
         [method["title"], *(figure(method["metrics"].get(column.metric)) for column in columns)]

@@ -33,7 +33,7 @@ _PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedObject:
     """A file in the listing of a bucket.
 
     Attributes
@@ -105,7 +105,7 @@ class Bucket:
         except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
             raise _failure(url, error) from error
 
-    async def pages(self, folder: str) -> AsyncIterator[Sequence[Listed]]:
+    async def pages(self, folder: str) -> AsyncIterator[Sequence[ListedObject]]:
         """Yield the files below ``folder`` in pages.
 
         Raises
@@ -158,9 +158,9 @@ async def _chunks(stream: AsyncIterator[object]) -> AsyncIterator[bytes]:
         yield bytes(chunk)  # type: ignore[call-overload]
 
 
-def _listed(found: ObjectMeta) -> Listed:
+def _listed(found: ObjectMeta) -> ListedObject:
     changed_ns = int(found["last_modified"].timestamp()) * 10**9
-    return Listed(found["path"], found["size"], changed_ns, found["e_tag"] or "")
+    return ListedObject(found["path"], found["size"], changed_ns, found["e_tag"] or "")
 
 
 def _failure(url: str, error: Exception) -> NotFetched:

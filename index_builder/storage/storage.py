@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from index_builder.storage.bucket import Bucket, Listed
+from index_builder.storage.bucket import Bucket, ListedObject
 from index_builder.storage.copies import Copy
 from index_builder.storage.source import ByteSource, NotFetched, Opened, TryAgain
 from index_builder.storage.trust import ALLOWED_ORIGINS, Trust
@@ -117,7 +117,7 @@ class Storage:
             raise SourceUnavailable(f"{shown(url)} cannot be copied: {error}") from error
         return copy.path
 
-    def listed(self, folder: str) -> Iterator[Listed]:
+    def listed(self, folder: str) -> Iterator[ListedObject]:
         """Yield the files below a folder in a bucket, in any order.
 
         Raises

@@ -25,7 +25,7 @@ N_PROCESSES = "WORLD_SIZE"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """The processes that train together.
 
     Attributes
@@ -71,18 +71,18 @@ class Group:
         return nn.parallel.DistributedDataParallel(step)
 
 
-ALONE = Group()
+ALONE = ProcessGroup()
 
 
 @contextmanager
-def process_group() -> Iterator[Group]:
+def process_group() -> Iterator[ProcessGroup]:
     """Yield the processes that ``torchrun`` started; without ``torchrun``, only this process."""
     if int(os.environ.get(N_PROCESSES, "1")) == 1:
         yield ALONE
         return
     torch.distributed.init_process_group("gloo")
     try:
-        group = Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        group = ProcessGroup(torch.distributed.get_rank(), torch.distributed.get_world_size())
         yield group
         group.wait()  # process 0 may still be writing
     finally:

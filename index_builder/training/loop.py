@@ -21,7 +21,7 @@ from index_builder.objectives import Objective
 from index_builder.progress import console, track
 from index_builder.training.augmentation import Augmentation
 from index_builder.training.batches import batches_of
-from index_builder.training.distributed import ALONE, Group
+from index_builder.training.distributed import ALONE, ProcessGroup
 from model_store.errors import ConfigError, TrainingDiverged
 
 FeatureSource = Callable[[Tensor], Tensor]
@@ -80,7 +80,7 @@ def train(
     config: TrainingConfig,
     generator: torch.Generator,
     dropout: float = 0.0,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> list[Epoch]:
     """Train in place: AdamW or SGD, warm-up, and a cosine schedule over ``config.epochs``.
 
@@ -160,7 +160,7 @@ def feature_source(
     images: LabelledImages,
     config: TrainingConfig,
     generator: torch.Generator,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> FeatureSource:
     """Return a function from rows to features; the features of a frozen trunk are computed once.
 

@@ -76,14 +76,14 @@ class OnnxTrunk:
         return ImageVectors(self.features, maker, self.preprocessing, CPU_BATCH, known)
 
 
-class Trunk(Protocol):
+class TrunkHalf(Protocol):
     """Images to features."""
 
     def vectors(self, known: VectorFile | None) -> ImageVectors:
         """Return the features of images as `ImageVectors`, with the cache ``known``."""
 
 
-class Head(Protocol):
+class HeadHalf(Protocol):
     """Features to embeddings."""
 
     def embeddings(self, features: Vector) -> Embeddings:
@@ -94,8 +94,8 @@ class Head(Protocol):
 class Halves:
     """The trunk and the head of an encoder."""
 
-    trunk: Trunk
-    head: Head
+    trunk: TrunkHalf
+    head: HeadHalf
 
     @classmethod
     def of(cls, trunk: Path, head: Path, encoder_fingerprint: str) -> Halves | None:

@@ -157,7 +157,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise DatasetError(f"{path.name} is no NumPy file, or is truncated ({error}).") from error
 
 
-def _heads(path: Path) -> Mapping[str, Head]:
+def _heads(path: Path) -> Mapping[str, ArrayHeader]:
     """Return the headers of the arrays of a ``.npz`` file, without reading the arrays.
 
     Raises
@@ -193,7 +193,7 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, IO[bytes]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ArrayHeader:
     """The header of an array in a file.
 
     Attributes
@@ -206,11 +206,11 @@ class Head:
     dtype: np.dtype[Any]
 
 
-def _head(file: IO[bytes]) -> Head:
+def _head(file: IO[bytes]) -> ArrayHeader:
     """Read the header of an array."""
     if np.lib.format.read_magic(file) == (1, 0):
-        return Head(*np.lib.format.read_array_header_1_0(file))
-    return Head(*np.lib.format.read_array_header_2_0(file))
+        return ArrayHeader(*np.lib.format.read_array_header_1_0(file))
+    return ArrayHeader(*np.lib.format.read_array_header_2_0(file))
 
 
 def _rows_of(file: IO[bytes]) -> Iterator[NDArray[Any]]:
@@ -303,7 +303,7 @@ def _arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
 
 
 def _sizes(
-    path: Path, arrays: Mapping[str, NDArray[Any]] | Mapping[str, Head]
+    path: Path, arrays: Mapping[str, NDArray[Any]] | Mapping[str, ArrayHeader]
 ) -> tuple[int, int, int]:
     """Return the lengths of the parts.
 

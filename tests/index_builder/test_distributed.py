@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from index_builder.training.distributed import Group
+from index_builder.training.distributed import ProcessGroup
 from tests.support.build_command import Done, vouch_build
 from tests.support.collection_files import write_drawings
 
@@ -77,7 +77,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
 
 def test_parts_are_of_one_size_and_hold_every_row() -> None:
     rows = torch.arange(100, 107)
-    parts = [Group(rank, 3).part(rows) for rank in range(3)]
+    parts = [ProcessGroup(rank, 3).part(rows) for rank in range(3)]
     assert {len(part) for part in parts} == {3}
     assert torch.cat(parts)[:7].tolist() == list(range(7))
     assert torch.cat(parts)[7:].tolist() == [6, 6]

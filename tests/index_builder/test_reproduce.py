@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from index_builder.commands.app import app
 from index_builder.pipeline.run import Run
-from index_builder.reproduction.cells import Plan
+from index_builder.reproduction.cells import ExperimentPlan
 from index_builder.reproduction.evaluate import evaluate_decision, evaluate_method
 from index_builder.reproduction.protocols import (
     PROTOCOLS,
@@ -213,7 +213,9 @@ def test_the_page_is_whole_and_fetches_nothing(out: Path, report: dict[str, Any]
 @pytest.fixture(scope="module")
 def among_themselves(out: Path) -> tuple[ProtocolConfig, Run, ProtocolData]:
     """What was built, and a test whose queries are the items of its gallery, as most papers ask."""
-    config = Plan(protocol_config("digits", epochs=2), [], [0], out).config("lam_posthoc_fixed", 0)
+    config = ExperimentPlan(protocol_config("digits", epochs=2), [], [0], out).config(
+        "lam_posthoc_fixed", 0
+    )
     data = load_protocol(config)
     asked = replace(
         data,

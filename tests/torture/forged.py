@@ -27,7 +27,7 @@ from unittest.mock import patch
 import numpy as np
 
 from index_builder.datasets.image_files import LeftOut
-from index_builder.exchange.address import Folder
+from index_builder.exchange.address import BundleFolder
 from index_builder.exchange.pull import pull
 from index_builder.indexing.sources import open_source
 from index_builder.storage import NotFetched, Patience, Storage
@@ -132,7 +132,7 @@ def attack_bundles(place: Place, seconds: float, seed: int) -> Outcome:
     strings, until, n_refused = paths(secret), time.monotonic() + seconds, 0
     tried: dict[str, Callable[[Path], object]] = {
         "read": _samples_of,
-        "pull": lambda forged: pull(Folder(forged), place.folder / "pulled"),
+        "pull": lambda forged: pull(BundleFolder(forged), place.folder / "pulled"),
         "restore": lambda forged: restore(_archive_of(forged, good), place.folder / "restored"),
     }
     while outcome.n < len(tried) or time.monotonic() < until:

@@ -29,7 +29,7 @@ from index_builder.posteriors.laplace.prior import FeltCurvature
 
 
 @dataclass(frozen=True, slots=True)
-class OnlineLaplace(Generic[Sum]):
+class OnlineCurvature(Generic[Sum]):
     """The state of an online Laplace posterior between training steps.
 
     The update is Warburg et al. 2023, Eq. 66-70, corrected: H ← (1 - α) H + α data_scale G. G is
@@ -74,10 +74,12 @@ class OnlineLaplace(Generic[Sum]):
         prior_precision: float,
         memory_factor: float,
         initial_precision: float = 0.0,
-    ) -> OnlineLaplace[Any]:
+    ) -> OnlineCurvature[Any]:
         """Return the state before the first step, for a layer with this weight (D, F)."""
         zero = no_curvature(structure, weight.detach())
-        return OnlineLaplace(zero, 0, data_scale, prior_precision, memory_factor, initial_precision)
+        return OnlineCurvature(
+            zero, 0, data_scale, prior_precision, memory_factor, initial_precision
+        )
 
     @property
     def average(self) -> Sum:
@@ -109,7 +111,7 @@ class OnlineLaplace(Generic[Sum]):
         left = self.initial_precision * (1 - self.memory_factor) ** self.n_steps
         return self.curvature.posterior(weight, bias, self.prior_precision + left)
 
-    def updated(self, minibatch: Sum) -> OnlineLaplace[Sum]:
+    def updated(self, minibatch: Sum) -> OnlineCurvature[Sum]:
         """Return the state after a step.
 
         Parameters
@@ -132,7 +134,7 @@ def no_curvature(structure: Structure, weight: Tensor) -> Curvature | PartialTra
 
 
 def online_step(
-    state: OnlineLaplace[Sum],
+    state: OnlineCurvature[Sum],
     features: Tensor,
     labels: Tensor,
     weight: Tensor,
@@ -145,7 +147,7 @@ def online_step(
     drawn: Drawn | None = None,
     n_samples: int = 0,
     generator: torch.Generator | None = None,
-) -> tuple[OnlineLaplace[Sum], Tensor]:
+) -> tuple[OnlineCurvature[Sum], Tensor]:
     """Update the curvature with a minibatch, and return the training objective.
 
     This is Warburg et al. 2023, Eq. 67-70, corrected: the step follows the negative gradient, and

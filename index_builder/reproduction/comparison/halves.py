@@ -18,7 +18,7 @@ from index_builder.networks import MetricEncoder
 from index_builder.networks.features import trunk_fingerprint
 from index_builder.posteriors.stored import Posterior
 from index_builder.vectors.encoder import StoredEncoder
-from index_builder.vectors.halves import Halves, Trunk
+from index_builder.vectors.halves import Halves, TrunkHalf
 from index_builder.vectors.images import ImageVectors
 from index_builder.vectors.store import Vector, VectorFile
 from model_store.encoder.contract import Embeddings, EncoderMetadata
@@ -28,7 +28,7 @@ BATCH = 32
 """Batch size of the trunk; larger batches do not fit into the cache of a CPU."""
 
 
-class FeaturesOf(Trunk, Protocol):
+class FeaturesOf(TrunkHalf, Protocol):
     """A trunk that runs in torch or in ONNX Runtime."""
 
     def features(self, images: NDArray[np.uint8]) -> Vector:

@@ -40,7 +40,7 @@ MSLS = Publication(
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StreetImages:
     """Street-level images with their positions.
 
     Attributes
@@ -53,7 +53,7 @@ class Places:
     positions: Mapping[str, tuple[str, float, float]]
 
 
-def msls(origin: Origin) -> Places:
+def msls(origin: Origin) -> StreetImages:
     """Load MSLS (Warburg et al. 2020) for searching single images, without panoramas.
 
     A training label is a square of `CELL` metres in one city. In the test, an item is a match if it
@@ -82,7 +82,7 @@ def msls(origin: Origin) -> Places:
     if empty:
         raise DatasetError(f"MSLS: no images of {', '.join(empty)}. {MSLS.how_to_get(origin)}")
     partial = {"MSLS, cities": f"without {', '.join(missing)}"} if missing else {}
-    return Places(Official(official, partial), positions)
+    return StreetImages(Official(official, partial), positions)
 
 
 def _has_both(cities: list[str], missing: list[str]) -> bool:

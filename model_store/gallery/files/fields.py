@@ -28,7 +28,7 @@ from model_store.gallery.files.row_file import load_bytes
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field, parse_field
 from model_store.gallery.filters.selection import Selection, estimated_share
-from model_store.gallery.filters.sql import Source, column_of
+from model_store.gallery.filters.sql import ItemTable, column_of
 from model_store.verdicts import IndexedBy
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ MOST_LEARNED = 256
 first use."""
 
 _ALWAYS = (Field("id"), Field("label"))
-_ITEMS = Source("items", "row")
+_ITEMS = ItemTable("items", "row")
 _ALIGNED = 8
 _MOST_SEEN = 1_024
 

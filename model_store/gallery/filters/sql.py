@@ -170,7 +170,7 @@ def _compare(source: _Source, operator: str, wanted: Scalar) -> tuple[str, list[
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ItemTable:
     """A table with the columns ``id``, ``label`` and ``metadata``.
 
     Attributes
@@ -213,7 +213,7 @@ FROM (SELECT {{kind}} AS kind, {{value}} AS value, {{row}} AS row FROM {{rows}})
 def column_of(
     connection: sqlite3.Connection,
     field: Field,
-    source: Source,
+    source: ItemTable,
     n_rows: int,
     most_bytes: float = math.inf,
 ) -> Column | None:
@@ -237,7 +237,7 @@ def _entries(
     of_field: _Source,
     marks: tuple[str, ...],
     rows: str,
-    source: Source,
+    source: ItemTable,
 ) -> Iterator[Entry]:
     """Yield kind, value and row in order; the query runs when the first entry is read."""
     query = _ENTRIES.format(kind=of_field.kind, value=of_field.value, row=source.row, rows=rows)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from model_store.errors import KeyReused, LogDamaged
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field
-from model_store.gallery.filters.sql import Source, column_of, metadata_json
+from model_store.gallery.filters.sql import ItemTable, column_of, metadata_json
 from model_store.gallery.protocol import Item, NewItem, Thumbnail
 from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert, Vector
 from model_store.half_precision import HalfRows
@@ -231,7 +231,10 @@ def field_column(
     connection.execute("PRAGMA temp_store=MEMORY")  # sort in memory, because the items are few
     between = "mean IS NOT NULL AND sequence BETWEEN ? AND ?"
     column = column_of(
-        connection, field, Source("changes", "sequence", between, ends, sequences), len(sequences)
+        connection,
+        field,
+        ItemTable("changes", "sequence", between, ends, sequences),
+        len(sequences),
     )
     if column is None or len(column.values.rows) != len(sequences):
         raise LogDamaged(f"changes between {ends[0]} and {ends[1]} are missing")

@@ -40,9 +40,9 @@ from model_store.gallery.milvus.log import (
     GRACE_S,
     REMEMBERED_S,
     SCHEMA,
+    CollectionState,
     Head,
     MilvusLog,
-    State,
     Turn,
 )
 from model_store.gallery.writable import (
@@ -205,7 +205,7 @@ class MilvusLive:
         """Close the log."""
         self._log.close()
 
-    def _state(self) -> State | None:
+    def _state(self) -> CollectionState | None:
         """Return the state of the log; None before the first change.
 
         Raises

@@ -106,7 +106,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class CollectionState:
     """The entry of a collection in the log; see `Head`.
 
     Attributes
@@ -143,7 +143,7 @@ class MilvusLog:
         self._database, self._collection, self._n_built = database, collection, n_built
         self.mark, self.close = database.mark, database.close
 
-    def state(self) -> State | None:
+    def state(self) -> CollectionState | None:
         """Return the state of the log; None before the first change."""
         return _state(self._database.ask, self._collection, self._n_built)
 
@@ -360,7 +360,7 @@ class Turn:
         )
 
 
-def _state(execute: Execute, collection: str, n_built: int) -> State | None:
+def _state(execute: Execute, collection: str, n_built: int) -> CollectionState | None:
     """Read the state of the log in one query.
 
     Earlier releases store only the counts after the change ``last``. So this function computes the
@@ -377,7 +377,7 @@ def _state(execute: Execute, collection: str, n_built: int) -> State | None:
         "WHERE head.collection = ? GROUP BY head.collection"
     )
     for row in execute(query, [n_built, collection]):
-        return State(*row)
+        return CollectionState(*row)
     return None
 
 

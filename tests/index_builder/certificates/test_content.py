@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from index_builder.certificates.content import content, open_certified
-from index_builder.certificates.since import Observed, Review, Said, since
+from index_builder.certificates.since import DrawnReview, Observed, ServedProbabilities, since
 from index_builder.metrics import auroc
 from model_store.bundles.manifest import Manifest
 from model_store.bundles.publish import publish
@@ -178,8 +178,8 @@ def test_errors_since_are_those_of_the_running_test() -> None:
     reviews = [MatchReview(n == 37, draw) for n in range(38)]
     seen = Observed(
         n_asked=50,
-        reviews=[Review.of(one) for one in reviews],
-        said=Said(n=1, probability=0.5, share=1.0),
+        reviews=[DrawnReview.of(one) for one in reviews],
+        said=ServedProbabilities(n=1, probability=0.5, share=1.0),
         drift=None,
     )
     told, test = since(seen, 0.05)["errors"], ErrorTest(0.05)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.exchange.address import Folder
-from index_builder.exchange.place import Place
+from index_builder.exchange.address import BundleFolder
+from index_builder.exchange.place import BundlePlace
 from index_builder.exchange.pull import pull
 from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, read_manifest
@@ -26,7 +26,7 @@ class BrokenOff:
     after : files that come before.
     """
 
-    place: Place
+    place: BundlePlace
     after: int
     fetched: list[str] = field(default_factory=list)
 
@@ -72,11 +72,11 @@ def test_a_pull_that_breaks_off_leaves_nothing_and_goes_on(
     bundle: Path, tmp_path: Path, after: int
 ) -> None:
     root = tmp_path / "pulled"
-    broken = BrokenOff(Folder(bundle), after)
+    broken = BrokenOff(BundleFolder(bundle), after)
     with pytest.raises(TransferError, match="connection"):
         pull(broken, root)
     assert (bundle_ids(root), current_id(root)) == ([], None)
-    again = BrokenOff(Folder(bundle), 100)
+    again = BrokenOff(BundleFolder(bundle), 100)
     assert read_manifest(pull(again, root)).id == bundle.name
     assert sorted(broken.fetched[:after] + again.fetched) == sorted(read_manifest(bundle).files)
 
@@ -88,7 +88,7 @@ def test_what_lies_in_the_way_is_neither_taken_nor_left(bundle: Path, tmp_path: 
     (partial / ".cache" / "deep" / "note").write_bytes(b"of another program")
     (partial / "encoder.onnx").symlink_to(bundle / "encoder.onnx")
     (partial / SIGNATURE_FILE).write_bytes(b"of nobody")
-    target = pull(Folder(bundle), root)
+    target = pull(BundleFolder(bundle), root)
     assert not (target / "encoder.onnx").is_symlink()
     assert not (target / ".cache").exists()
     assert read_manifest(target).id == bundle.name
@@ -123,10 +123,10 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_bundle_here_is_not_made_current(bundle: Path, tmp_path: Path) -> None:
     root = tmp_path / "pulled"
-    target = pull(Folder(bundle), root, activated=False)
+    target = pull(BundleFolder(bundle), root, activated=False)
     (target / "labels.npy").write_bytes(b"damage")
     with pytest.raises(BundleTampered, match=r"labels\.npy"):
-        pull(Folder(bundle), root)
+        pull(BundleFolder(bundle), root)
     assert current_id(root) is None
 
 
@@ -136,7 +136,7 @@ def test_none_is_removed_before_it_is_the_current_one(
 ) -> None:
     root = tmp_path / "pulled"
     if there:
-        pull(Folder(bundle), root, activated=False)
+        pull(BundleFolder(bundle), root, activated=False)
     for name in ("one", "another"):
         small_bundle(root, name)
 
@@ -145,7 +145,7 @@ def test_none_is_removed_before_it_is_the_current_one(
         activate(root, bundle_id)
 
     monkeypatch.setattr("index_builder.exchange.pull.activate", activating)
-    pulled = pull(Folder(bundle), root)
+    pulled = pull(BundleFolder(bundle), root)
     assert current_id(root) == pulled.name
     read_manifest(pulled)
 
@@ -153,4 +153,4 @@ def test_none_is_removed_before_it_is_the_current_one(
 def test_where_nothing_can_be_written_is_said(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="Cannot write the bundle"):
-        pull(Folder(bundle), tmp_path / "file" / "pulled")
+        pull(BundleFolder(bundle), tmp_path / "file" / "pulled")

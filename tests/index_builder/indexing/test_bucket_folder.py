@@ -16,7 +16,7 @@ from index_builder.indexing.sources.bucket_folder import BucketFiles
 from index_builder.indexing.sources.folder import Folder
 from index_builder.indexing.sources.places import RemotePlaces
 from index_builder.storage import NotFetched, Storage
-from index_builder.storage.bucket import Listed
+from index_builder.storage.bucket import ListedObject
 from model_store.errors import DatasetError
 
 
@@ -27,10 +27,10 @@ class Bucket:
         self.keys = keys
         self.contents = contents or {}
 
-    def listed(self, folder: str) -> Iterator[Listed]:
+    def listed(self, folder: str) -> Iterator[ListedObject]:
         assert folder.startswith("s3://bucket")
         for n, key in enumerate(self.keys):
-            yield Listed(key, n, 10 * n, f"v{n}")
+            yield ListedObject(key, n, 10 * n, f"v{n}")
 
     def fetch(self, url: str, file: IO[bytes], most: int, version: str) -> Future[None]:
         key = url.removeprefix("s3://bucket/")

@@ -16,7 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from index_builder.datasets.images import from_files
 from index_builder.datasets.views import view
-from index_builder.indexing.collection import Indexing, Outcome, index_collection
+from index_builder.indexing.collection import Indexing, IndexingResult, index_collection
 from index_builder.indexing.dry_run import inspect_collection
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import NONE
@@ -101,16 +101,16 @@ def test_labels_of_one_picture_in_many_files_are_refused(
 
 
 @pytest.fixture(scope="module")
-def calibrated(asked: Indexing) -> Outcome:
+def calibrated(asked: Indexing) -> IndexingResult:
     return index_collection(asked)
 
 
 @pytest.fixture(scope="module")
-def held_out(asked: Indexing, calibrated: Outcome) -> list[str]:
+def held_out(asked: Indexing, calibrated: IndexingResult) -> list[str]:
     return [line["id"] for line in lines(asked.directory / "held_out.jsonl")]
 
 
-def opened(outcome: Outcome) -> Bundle:
+def opened(outcome: IndexingResult) -> Bundle:
     return open_bundle(outcome.bundle.parent, "cpu", threads=1)
 
 
@@ -127,7 +127,7 @@ def n_right(bundle: Bundle, images: list[bytes], names: list[str]) -> Counter[st
 
 
 def test_a_fifth_of_each_label_is_asked_and_not_indexed(
-    calibrated: Outcome, held_out: list[str], many: Path
+    calibrated: IndexingResult, held_out: list[str], many: Path
 ) -> None:
     n_of = Counter(path.parent.name for path in many.glob("*/*"))
     n_held_out = Counter(name.split("/")[0] for name in held_out)
@@ -145,7 +145,7 @@ def test_a_fifth_of_each_label_is_asked_and_not_indexed(
     )
 
 
-def test_its_items_keep_their_own_vectors(calibrated: Outcome, many: Path) -> None:
+def test_its_items_keep_their_own_vectors(calibrated: IndexingResult, many: Path) -> None:
     retriever = opened(calibrated).retriever
     for item in retriever.gallery.items(np.arange(0, calibrated.n_items, 7)):
         answer = retriever.search((many / item.id).read_bytes(), limit=2)
@@ -154,7 +154,7 @@ def test_its_items_keep_their_own_vectors(calibrated: Outcome, many: Path) -> No
 
 
 def test_its_answers_are_matches_with_probabilities(
-    calibrated: Outcome, held_out: list[str], many: Path
+    calibrated: IndexingResult, held_out: list[str], many: Path
 ) -> None:
     images = [(many / name).read_bytes() for name in held_out]
     bundle = opened(calibrated)
@@ -186,7 +186,7 @@ def test_without_labels_queries_are_views(at: At, many: Path) -> None:
 
 
 def test_the_same_bundle_comes_of_it_however_it_was_made(
-    calibrated: Outcome, asked: Indexing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calibrated: IndexingResult, asked: Indexing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = replace(asked, n_workers=1, directory=tmp_path / "run", bundles=tmp_path / "bundles")
     with monkeypatch.context() as broken:
@@ -237,7 +237,7 @@ def test_an_index_that_does_not_fit_is_refused_before_anything_is_embedded(
     assert not list(indexing.directory.glob("shards/*"))
 
 
-def test_what_was_held_out_is_said(calibrated: Outcome, asked: Indexing) -> None:
+def test_what_was_held_out_is_said(calibrated: IndexingResult, asked: Indexing) -> None:
     summary = json.loads((asked.directory / "index.json").read_text(encoding="utf-8"))
     assert summary["n_held_out"] == calibrated.n_held_out
     assert summary["n_items"] + summary["n_held_out"] == N_IMAGES + 1

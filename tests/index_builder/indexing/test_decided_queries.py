@@ -12,7 +12,7 @@ import pytest
 
 from index_builder.calibration.decided_queries import UNSAID, with_decisions
 from index_builder.calibration.kept_queries import (
-    KeptQueries,
+    CalibrationInputs,
 )
 from model_store.bundles.directory import current_id
 from model_store.encoder.contract import Embeddings
@@ -117,7 +117,7 @@ def test_what_a_decision_says_is_true_of_its_query(
     root: Path, tmp_path: Path, said: tuple[DecisionKind, str | None], truth: str | None
 ) -> None:
     directory = root / str(current_id(root))
-    kept = not_none(KeptQueries.load(directory))
+    kept = not_none(CalibrationInputs.load(directory))
     path = tmp_path / "feedback.sqlite3"
     keep_cases(path, np.array([1]), drawn(np.array([1]), 17))
     FeedbackLog(path).decide(replace(decision(0, *said), label="label 3"))

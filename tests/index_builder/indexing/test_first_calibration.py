@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from index_builder.calibration.kept_queries import KeptQueries
+from index_builder.calibration.kept_queries import CalibrationInputs
 from index_builder.indexing.recalibrate import first_calibration_of, recalibrate_bundle
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import current_id
@@ -113,7 +113,7 @@ def test_first_calibration_has_the_recall_of_new_queries(first: Path) -> None:
 
 
 def test_unlabelled_items_are_no_queries(first: Path) -> None:
-    kept = KeptQueries.load(first)
+    kept = CalibrationInputs.load(first)
     assert kept is not None
     assert not any(name.startswith("plain") for name in kept.matched.ids)
 
@@ -143,7 +143,7 @@ def test_copies_of_a_photograph_do_not_find_each_other(root: Path) -> None:
 
     filled(root, shown(put(OF_ITEMS, 1), 160) + shown(put(OF_ITEMS, 1, "copy"), 120))
     directory = calibrated(root)
-    kept = KeptQueries.load(directory)
+    kept = CalibrationInputs.load(directory)
     assert kept is not None
     groups = dict(zip(kept.matched.ids, kept.matched.groups, strict=True))
     assert all(groups[f"put-{n:04d}"] == groups[f"copy-{n:04d}"] for n in range(len(OF_ITEMS)))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder.calibration.kept_queries import KeptQueries
+from index_builder.calibration.kept_queries import CalibrationInputs
 from index_builder.datasets.images import from_files
 from index_builder.indexing.embed import open_encoder
 from index_builder.vectors.encoder import embed_with_features
@@ -160,7 +160,9 @@ def test_a_second_calibration_needs_no_gallery_and_keeps_its_promises(
     assert after.retriever.stale is None
     scores = [not_none(one.retriever.calibration).outlier_scores[-1] for one in (before, after)]
     assert scores[0] != scores[1]
-    kept = not_none(KeptQueries.load(root / not_none(current_id(root))))  # to be fitted to again
+    kept = not_none(
+        CalibrationInputs.load(root / not_none(current_id(root)))
+    )  # to be fitted to again
     assert {*kept.matched.ids, *kept.withheld.ids} == {
         row["id"] for row in rows_of(where / "others.csv")
     }

@@ -14,8 +14,8 @@ from index_builder.calibration.calibrate import observe_gallery
 from index_builder.calibration.fit_again import Refit, fit_again
 from index_builder.calibration.kept_queries import (
     KEPT_QUERIES_FILE,
+    CalibrationInputs,
     Kept,
-    KeptQueries,
     as_vectors,
 )
 from index_builder.calibration.queries import BY_LABEL, TruthRule
@@ -283,7 +283,7 @@ def test_label_of_an_item_that_is_a_query_is_its_edited_label(tmp_path: Path) ->
     root = calibrated(tmp_path, absent_labels, by_items=True)
     live = opened(root)
     live.commit([Edit("item-0000", {"label": "label 1"}), Edit("item-0001", {"label": None})])
-    kept = not_none(KeptQueries.load(root / str(current_id(root))))
+    kept = not_none(CalibrationInputs.load(root / str(current_id(root))))
     labels = dict(zip(kept.matched.ids, kept.matched.labels, strict=True))
     now = kept.relabelled(live.snapshot(), live.snapshot().renamed_labels()).matched
     wanted = {**labels, "item-0000": "label 1"}
@@ -302,7 +302,7 @@ def test_views_of_items_get_the_labels_that_were_given_later(tmp_path: Path) -> 
     ids, of_items = ("view-a", "view-b", "view-c"), ("item-2", "item-1", "item-0")
     matched = Kept.of(as_vectors(ids, of_items, of_items, None, views), views)
     nothing = matched.at(np.array([], dtype=np.int64))
-    kept = KeptQueries(matched, nothing, are_views=True, unseen=False, seed=0)
+    kept = CalibrationInputs(matched, nothing, are_views=True, unseen=False, seed=0)
     assert kept.relabelled(live.snapshot(), {}).matched.labels == of_items
     live.commit([Edit("item-0", {"label": "x"}), Edit("item-2", {"label": "y"})])
     now = kept.relabelled(live.snapshot(), {}).matched

@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Entry
-from index_builder.indexing.collection import Indexing, Outcome, index_collection
+from index_builder.indexing.collection import Indexing, IndexingResult, index_collection
 from index_builder.indexing.dry_run import inspect_collection
 from index_builder.indexing.fetching import reader
 from index_builder.indexing.local_copy import copy_images
@@ -148,7 +148,7 @@ def write_manifest(path: Path, drawings: Path, start: str, n: int = N_IMAGES) ->
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
 
 
-def content_of(outcome: Outcome) -> Content:
+def content_of(outcome: IndexingResult) -> Content:
     """All files of a bundle."""
     return {
         path.relative_to(outcome.bundle).as_posix(): path.read_bytes()

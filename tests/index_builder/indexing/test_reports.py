@@ -16,7 +16,7 @@ from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing import dry_run
 from index_builder.indexing.blocks import Block, Entry, Failure, Place, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
-from index_builder.indexing.collection import Outcome
+from index_builder.indexing.collection import IndexingResult
 from index_builder.indexing.dry_run import DryRun
 from index_builder.indexing.reports import (
     write_duplicates,
@@ -84,15 +84,15 @@ def test_copies_and_queries_are_listed_and_counted(work: Work) -> None:
 
 
 def test_an_outcome_names_the_reports_that_say_something(tmp_path: Path) -> None:
-    nothing = dict(Outcome(tmp_path, 1_000, 0, 0, 0, LeftOut()).rows(tmp_path))
+    nothing = dict(IndexingResult(tmp_path, 1_000, 0, 0, 0, LeftOut()).rows(tmp_path))
     assert nothing["items"] == "1,000"
     for name in ("unreadable", "of other formats", "copies of others", "held out"):
         assert nothing[name] == "0"
-    some = dict(Outcome(tmp_path, 1, 7, 2, 3, left_out("a.heic"), 4).rows(tmp_path))
+    some = dict(IndexingResult(tmp_path, 1, 7, 2, 3, left_out("a.heic"), 4).rows(tmp_path))
     assert some["embedded by an earlier run"] == "7"
     assert some["unreadable"] == f"2: {Work(tmp_path).quarantine}"
     failures = {"a": Failure("CorruptImage", ""), "b": Failure("UnsupportedImage", "")}
-    bad = dict(Outcome(tmp_path, 1, 7, 2, 3, LeftOut(), failures=failures).rows(tmp_path))
+    bad = dict(IndexingResult(tmp_path, 1, 7, 2, 3, LeftOut(), failures=failures).rows(tmp_path))
     assert bad["unreadable"].startswith("2 (1 CorruptImage, 1 UnsupportedImage): ")
     assert some["of other formats"] == f"1: 1 .heic; see {Work(tmp_path).quarantine}"
     assert some["copies of others"] == f"3: {Work(tmp_path).duplicates}"

@@ -11,7 +11,7 @@ from index_builder.posteriors import (
     KroneckerCurvature,
     LastLayerPosterior,
     MinibatchPlan,
-    OnlineLaplace,
+    OnlineCurvature,
     PartialTraces,
     fit_laplace,
     minibatch_curvature,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 MARGIN = 0.9
 
 
-def _start(weight: torch.Tensor, memory_factor: float = 0.1) -> OnlineLaplace[Curvature]:
-    return OnlineLaplace.start(
+def _start(weight: torch.Tensor, memory_factor: float = 0.1) -> OnlineCurvature[Curvature]:
+    return OnlineCurvature.start(
         weight,
         structure="diagonal",
         data_scale=50.0,
@@ -84,7 +84,7 @@ def test_at_a_fixed_network_it_converges_to_the_post_hoc_curvature(n_samples: in
     weight = torch.randn(3, 6, generator=generator, dtype=torch.float64)
     bias = torch.randn(3, generator=generator, dtype=torch.float64)
     # A prior so strong that drawn layers hardly differ from the mean: then both forms agree.
-    state = OnlineLaplace.start(
+    state = OnlineCurvature.start(
         weight,
         structure="diagonal",
         data_scale=24.0,
@@ -251,7 +251,7 @@ def test_kronecker_factors_converge_to_the_post_hoc_ones(
     features = centres[labels] + 0.5 * torch.randn(24, 6, generator=generator, dtype=torch.float64)
     weight = torch.randn(3, 6, generator=generator, dtype=torch.float64)
     bias = torch.randn(3, generator=generator, dtype=torch.float64)
-    state = OnlineLaplace.start(
+    state = OnlineCurvature.start(
         weight,
         data_scale=24.0,
         prior_precision=1e8 if n_samples else 1.0,
@@ -280,7 +280,7 @@ def test_kronecker_factors_converge_to_the_post_hoc_ones(
 
 
 def test_kronecker_factors_are_the_decaying_average_of_what_was_seen(problem: Problem) -> None:
-    state = OnlineLaplace.start(
+    state = OnlineCurvature.start(
         problem.weight, data_scale=50.0, prior_precision=0.8, memory_factor=0.25
     )
     posterior = state.posterior(problem.weight, problem.bias)

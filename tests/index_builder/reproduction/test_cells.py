@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from index_builder.reproduction import cells
-from index_builder.reproduction.cells import DECISION, Plan, run_cells
+from index_builder.reproduction.cells import DECISION, ExperimentPlan, run_cells
 from index_builder.reproduction.protocols import protocol_config
 
 
@@ -29,7 +29,7 @@ def test_two_commands_do_not_share_the_galleries_that_they_search(
     )
     monkeypatch.setattr(cells, "evaluate_decision", evaluated)
     monkeypatch.setattr(cells, "_write", lambda *_: None)
-    plan = Plan(protocol_config("digits", epochs=1), [DECISION], [0], tmp_path)
+    plan = ExperimentPlan(protocol_config("digits", epochs=1), [DECISION], [0], tmp_path)
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(run_cells, plan) for _ in range(2)]
     assert [one.result() for one in both] == [([], []), ([], [])]
