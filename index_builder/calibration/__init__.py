@@ -23,7 +23,6 @@ a bundle on separate queries. `open_set` measures the verdicts on queries with a
 from index_builder.calibration.detector import fit_detector
 from index_builder.calibration.feedback import corrected_by_feedback
 from index_builder.calibration.fit import ASSUMED_ABSENT, MIN_QUERIES, fit_calibration
-from index_builder.calibration.hidden_labels import LabelFolds, fit_label_folds
 from index_builder.calibration.leave_one_out import DetectorFolds, leave_one_out_queries
 from index_builder.calibration.probabilities import Examples, fit_choice
 from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries, LeaveOneOut
@@ -35,12 +34,10 @@ __all__ = [
     "CalibrationQueries",
     "DetectorFolds",
     "Examples",
-    "LabelFolds",
     "LeaveOneOut",
     "corrected_by_feedback",
     "fit_calibration",
     "fit_choice",
     "fit_detector",
-    "fit_label_folds",
     "leave_one_out_queries",
 ]

@@ -5,8 +5,7 @@
 `promised`      guarantees for each source of queries, and a list of missing guarantees
 `population`    description of the calibration queries
 `since`         feedback on the bundle since its calibration
-`signing`       canonical JSON, Ed25519 keys and signatures
-`files`         writes and reads certificate.json and its HTML page
+`files`         writes, signs and reads certificate.json; writes its HTML page
 `verification`  compares a certificate with its bundle, lists all differences
 ==============  =================================================================================
 

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from index_builder.certificates.signing import signature
 from index_builder.metrics.pages import templates_of
 from model_store.errors import CertificateError
 from model_store.files import json_text
+from model_store.signing import is_signature, sign
 from vouch_search import plots
 
 CERTIFICATE_FILE = "certificate.json"
@@ -133,3 +133,21 @@ def measurements(report: Mapping[str, Any], prefix: str = "") -> list[tuple[str,
         elif isinstance(value, int | float) or value is None:
             rows.append((label, number(value)))
     return rows
+
+
+def canonical(value: Mapping[str, Any]) -> bytes:
+    """Return the JSON to sign: sorted keys, no spaces, UTF-8. Raises ValueError for NaN."""
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode()
+
+
+def signature(value: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[str, str]:
+    """Sign the canonical JSON of ``value``."""
+    return sign(canonical(value), key)
+
+
+def is_signed(value: Mapping[str, Any], public_key: str, signed: str) -> bool:
+    """Return whether ``signed`` is the signature of ``value``, both in hexadecimal."""
+    return is_signature(canonical(value), public_key, signed)

@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from index_builder.certificates.content import SCHEMA_VERSION, content, open_certified
-from index_builder.certificates.files import Certificate
-from index_builder.certificates.signing import canonical, is_signed
+from index_builder.certificates.files import Certificate, canonical, is_signed
 from index_builder.certificates.since import Observed
 from model_store.errors import BundleError
 

@@ -24,7 +24,7 @@ from index_builder.posteriors.encoders import (
     EnsembleEncoder,
     ProbabilisticEncoder,
 )
-from index_builder.posteriors.ensemble import EnsembleFit, EnsemblePosterior, fit_ensemble
+from index_builder.posteriors.ensemble import EnsemblePosterior, fit_ensemble
 from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
 from index_builder.posteriors.laplace.fit import (
     LaplaceFit,
@@ -60,7 +60,6 @@ __all__ = [
     "DropoutPosterior",
     "EmbeddingNormPosterior",
     "EnsembleEncoder",
-    "EnsembleFit",
     "EnsemblePosterior",
     "FeatureBlocks",
     "KroneckerCurvature",

@@ -13,21 +13,22 @@ image is. `evidence` holds the outcome of each calibration query. Three modules 
 a match with a stated probability, and `promises` computes all guarantees for a stream of queries.
 `calibration` holds all fitted parts, and `verdict` chooses the verdict. `drift` tests whether
 served queries still resemble the calibration queries. `staleness` detects that the gallery has
-changed since the calibration. `error_watch` estimates how often a match is wrong, from reviews of
-the answers that `review_draws` selects. `betting` holds the arithmetic of the tests in `drift` and
+changed since the calibration. `error_watch` draws answers for review, and estimates from the
+reviews how often a match is wrong. `betting` holds the arithmetic of the tests in `drift` and
 `error_watch`. `crossing` is a bisection that finds the bounds of shares and error rates. `outcome`
 summarises a calibration's guarantees and shortfalls in a few sentences.
 """
 
-from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share
+from model_store.decision.absent_share import ServedShare, ShareEstimate
 from model_store.decision.calibration import Calibration
-from model_store.decision.drift import DriftReference, DriftState, DriftTest, reference_of
+from model_store.decision.drift import DriftState, DriftTest, reference_of
 from model_store.decision.error_watch import (
     BlockSums,
     ErrorEstimate,
     ErrorTest,
     MatchDraw,
     MatchReview,
+    ReviewDraws,
     estimate_error,
 )
 from model_store.decision.evidence import SIZE_CLASSES, Evidence, LevelEvidence, size_classes
@@ -41,7 +42,6 @@ from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
 from model_store.decision.promises import MatchPromise, Promises
 from model_store.decision.recalibration import Recalibration, fit_recalibration
 from model_store.decision.result_sets import ResultSet, ResultSetRule
-from model_store.decision.review_draws import ReviewDraws
 from model_store.decision.signals import SIGNALS, labels_found, signals
 from model_store.decision.verdict import (
     Assessment,
@@ -61,7 +61,6 @@ __all__ = [
     "BlockSums",
     "Calibration",
     "Decision",
-    "DriftReference",
     "DriftState",
     "DriftTest",
     "ErrorEstimate",
@@ -96,7 +95,6 @@ __all__ = [
     "choice_probabilities",
     "decide",
     "decide_without_items",
-    "estimate_absent_share",
     "estimate_error",
     "fit_recalibration",
     "label_means",

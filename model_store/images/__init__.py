@@ -8,7 +8,7 @@ spaces in a file), and `resize` (to the encoder's input, thumbnails and previews
 the cost of decoding one image, and `quality` measures whether a picture is good enough.
 """
 
-from model_store.images.containers import Content, content_of, format_of
+from model_store.images.containers import content_of, format_of
 from model_store.images.decode import (
     FORMATS,
     RAW_SUFFIXES,
@@ -35,7 +35,6 @@ __all__ = [
     "SUFFIXES",
     "THUMBNAIL_SIDE",
     "TOO_MUCH_MEMORY",
-    "Content",
     "DecodedImage",
     "ImageLimits",
     "Preprocessing",

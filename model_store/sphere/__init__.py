@@ -4,22 +4,14 @@
 
     vectors            unit directions
     normaliser         log C_D, A_D and A_D' of the von Mises-Fisher distribution
-    concentration      κ from a resultant length, or from samples
+    von_mises_fisher   κ from a resultant length, or from samples; draws of the distribution
     divergences        Kullback-Leibler, expected likelihood, Bhattacharyya
-    sampling           draws of the von Mises-Fisher distribution
     projected_normal   a Gaussian embedding on the sphere: summary, draws, fixed noise
 
 D, ``dim``, is the dimension of the space that contains the sphere. κ, ``concentration``, is 0 for
 the uniform distribution. Results are float64, but embeddings keep their data type.
 """
 
-from model_store.sphere.concentration import (
-    MAX_CONCENTRATION,
-    approximate_concentration,
-    concentration_of,
-    debiased_resultant_length,
-    fit_von_mises_fisher,
-)
 from model_store.sphere.divergences import (
     kl_divergence,
     kl_divergence_to_uniform,
@@ -39,8 +31,15 @@ from model_store.sphere.projected_normal import (
     sample_projected_normal,
     spherical_variance,
 )
-from model_store.sphere.sampling import sample_von_mises_fisher
 from model_store.sphere.vectors import unit_direction
+from model_store.sphere.von_mises_fisher import (
+    MAX_CONCENTRATION,
+    approximate_concentration,
+    concentration_of,
+    debiased_resultant_length,
+    fit_von_mises_fisher,
+    sample_von_mises_fisher,
+)
 
 __all__ = [
     "MAX_CONCENTRATION",

@@ -6,7 +6,6 @@
 `open_sets`        CUB, Cars, LFW, SOP, In-Shop, MSLS, Omniglot: test labels are new
 `compared`         small protocols for comparing objectives
 `published`        the papers' results
-`configuration`    the configuration of a protocol's encoder
 `registry`         all protocols by name, and their configurations
 =================  ==============================================================================
 
@@ -15,14 +14,17 @@ settings do not use the test. They use the development task: a similar `Task` wh
 out of training.
 """
 
-from index_builder.reproduction.protocols.configuration import ProtocolConfig
-from index_builder.reproduction.protocols.protocol import Outliers, Protocol, ProtocolData, Task
-from index_builder.reproduction.protocols.registry import PROTOCOLS, load_protocol, protocol_config
+from index_builder.reproduction.protocols.protocol import Outliers, ProtocolData, Task
+from index_builder.reproduction.protocols.registry import (
+    PROTOCOLS,
+    ProtocolConfig,
+    load_protocol,
+    protocol_config,
+)
 
 __all__ = [
     "PROTOCOLS",
     "Outliers",
-    "Protocol",
     "ProtocolConfig",
     "ProtocolData",
     "Task",

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from index_builder.configuration.build import CalibrationConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.objective import OF_VIEWS
 from index_builder.configuration.posterior import LaplaceConfig
 from index_builder.configuration.problems import Problems
+from index_builder.configuration.section import Section
 from index_builder.datasets.idx import DATA_DIR_VARIABLE
 from index_builder.reproduction.datasets import Origin
 from index_builder.reproduction.protocols import published
@@ -29,7 +32,6 @@ from index_builder.reproduction.protocols.compared import (
     load_fashion_mnist_tiny,
     load_omniglot_small,
 )
-from index_builder.reproduction.protocols.configuration import ProtocolConfig, ProtocolDataset
 from index_builder.reproduction.protocols.open_sets import (
     load_cars,
     load_cub,
@@ -41,6 +43,31 @@ from index_builder.reproduction.protocols.open_sets import (
 )
 from index_builder.reproduction.protocols.protocol import Protocol, ProtocolData
 from model_store.errors import ConfigError
+
+
+class ProtocolDataset(Section):
+    """The table `[dataset]` of a protocol."""
+
+    protocol: str = Field(description="A name of `PROTOCOLS`.")
+    path: Path | None = Field(
+        None, description="The folder of data sets. [default: VOUCH_DATA_DIR]"
+    )
+    allow_partial: bool = Field(False, description="Accept incomplete data.")
+    download: bool = Field(False, description="Download missing data, if torchvision can.")
+    validation_share: float = Field(
+        0.02,
+        ge=0,
+        lt=1,
+        description="Share of each label's training images that is used for validation.",
+    )
+
+
+class ProtocolConfig(EncoderConfig):
+    """Configuration of an encoder, the data of a protocol, and the calibration."""
+
+    dataset: ProtocolDataset
+    calibration: CalibrationConfig = CalibrationConfig()
+
 
 _INTERIM = (
     "The papers' figures are interim results in the history of the authors' repository. The "
