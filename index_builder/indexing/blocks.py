@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from index_builder.datasets.unicode_text import require_unicode
 from index_builder.storage.urls import is_url, unsigned
 from model_store.encoder.contract import Inputs
+from model_store.errors import DatasetError
 
 EncodedThumbnail = tuple[bytes, str]
 """The bytes of a thumbnail, and their media type. The class `Thumbnail` is not used here, because
@@ -200,3 +200,22 @@ class PreparedBlock:
             tuple(one for part in parts for one in part.previews),
             {name: said for part in parts for name, said in part.losses.items()},
         )
+
+
+def require_unicode(text: str, origin: str) -> None:
+    """Refuse text with an unpaired surrogate, which UTF-8 cannot encode.
+
+    An unpaired surrogate comes from an escape in JSON, or from a file name that is not UTF-8.
+
+    Raises
+    ------
+    DatasetError
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        where = origin.encode(errors="backslashreplace").decode()
+        raise DatasetError(
+            f"{where}: {text[error.start : error.end]!r} in {text[:200]!r} is no Unicode. Write "
+            "the text in UTF-8; if the text is a file name, rename the file."
+        ) from error

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.datasets.groups import pairs_of_equal, united
-from index_builder.datasets.unicode_text import require_unicode
-from index_builder.indexing.blocks import BLOCK, Block, Entry, Failure, Place
+from index_builder.indexing.blocks import BLOCK, Block, Entry, Failure, Place, require_unicode
 from index_builder.indexing.holding_out import chosen, code_of
 from model_store.errors import DatasetError
 from model_store.item_ids import check_item_id

@@ -25,8 +25,7 @@ from index_builder.posteriors import (
     PredictedLossPosterior,
 )
 from index_builder.posteriors.laplace.prior import PriorSearch
-from index_builder.posteriors.laplace.validation import Criterion
-from index_builder.posteriors.laplace.votes import vote_log_likelihood
+from index_builder.posteriors.laplace.validation import Criterion, vote_log_likelihood
 from index_builder.progress import console
 from index_builder.training.loop import train
 

@@ -14,8 +14,7 @@ A source yields its entries in a fixed order, and decodes no image.
     vectors     tables of vectors instead of images
     unpacking   writes uncompressed copies of compressed files
     places      the folder that must contain all images
-    remote      a file or a folder in a bucket or on the web
-    bucket_folder  the files of a folder in a bucket, in the order of a local folder
+    remote      a file or a folder in a bucket or on the web; the files of a bucket's folder
     opening     chooses the reader for a path or a URL
 """
 

@@ -15,7 +15,6 @@
     targets                weights of positive and negative pairs
     prior                  prior precision by curvature or marginal likelihood
     held_out               prior and temperature from held-out labels and images
-    validation             a temperature by a criterion on validation images
-    votes                  the likelihood of neighbours' labels
+    validation             a temperature by a criterion on validation images, for example votes
     feature_blocks         checks of features that come in blocks
 """

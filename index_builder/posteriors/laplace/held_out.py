@@ -7,7 +7,7 @@ queries with a match. The uncertainty of a query is the standard deviation of it
 nearest item. Two AUROCs measure how well this uncertainty detects wrong first results and absent
 queries. The score of a prior is the sum of the two AUROCs. The temperature hardly changes the
 AUROCs, so they cannot choose the temperature. The score of a temperature therefore measures how
-well sampled neighbours predict the label of a query (see `votes`).
+well sampled neighbours predict the label of a query (see `vote_log_likelihood`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from index_builder.posteriors.laplace.fit import LaplaceFit
 from index_builder.posteriors.laplace.kronecker import KroneckerCurvature
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.prior import PriorSearch
-from index_builder.posteriors.laplace.votes import N_SAMPLES
+from index_builder.posteriors.laplace.validation import N_SAMPLES
 
 FRACTIONS = {"kronecker": (30.0, 3.0, 0.3, 0.03), "diagonal": (0.01, 0.1, 1.0, 0.001)}
 """Candidate prior precisions, relative to the mean curvature, in order of preference."""
@@ -43,8 +43,8 @@ each spread gives one candidate temperature."""
 
 TYPICAL_SPREAD = 0.3
 """Priors are compared at the same spread: the temperature of each prior is set to give this spread.
-On five data sets, the posteriors had spreads of 0.2 to 1.4 at the temperatures that `votes`
-chose."""
+On five data sets, the posteriors had spreads of 0.2 to 1.4 at the temperatures that
+`vote_log_likelihood` chose."""
 
 N_FOLDS = 4
 

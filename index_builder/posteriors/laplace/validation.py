@@ -1,4 +1,8 @@
-"""Choose a temperature on validation images, and compare an uncertainty with the feature norm."""
+"""Choose a temperature on validation images, and compare an uncertainty with the feature norm.
+
+One criterion for a temperature is the likelihood of votes: predictive samples vote on the label of
+a query.
+"""
 
 from __future__ import annotations
 
@@ -56,3 +60,65 @@ def norm_correlation(posterior: LaplacePosterior, features: Tensor) -> float | N
     length = (features.double().square().sum(1) / squared_norm).log()
     correlation = float(torch.corrcoef(torch.stack([uncertainty, length]))[0, 1])
     return correlation if math.isfinite(correlation) else None
+
+
+N_SAMPLES = 50
+
+N_NEAREST, N_OTHERS = 100, 400
+"""Number of candidates of a query: nearest items and random items. If a label has hundreds of
+images, nearly all of the nearest items have the same label. Without random items, a posterior that
+is too wide would get as many correct votes as a posterior with the right width."""
+
+_CHUNK = 50
+"""Number of queries in a batch; the similarities of 50 queries × 50 samples × 500 candidates fit
+into memory."""
+
+
+def vote_log_likelihood(
+    posterior: Posterior,
+    queries: Tensor,
+    query_labels: Tensor,
+    gallery: Tensor,
+    gallery_labels: Tensor,
+    generator: torch.Generator,
+) -> Criterion:
+    """Return a criterion: the mean log-probability of the true label, estimated by sampled votes.
+
+    Each predictive sample of a query votes for the label of its nearest candidate. The probability
+    of the true label is its share of the votes, after adding one vote for the label and one vote
+    against the label (Laplace's rule). The criterion is a proper scoring rule: it is largest if the
+    spread of the samples fits the frequency of errors. If the posterior is too wide, the votes are
+    random. If the posterior is too narrow, all samples vote for one label, even if this label is
+    wrong. An area under a ROC curve cannot choose the temperature, because the area does not depend
+    on the scale of the uncertainties.
+
+    Parameters
+    ----------
+    posterior : the posterior whose mean finds the candidates.
+    queries : (Q, F) features of images not used in training.
+    query_labels : (Q,) int64.
+    gallery : (M, F) features of gallery images.
+    gallery_labels : (M,) int64.
+    generator : draws the noise; every posterior gets the same noise.
+    """
+    directions = torch.nn.functional.normalize(posterior.predict(gallery)[0])
+    nearest = posterior.predict(queries)[0] @ directions.T
+    candidates = nearest.topk(min(N_NEAREST, len(gallery))).indices
+    others = torch.randperm(len(gallery), generator=generator)[:N_OTHERS]
+    candidates = torch.cat([candidates, others.expand(len(queries), -1)], 1)
+    is_right = gallery_labels[candidates] == query_labels[:, None]
+    noise = torch.randn(N_SAMPLES, directions.shape[1], generator=generator)
+
+    def criterion(candidate: Posterior) -> float:
+        mean, variance = candidate.predict(queries)
+        total = 0.0
+        for start in range(0, len(queries), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            # Normalising a sample does not change its nearest candidate.
+            samples = mean[rows, None] + variance[rows, None].sqrt() * noise
+            votes = (samples @ directions[candidates[rows]].mT).argmax(-1)
+            right = is_right[rows].gather(1, votes).sum(1)
+            total += float(((right + 1) / (N_SAMPLES + 2)).log().sum())
+        return total / len(queries)
+
+    return criterion

@@ -6,10 +6,9 @@
     availability  a circuit breaker for a server that is down
     writer        writes items into a collection
     entities      conversion between items and Milvus entities, and a cache of entities
-    rows          row numbers of items
+    rows          row numbers of items, and the rows that pass a filter
     gallery       search of the collection
     filter        filters → expressions of Milvus
-    matching      the rows that pass a filter expression
     live          changes of the gallery: accepts writes
     log           the changes, and the current rows
     databases     storage of the log: SQLite or PostgreSQL

@@ -45,8 +45,7 @@ from model_store.gallery.milvus.entities import (
 )
 from model_store.gallery.milvus.filter import EVERYTHING, to_expression
 from model_store.gallery.milvus.log import Head
-from model_store.gallery.milvus.matching import MatchingRows
-from model_store.gallery.milvus.rows import READ_AT_ONCE, MilvusRows
+from model_store.gallery.milvus.rows import READ_AT_ONCE, MatchingRows, MilvusRows
 from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
 from model_store.gallery.writable import Upsert, Vector
 from model_store.verdicts import Plan

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from index_builder.posteriors import LastLayerPosterior
-from index_builder.posteriors.laplace.votes import N_SAMPLES, vote_log_likelihood
+from index_builder.posteriors.laplace.validation import N_SAMPLES, vote_log_likelihood
 
 GALLERY = torch.eye(3)
 GALLERY_LABELS = torch.tensor([0, 1, 2])
