@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from model_store.gallery.filters.grammar import MAX_BYTES
-from model_store.verdicts import Absence, FilterMeans, Order, Verdict
+from model_store.verdicts import MAX_TEXT_CHARACTERS, Absence, FilterMeans, Order, Verdict
 from service.schemas.bundles import BundleState
 from service.schemas.filters import EXPLAIN, FILTER_DESCRIPTION, Explanation, FilterText
 from service.schemas.galleries import EncoderState
@@ -158,6 +158,18 @@ class SearchRequest(JsonSearchOptions):
                 "image_base64 is missing; URLs are not fetched: send the image file itself"
             )
         return value
+
+
+class TextSearchRequest(JsonSearchOptions):
+    """A search with a text in place of an image."""
+
+    text: str = Field(
+        min_length=1,
+        max_length=MAX_TEXT_CHARACTERS,
+        description="Description of an image: a phrase or a sentence, as in the encoder's "
+        "training captions.",
+        examples=["a red shoe"],
+    )
 
 
 class Result(BaseModel):
