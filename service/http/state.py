@@ -11,8 +11,7 @@ from service.http.drain import Drain
 from service.observability.metrics import Telemetry
 from service.serving.calibration_runs import CalibrationRuns
 from service.serving.created import CreatedGalleries
-from service.serving.curation import Rankings
-from service.serving.maps import GalleryPlanes
+from service.serving.curation import GalleryPlanes, Rankings
 from service.serving.registry import Galleries
 from service.serving.shadows import Shadows
 from service.serving.unknown import UnknownGroups
