@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from index_builder.commands.command_line import given_options
-from index_builder.commands.index_options import declared
+from index_builder.commands.index_options import DatabaseOptionOfAll, declared
 from index_builder.commands.options_class import with_options
 from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
 from index_builder.commands.steps import (
@@ -23,7 +23,7 @@ from index_builder.commands.steps import (
 from index_builder.configuration.build import (
     BuildConfig,
     builtin_configs,
-    in_milvus,
+    in_database,
     load_config,
 )
 from index_builder.configuration.defaults import gallery_name
@@ -87,9 +87,7 @@ class AllOptions:
     name: Annotated[
         str | None, typer.Option(help="Name of the gallery. [default: the name of the source]")
     ] = None
-    milvus: Annotated[
-        str | None, typer.Option(help="Milvus server that stores the gallery; see `index`.")
-    ] = None
+    database: DatabaseOptionOfAll = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan of the build; build nothing.")
     ] = False
@@ -209,7 +207,7 @@ def run_all(options: AllOptions, shown: OutcomeReport) -> tuple[Path, Path] | No
     ------
     VouchError : a step fails, or the outcome does not meet --require.
     """
-    config = in_milvus(options.build, options.milvus)
+    config = in_database(options.build, options.database)
     if options.encoder_name is None:
         require_form(config.network.encoder)
     signing_key()  # fails early if the key is unreadable

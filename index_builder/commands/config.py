@@ -10,7 +10,7 @@ import typer
 from index_builder.commands.all_steps import AllOptions
 from index_builder.commands.command_line import CommandLine
 from index_builder.commands.options_class import with_options
-from index_builder.configuration.build import in_milvus
+from index_builder.configuration.build import in_database
 from index_builder.configuration.file import effective_file, schema_file, starting_file
 from index_builder.encoders.configured import with_dimensions
 from index_builder.output import writing
@@ -26,7 +26,7 @@ def show_command(options: AllOptions) -> None:
 
     The output is a valid configuration file. Nothing is built.
     """
-    build = in_milvus(options.build, options.milvus)
+    build = in_database(options.build, options.database)
     print(effective_file(with_dimensions(build)), end="")
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from filelock import Timeout
 
-from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.database import database_access
 from index_builder.indexing.shards import ShardStore
 from index_builder.indexing.workdir import LOCK_FILE, Work
 from model_store.addresses import split_address
@@ -205,7 +205,7 @@ def _redis(url: str) -> Finding:
 def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[Finding]:
     name = directory.resolve().name
     try:
-        opened = open_bundle(directory, "cpu", milvus=milvus_access())
+        opened = open_bundle(directory, "cpu", access=database_access())
         retriever = opened.retriever
         expected = retriever.encoder.metadata.input
         canary = np.ones((1, *expected.shape), expected.dtype)  # a vector of zeros has no direction

@@ -185,7 +185,7 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
         assert "Fail connecting to server" in line["reason"]
         wait_until(lambda: not served.is_ready(), served)
         with pytest.raises(GalleryUnavailable):
-            open_bundle(bundles, "cpu", milvus=MilvusAccess(milvus.uri, timeout_s=1))
+            open_bundle(bundles, "cpu", access=MilvusAccess(milvus.uri, timeout_s=1))
         milvus.running()
         wait_until(served.is_ready, served)
         assert served.answer(samples[0], limit=20)["results"]

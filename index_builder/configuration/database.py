@@ -12,7 +12,7 @@ TIMEOUT_S = 60.0
 """Timeout of the builder in seconds, longer than the timeout of the service."""
 
 
-def milvus_access(named: str | None = None) -> MilvusAccess:
+def database_access(named: str | None = None) -> MilvusAccess:
     """Return the access to Milvus from the environment and the configuration.
 
     The token ``VOUCH_MILVUS_TOKEN`` is sent only to an address that the operator has set.
