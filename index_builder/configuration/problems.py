@@ -43,7 +43,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConfigProblem:
     """One error of a configuration.
 
     Attributes
@@ -117,7 +117,7 @@ class Problems:
             )
         return _together(said, f"There are {len(said)} errors:")
 
-    def _described(self, error: Any) -> Iterator[Problem]:  # noqa: ANN401 - pydantic's dictionary
+    def _described(self, error: Any) -> Iterator[ConfigProblem]:  # noqa: ANN401 - pydantic's dictionary
         """Convert an error of pydantic to errors of the configuration."""
         place, node, table = _walked(self._schema, error["loc"])
         name, kind = ".".join(place), error["type"]
@@ -126,19 +126,19 @@ class Problems:
         if isinstance(reason, Contradictions):
             for key, why in reason.found:
                 inside = [*place, *key.split(".")]
-                yield Problem(".".join(inside), _written(self._value(inside)), why)
+                yield ConfigProblem(".".join(inside), _written(self._value(inside)), why)
         elif kind == "value_error":
-            yield Problem(name, received, str(reason))
+            yield ConfigProblem(name, received, str(reason))
         elif kind == "extra_forbidden":
             yield self._unknown(place, table)
         elif kind == "missing":
-            yield Problem(name, None, _missing(node), is_table(node))
+            yield ConfigProblem(name, None, _missing(node), is_table(node))
         elif kind in {"union_tag_invalid", "union_tag_not_found"}:
             yield self._of_several(place, node)
         else:
-            yield Problem(name, received, _wanted(node, self._value(place)))
+            yield ConfigProblem(name, received, _wanted(node, self._value(place)))
 
-    def _unknown(self, place: Sequence[str], table: Schema) -> Problem:
+    def _unknown(self, place: Sequence[str], table: Schema) -> ConfigProblem:
         """Return the problem of an unknown key."""
         *before, key = place
         is_one = isinstance(self._value(place), Mapping)
@@ -160,9 +160,9 @@ class Problems:
             where = f"[{inside}]" if inside else "A file"
             advice = f"{where} has {', '.join(known)}."
         received = None if is_one else _written(self._value(place))
-        return Problem(".".join(place), received, f"{what} {advice}", is_one)
+        return ConfigProblem(".".join(place), received, f"{what} {advice}", is_one)
 
-    def _of_several(self, place: Sequence[str], node: Schema) -> Problem:
+    def _of_several(self, place: Sequence[str], node: Schema) -> ConfigProblem:
         """Return the error of a table whose ``kind`` or ``method`` is missing or unknown."""
         value = self._value(place)
         tags = [tag for tag in map(tags_of, variants_of(node)) if tag is not None]
@@ -171,12 +171,14 @@ class Problems:
         if isinstance(value, Mapping):
             asked, name = value.get(key), ".".join((*place, key))
             if asked is None:
-                return Problem(name, None, f"missing. Wanted one of {wanted}.")
+                return ConfigProblem(name, None, f"missing. Wanted one of {wanted}.")
         else:
             asked, name = value, ".".join(place)
             if key == "method":
-                return Problem(name, _written(asked), f"wanted a table with `{key}`.")
-        return Problem(name, _written(asked), f"wanted one of {wanted}.{_meant(asked, names)}")
+                return ConfigProblem(name, _written(asked), f"wanted a table with `{key}`.")
+        return ConfigProblem(
+            name, _written(asked), f"wanted one of {wanted}.{_meant(asked, names)}"
+        )
 
     def _value(self, place: Sequence[str]) -> object:
         """Return the value of the key ``place``; None if the key has no value."""
@@ -191,7 +193,9 @@ class Problems:
         return value
 
 
-def _mistyped(fields: Mapping[str, Any], table: Schema, inside: str = "") -> Iterator[Problem]:
+def _mistyped(
+    fields: Mapping[str, Any], table: Schema, inside: str = ""
+) -> Iterator[ConfigProblem]:
     """Yield the keys with values of a wrong type."""
     chosen, *others = variants_of(table)
     for one in others:
@@ -206,7 +210,7 @@ def _mistyped(fields: Mapping[str, Any], table: Schema, inside: str = "") -> Ite
                 if isinstance(one, Mapping):
                     yield from _mistyped(one, node["items"], f"{place}.{number}")
         elif value is not None and not is_table(node) and not fits(value, node):
-            yield Problem(place, _written(value), _wanted(node, value))
+            yield ConfigProblem(place, _written(value), _wanted(node, value))
 
 
 def lines_of(text: str) -> dict[str, int]:
@@ -264,7 +268,7 @@ def _walked(schema: Schema, location: Sequence[int | str]) -> tuple[list[str], S
     return place, node, table
 
 
-def _sentence(problem: Problem) -> str:
+def _sentence(problem: ConfigProblem) -> str:
     place = f"[{problem.place}]" if problem.is_table else problem.place
     value = "" if problem.received is None else f" = {problem.received}"
     return f"{place}{value}: {problem.advice}".removeprefix(": ")

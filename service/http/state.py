@@ -14,13 +14,13 @@ from service.serving.created import CreatedGalleries
 from service.serving.curation import GalleryPlanes, Rankings
 from service.serving.registry import Galleries
 from service.serving.shadows import Shadows
-from service.serving.unknown import UnknownGroups
+from service.serving.unknown import QueryGrouper
 from service.serving.writer import ItemWriter
 from service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ServiceState:
     """The galleries, and their shared resources.
 
     Attributes
@@ -47,6 +47,6 @@ class State:
     settings: Settings
     n_workers: Callable[[], int]
     drain: Drain
-    unknown: UnknownGroups = field(default_factory=UnknownGroups)
+    unknown: QueryGrouper = field(default_factory=QueryGrouper)
     planes: GalleryPlanes = field(default_factory=GalleryPlanes)
     rankings: Rankings = field(default_factory=Rankings)

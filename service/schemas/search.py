@@ -38,7 +38,7 @@ Alpha = Annotated[
 ]
 
 
-class ListOptions(RequestModel):
+class ListFields(RequestModel):
     """The options of a list of items."""
 
     limit: int = Field(10, ge=1, le=100, description="How many neighbours to return.")
@@ -63,7 +63,7 @@ class ListOptions(RequestModel):
     )
 
 
-class DecisionOptions(RequestModel):
+class DecisionFields(RequestModel):
     """The options of a decision on a list of neighbours."""
 
     alpha: Alpha = None
@@ -90,7 +90,7 @@ class DecisionOptions(RequestModel):
     )
 
 
-class SearchOptions(DecisionOptions, ListOptions):
+class SearchFields(DecisionFields, ListFields):
     """The options of a search."""
 
     filter_means: FilterMeans = Field(
@@ -112,7 +112,7 @@ class SearchOptions(DecisionOptions, ListOptions):
     )
 
 
-class JsonSearchOptions(SearchOptions):
+class JsonSearchFields(SearchFields):
     """The options of a search in JSON; the filter may be a JSON object."""
 
     filter: Annotated[
@@ -134,7 +134,7 @@ class JsonSearchOptions(SearchOptions):
     )
 
 
-class SearchRequest(JsonSearchOptions):
+class SearchRequest(JsonSearchFields):
     """A search with an image in base64."""
 
     image_base64: str = Field(
@@ -160,7 +160,7 @@ class SearchRequest(JsonSearchOptions):
         return value
 
 
-class TextSearchRequest(JsonSearchOptions):
+class TextSearchRequest(JsonSearchFields):
     """A search with a text in place of an image."""
 
     text: str = Field(

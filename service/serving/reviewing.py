@@ -17,10 +17,10 @@ from model_store.feedback import (
     AnsweredQueries,
     AnsweredQuery,
     Case,
+    CaseItem,
     CaseReason,
     CaseState,
     Decided,
-    FoundItem,
     NewCase,
     Picture,
     ReviewQueue,
@@ -229,7 +229,7 @@ class ReviewKeeper:
             drawn_evenly=draw is not None and draw.evenly,
             verdict=answer.decision.verdict,
             found=tuple(
-                FoundItem(match.item.id, match.item.label, match.match_probability)
+                CaseItem(match.item.id, match.item.label, match.match_probability)
                 for match in answer.matches[:N_FOUND]
             ),
             no_match_probability=answer.decision.no_match_probability,

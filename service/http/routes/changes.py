@@ -31,7 +31,7 @@ from service.http.problems import problem_document, responses
 from service.http.routes.bundles import activation
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.http.routes.search import BODY_ERRORS, IMAGE_ERRORS, ONE_IMAGE
-from service.schemas.changes import MAX_CHANGES, BatchOptions, ItemId, ItemOptions
+from service.schemas.changes import MAX_CHANGES, BatchOptions, ItemId, UploadOptions
 from service.serving.writer import Upload, WriteContext
 
 router = gallery_router("changes")
@@ -52,7 +52,7 @@ IdempotencyKey = Annotated[
 ]
 
 
-class ItemForm(ItemOptions):
+class ItemForm(UploadOptions):
     """An item, with its image file."""
 
     image: UploadFile = File(description=ONE_IMAGE)

@@ -30,8 +30,8 @@ from service.http import answers
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router, leased
-from service.http.state import State
-from service.serving.calibration_runs import CalibrationRun, n_item_queries
+from service.http.state import ServiceState
+from service.serving.calibration_runs import LastCalibration, n_item_queries
 from service.serving.lease import Lease
 
 router = gallery_router("galleries")
@@ -172,7 +172,7 @@ async def drop_gallery(
     return schemas.GalleryDropped(gallery=gallery)
 
 
-async def _detail(name: str, state: State) -> schemas.GalleryDetail:
+async def _detail(name: str, state: ServiceState) -> schemas.GalleryDetail:
     async with leased(name, state) as lease:
         settings = state.settings
         url = settings.record_urls.get(name)
@@ -191,5 +191,5 @@ def _require_allowed(caller: Caller, name: str) -> None:
         raise Forbidden(f"The key {caller.id} is for galleries called {patterns}, not {name!r}.")
 
 
-def _described(run: CalibrationRun, lease: Lease) -> schemas.CalibrationRun:
+def _described(run: LastCalibration, lease: Lease) -> schemas.CalibrationRun:
     return schemas.CalibrationRun(**asdict(run), n_item_queries=n_item_queries(lease.bundle))

@@ -23,7 +23,7 @@ from service.http import cursors
 from service.http.answers.items import item_detail, picture_urls
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, PageCursor, StateOf, gallery_router
-from service.http.state import State
+from service.http.state import ServiceState
 from service.serializers import PictureUrls
 from service.serving.curation import Check, ExaminedPage, examined_page
 from service.serving.lease import Lease
@@ -111,7 +111,7 @@ async def list_near_duplicates(
 
 async def _page(
     lease: Lease,
-    state: State,
+    state: ServiceState,
     check: Check[FoundT],
     least: float,
     limit: int,
@@ -120,7 +120,7 @@ async def _page(
     ranked: bool,
 ) -> tuple[ExaminedPage[FoundT], str | None]:
     """Return a page of a check, and the cursor to the next page; None if no page follows."""
-    selection = cursors.Selection(check.parameter, repr(least))
+    selection = cursors.ListSelection(check.parameter, repr(least))
     signed = lease.bundle.manifest.id, lease.engine.secret, selection
     if ranked:
         place = cursors.place_before(cursor, *signed)

@@ -29,12 +29,12 @@ from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.changes import WRITE_ERRORS, ContextOf, item_written, noted
 from service.http.routes.dependencies import LAST, After, LeaseOf, StateOf, gallery_router
-from service.http.state import State
+from service.http.state import ServiceState
 from service.serving.engine import SearchEngine
 from service.serving.enrolment import item_of_query
 from service.serving.lease import Lease
-from service.serving.queries import Review
-from service.serving.writer import Prepared, WriteContext
+from service.serving.queries import ReviewerDecision
+from service.serving.writer import PreparedWrites, WriteContext
 
 router = gallery_router("feedback")
 
@@ -79,7 +79,9 @@ async def give_feedback(
     if review.item is not None:
         await requires("write")(request)
     decided, answered = await lease.review(
-        Review(review.query_id, review.decided, review.item_id, review.reviewer, review.comment)
+        ReviewerDecision(
+            review.query_id, review.decided, review.item_id, review.reviewer, review.comment
+        )
     )
     receipt = None
     if review.item is None:
@@ -97,7 +99,7 @@ async def give_feedback(
 
 async def _enrol(
     lease: Lease,
-    state: State,
+    state: ServiceState,
     context: WriteContext,
     item: schemas.ItemOfQuery,
     decided: Decided,
@@ -109,8 +111,8 @@ async def _enrol(
     kept, query_id = require_feedback(state), decided.query_id
     upsert = await item_of_query(lease, query_id, item)
 
-    async def prepared(_: SearchEngine) -> Prepared:
-        return Prepared([upsert])
+    async def prepared(_: SearchEngine) -> PreparedWrites:
+        return PreparedWrites([upsert])
 
     said = replace(decided, item_id=item.id, label=item.label)
     written = await lease.engine.compute(lambda: kept.decide_once(said))
@@ -163,7 +165,7 @@ async def hear(lease: Lease) -> None:
         await watch.hear()
 
 
-def require_feedback(state: State) -> FeedbackLog:
+def require_feedback(state: ServiceState) -> FeedbackLog:
     """Return the store of feedback, or raise `FeedbackNotKept`."""
     if state.feedback is None:
         raise FeedbackNotKept(

@@ -194,15 +194,7 @@ def _gallery_map(
         n_shown=len(points.rows),
         variance_shares=plane.shares.tolist(),
         colour_by=colour_by,
-        colours=[
-            MapColour(
-                value=colour.value,
-                least=colour.least,
-                greatest=colour.greatest,
-                n_items=colour.n_items,
-            )
-            for colour in listed
-        ],
+        colours=[MapColour.model_validate(colour, from_attributes=True) for colour in listed],
         rows=_encoded(points.rows, "<u4"),
         x=_encoded(points.positions[:, 0], "<u2"),
         y=_encoded(points.positions[:, 1], "<u2"),

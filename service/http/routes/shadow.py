@@ -28,7 +28,7 @@ from service.http.answers.review import image_url
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
-from service.http.state import State
+from service.http.state import ServiceState
 from service.serving.lease import Lease
 from service.serving.shadow import Shadow
 
@@ -84,7 +84,7 @@ async def end_shadow(lease: LeaseOf, state: StateOf) -> schemas.ShadowReport:
     return await _report(lease, state, await state.shadows.end(lease.engine))
 
 
-async def _report(lease: Lease, state: State, shadow: Shadow) -> schemas.ShadowReport:
+async def _report(lease: Lease, state: ServiceState, shadow: Shadow) -> schemas.ShadowReport:
     cases = await asyncio.to_thread(_cases, lease, shadow)
     persisted = state.shadows.is_persisted(lease.engine)
     return _shadow_report(lease.bundle, shadow, cases, persisted=persisted)

@@ -36,8 +36,8 @@ from service.http.routes.feedback import hear, require_feedback
 from service.http.routes.review import QueueOf
 from service.serving.engine import SearchEngine
 from service.serving.enrolment import picture_of_case
-from service.serving.unknown import NamedGroup, UnknownQueries, enrolled
-from service.serving.writer import Prepared
+from service.serving.unknown import GroupedQueries, NamedGroup, enrolled
+from service.serving.writer import PreparedWrites
 
 router = gallery_router("unknown")
 
@@ -107,13 +107,15 @@ async def enrol_unknown(
     """
     kept = require_feedback(state)
 
-    async def found(_: SearchEngine) -> Prepared:
+    async def found(_: SearchEngine) -> PreparedWrites:
         unknown = await state.unknown.of(lease.bundle, queue, precision)
         named = unknown.group(group)
         members = [unknown.queries.query_ids[row] for row in named.rows]
         pictures = {name: await picture_of_case(lease, name) for name in members}
         item = str(asked.label), asked.metadata
-        return Prepared(enrolled(unknown, named, asked.query_ids, asked.item_ids, item, pictures))
+        return PreparedWrites(
+            enrolled(unknown, named, asked.query_ids, asked.item_ids, item, pictures)
+        )
 
     operation = f"enrol {group} {asked.model_dump_json()}"
     receipt = await state.writer.enrol(lease, context, operation, found)
@@ -140,7 +142,7 @@ async def enrol_unknown(
 
 
 def _unknown_groups(
-    bundle: Bundle, unknown: UnknownQueries, cases: Mapping[str, Case], limit: int
+    bundle: Bundle, unknown: GroupedQueries, cases: Mapping[str, Case], limit: int
 ) -> schemas.UnknownGroups:
     """Describe the sizes of all groups of queries, and the members of at most ``limit`` groups.
 
@@ -169,7 +171,7 @@ def _unknown_groups(
 
 
 def _group(
-    bundle: Bundle, unknown: UnknownQueries, group: NamedGroup, cases: Mapping[str, Case]
+    bundle: Bundle, unknown: GroupedQueries, group: NamedGroup, cases: Mapping[str, Case]
 ) -> schemas.UnknownGroup:
     queries = unknown.queries
     times = queries.kept_at[list(group.rows)]
