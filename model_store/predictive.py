@@ -34,7 +34,7 @@ class Predictive:
     outlier_score : score that is larger for queries unlike the gallery's images; NaN without a
         detector.
     displacement : predicted displacement of the embedding because the picture is degraded, see
-        `PictureState`; NaN if unknown.
+        `DisplacementModel`; NaN if unknown.
     samples : (S, D) float32 draws of N(direction, diag variance), before normalisation.
     kind : kind of the query, which determines its calibration.
     has_uncertainty : False if the encoder gives no variance.

@@ -50,7 +50,7 @@ _noise_of = lru_cache(maxsize=16)(base_noise)
 """Cached noise; all galleries of one encoder share it."""
 
 
-class SearchOptions(TypedDict, total=False):
+class FindOptions(TypedDict, total=False):
     """The options of every search, see `Retriever.find`."""
 
     alpha: float | None
@@ -465,7 +465,7 @@ class Retriever:
         self,
         data: bytes,
         limit: int = 10,
-        **options: Unpack[SearchOptions],
+        **options: Unpack[FindOptions],
     ) -> Answer:
         """Search with the bytes of an image file; options as in `find`.
 

@@ -13,7 +13,7 @@ from model_store.answers import Answer
 from model_store.encoder.contract import TextEncoder
 from model_store.errors import InvalidText, TextUnavailable
 from model_store.predictive import Predictive
-from model_store.retriever import Retriever, SearchOptions
+from model_store.retriever import FindOptions, Retriever
 from model_store.verdicts import MAX_TEXT_CHARACTERS
 
 
@@ -74,7 +74,7 @@ def search_text(
     retriever: Retriever,
     text: str,
     limit: int = 10,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[FindOptions],
 ) -> Answer:
     """Search with a text; options as in `Retriever.find`.
 

@@ -35,7 +35,7 @@ from service.http.openapi import description_route, document
 from service.http.page_files import PageFiles, page_response
 from service.http.problems import add_problem_handlers
 from service.http.routes import ROUTERS
-from service.http.state import State
+from service.http.state import ServiceState
 from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
 from service.processes.open_files import galleries_at_once
@@ -298,7 +298,7 @@ async def _set_up(
     open_more: OpenBundle,
     shared: Path | None,
     drain: Drain,
-) -> State:
+) -> ServiceState:
     """Start the resources of the routes; ``stack`` closes them in reverse order."""
     stack.enter_context(one_blas_thread())
     threads = ThreadPoolExecutor(settings.workers, thread_name_prefix="search")
@@ -338,7 +338,7 @@ async def _set_up(
         stack.push_async_callback(_ended, asyncio.create_task(watching))
     runs = await _calibration_runs(stack, settings, galleries)
     writer = ItemWriter(galleries, telemetry)
-    return State(
+    return ServiceState(
         galleries,
         created,
         runs,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
 
 from model_store.answers import Answer
 from model_store.decision import Assessment, Calibration, Decision, ResultSet
@@ -190,7 +189,11 @@ def result_set(chosen: ResultSet, items: Sequence[tuple[str, str | None]]) -> sc
 
 def roll_up(decision: Decision) -> schemas.RollUp | None:
     """Describe the parent label that meets the error bound; None if no parent label does."""
-    return None if decision.roll_up is None else schemas.RollUp(**asdict(decision.roll_up))
+    return (
+        None
+        if decision.roll_up is None
+        else schemas.RollUp.model_validate(decision.roll_up, from_attributes=True)
+    )
 
 
 def absent_share(

@@ -604,7 +604,7 @@ class Settings(BaseSettings):
         return frozenset(texts).union(*map(passwords_in, texts))
 
     @property
-    def milvus(self) -> MilvusAccess:
+    def database(self) -> MilvusAccess:
         """The address, token, timeout and change log for galleries in Milvus."""
         token, log = (
             secret.get_secret_value() if secret else None

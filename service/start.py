@@ -215,7 +215,7 @@ def open_served(settings: Settings, encoders: SharedEncoders, path: Path) -> Bun
         settings.provider,
         settings.encoder_threads,
         encoders.open,
-        settings.milvus,
+        settings.database,
         [read_public_key(file) for file in settings.bundle_keys],
         encoders.open_text,
     )

@@ -164,7 +164,7 @@ class Gallery:
         n_jobs = usable_processors() if n_jobs is None else n_jobs
         return in_threads(one, images_of(images), n_jobs, errors, progress=progress)
 
-    def _answer(self, image: ImageInput, options: schemas.SearchOptions) -> Answer:
+    def _answer(self, image: ImageInput, options: schemas.SearchFields) -> Answer:
         _, data = image_file(image)
         started = time.perf_counter()
         bundle, retriever = self._bundle, self._bundle.retriever

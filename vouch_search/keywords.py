@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from service import schemas
 
 
-def checked_options(k: object, options: Mapping[str, object]) -> schemas.SearchOptions:
+def checked_options(k: object, options: Mapping[str, object]) -> schemas.SearchFields:
     """Return the options of a search.
 
     Raises
@@ -27,7 +27,7 @@ def checked_options(k: object, options: Mapping[str, object]) -> schemas.SearchO
         raise TypeError(f"filter: received {received}, wanted a mapping such as {{'label': 'a'}}.")
     values = {"limit": k, **options}
     try:
-        return schemas.SearchOptions.model_validate(values, strict=True)
+        return schemas.SearchFields.model_validate(values, strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
     text = "; ".join(

@@ -15,7 +15,7 @@ from index_builder.datasets.corruption import DEGRADATIONS, degraded
 from index_builder.datasets.images import Pixels
 from index_builder.progress import track
 from index_builder.vectors.encoder import embed_with_features
-from model_store.decision.picture import PictureState, log_features
+from model_store.decision.picture import DisplacementModel, log_features
 from model_store.encoder.contract import Encoder
 from model_store.images.quality import ordinary_limits, quality_measures
 
@@ -43,7 +43,7 @@ def fit_picture_state(
     images: LabelledImages,
     seed: int,
     kinds: Sequence[str] = DEGRADATIONS,
-) -> PictureState | None:
+) -> DisplacementModel | None:
     """Fit the head; None if the encoder takes no images, or if there are too few images.
 
     Parameters
@@ -68,12 +68,12 @@ def fit_picture_state(
         head = _fitted(of_clean[kept], of_moved[kept], angles[kept])
         levels.append(head.displacement(of_clean[~kept]))
     head = _fitted(of_clean, of_moved, angles)
-    return PictureState(
+    return DisplacementModel(
         head.centre, head.scale, head.weights, head.intercept, np.sort(np.concatenate(levels))
     )
 
 
-def _fitted(clean: Floats, moved: Floats, angles: NDArray[np.float64]) -> PictureState:
+def _fitted(clean: Floats, moved: Floats, angles: NDArray[np.float64]) -> DisplacementModel:
     """Fit a ridge regression of ``angles`` (n,) to features (n, F); clean images have angle 0."""
     rows = log_features(np.concatenate([moved, clean]).astype(np.float64))
     target = np.r_[angles, np.zeros(len(clean))]
@@ -81,7 +81,7 @@ def _fitted(clean: Floats, moved: Floats, angles: NDArray[np.float64]) -> Pictur
     rows = (rows - centre) / scale
     penalty = RIDGE * rows.shape[1] * np.eye(len(rows))
     weights = rows.T @ np.linalg.solve(rows @ rows.T + penalty, target - target.mean())
-    return PictureState(
+    return DisplacementModel(
         centre.astype(np.float32),
         scale.astype(np.float32),
         weights.astype(np.float32),

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from index_builder.commands.command_line import CommandLine, given_options
-from index_builder.commands.index_options import declared
+from index_builder.commands.index_options import DatabaseOptionOfAll, declared
 from index_builder.commands.options_class import with_options
 from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
 from index_builder.commands.steps import (
@@ -27,7 +27,7 @@ from index_builder.configuration.build import (
     BuildConfig,
     builtin_configs,
     encoder_config,
-    in_milvus,
+    in_database,
     load_config,
     vectors_config,
 )
@@ -94,9 +94,7 @@ class AllOptions:
     name: Annotated[
         str | None, typer.Option(help="Name of the gallery. [default: the name of the source]")
     ] = None
-    milvus: Annotated[
-        str | None, typer.Option(help="Milvus server that stores the gallery; see `index`.")
-    ] = None
+    database: DatabaseOptionOfAll = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan of the build; build nothing.")
     ] = False
@@ -216,7 +214,7 @@ def run_all(options: AllOptions, shown: OutcomeReport) -> tuple[Path, Path] | No
     ------
     VouchError : a step fails, or the outcome does not meet --require.
     """
-    config = in_milvus(options.build, options.milvus)
+    config = in_database(options.build, options.database)
     if options.encoder_name is None:
         require_form(config.network.encoder)
     signing_key()  # fails early if the key is unreadable
@@ -245,7 +243,7 @@ def show_command(options: AllOptions) -> None:
 
     The output is a valid configuration file. Nothing is built.
     """
-    build = in_milvus(options.build, options.milvus)
+    build = in_database(options.build, options.database)
     print(effective_file(with_dimensions(build)), end="")
 
 

@@ -17,11 +17,10 @@ from typing import Literal
 import numpy as np
 from filelock import Timeout
 
-from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.database import open_with_access
 from index_builder.indexing.shards import ShardStore
 from index_builder.indexing.workdir import LOCK_FILE, Work
 from model_store.addresses import split_address
-from model_store.bundles.bundle import open_bundle
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import CURRENT_FILE, bundle_directory, bundle_ids, current_id
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
@@ -207,7 +206,7 @@ def _redis(url: str) -> CheckResult:
 def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[CheckResult]:
     name = directory.resolve().name
     try:
-        opened = open_bundle(directory, "cpu", milvus=milvus_access())
+        opened = open_with_access(directory)
         retriever = opened.retriever
         expected = retriever.encoder.metadata.input
         canary = np.ones((1, *expected.shape), expected.dtype)  # a vector of zeros has no direction

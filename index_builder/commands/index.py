@@ -14,7 +14,7 @@ from index_builder.commands.index_options import IndexOptions
 from index_builder.commands.options_class import with_options
 from index_builder.commands.outcome import OutcomeReport
 from index_builder.commands.steps import opened_run, step_of
-from index_builder.configuration.build import in_milvus, load_config
+from index_builder.configuration.build import in_database, load_config
 from index_builder.progress import console, say_what_is_next, timed_step, working
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def index_command(options: IndexOptions) -> None:
         shown.show(run_index(indexing, shown))
         say_what_is_next(indexing.bundles)
     elif options.config is not None:
-        build = in_milvus(load_config(options.config), options.milvus)
+        build = in_database(load_config(options.config), options.database)
         with opened_run(build, options.run) as run:
             index_step = step_of("index_step")
             with timed_step("index"):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
 """Options that are settings of ``[calibration]``."""
 
-_OF_CONFIG = frozenset({"config", "run", "milvus"})
+_OF_CONFIG = frozenset({"config", "run", "database"})
 """Options that the step of a configuration takes."""
 
 
@@ -52,6 +52,19 @@ LevelsOption = Annotated[
         help="Names of metadata fields with the parents of an item's label, the most specific "
         "first, for example genus,family."
     ),
+]
+
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--milvus",
+        help="Milvus server that stores the gallery: http://host:19530, or a file with suffix .db. "
+        "The token comes from VOUCH_MILVUS_TOKEN.",
+    ),
+]
+DatabaseOptionOfAll = Annotated[
+    str | None,
+    typer.Option("--milvus", help="Milvus server that stores the gallery; see `index`."),
 ]
 
 
@@ -216,13 +229,7 @@ class IndexOptions:
             "[default: no previews]",
         ),
     ] = None
-    milvus: Annotated[
-        str | None,
-        typer.Option(
-            help="Milvus server that stores the gallery: http://host:19530, or a file with suffix "
-            ".db. The token comes from VOUCH_MILVUS_TOKEN."
-        ),
-    ] = None
+    database: DatabaseOption = None
     max_pixels: Annotated[
         int,
         typer.Option(
@@ -321,7 +328,7 @@ class IndexOptions:
             self.engine.value,
             self.provider,
             self.settings,
-            self.milvus,
+            self.database,
             self.calibrate,
             parse_promises(self.promises),
             ImageLimits(parse_bytes(self.max_bytes, "--max-bytes"), self.max_pixels),

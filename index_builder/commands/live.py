@@ -84,11 +84,10 @@ def put_command(
             f"--id needs a single image, but {len(images)} images were given. Without --id, the id "
             "of each item is its path."
         )
-    from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
-    from model_store.bundles.bundle import open_bundle  # noqa: PLC0415
+    from index_builder.configuration.database import open_with_access  # noqa: PLC0415
 
     known = _metadata(metadata)
-    bundle = open_bundle(directory, "cpu", milvus=milvus_access())
+    bundle = open_with_access(directory)
     live = bundle.require_live()
     refused = 0
     for start in track_parts(len(images), PUT_TOGETHER, "putting"):
@@ -112,12 +111,12 @@ def delete_command(
     directory: Root, ids: Annotated[list[str], typer.Argument(help="Ids of the items.")]
 ) -> None:
     """Delete items from the current gallery; if an item is missing, nothing is deleted."""
-    from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
+    from index_builder.configuration.database import database_access  # noqa: PLC0415
     from model_store.bundles.changes import open_writable  # noqa: PLC0415
     from model_store.gallery import Delete, open_gallery  # noqa: PLC0415
 
     current = locate(directory)
-    live = open_writable(directory, current, open_gallery(current, milvus_access()))
+    live = open_writable(directory, current, open_gallery(current, database_access()))
     live.commit([Delete(item_id) for item_id in ids])
     print(f"{len(ids)} items deleted, the gallery has {live.snapshot().n_items}")
 
@@ -129,7 +128,7 @@ def label_command(
     label: Annotated[str, typer.Option(help="The new label; an empty text removes the label.")],
 ) -> None:
     """Change the label of items; their pictures stay. If an item is missing, no item is changed."""
-    from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
+    from index_builder.configuration.database import database_access  # noqa: PLC0415
     from model_store.bundles.changes import open_writable  # noqa: PLC0415
     from model_store.gallery import Edit, open_gallery  # noqa: PLC0415
 
@@ -138,7 +137,7 @@ def label_command(
     except ValueError as error:
         raise UsageError(f"The label {error}. Name another with --label.") from error
     current = locate(directory)
-    live = open_writable(directory, current, open_gallery(current, milvus_access()))
+    live = open_writable(directory, current, open_gallery(current, database_access()))
     live.commit([Edit(item_id, {"label": label or None}) for item_id in ids])
     print(f"{len(ids)} items labelled")
 
@@ -149,12 +148,11 @@ def compact_command(directory: Root) -> None:
     If the changes affect the calibration, the gallery is recalibrated with the queries stored in
     the bundle.
     """
-    from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
+    from index_builder.configuration.database import open_with_access  # noqa: PLC0415
     from index_builder.configuration.signing import signing_key  # noqa: PLC0415
-    from model_store.bundles.bundle import open_bundle  # noqa: PLC0415
     from model_store.bundles.compaction import Compaction  # noqa: PLC0415
 
-    bundle = open_bundle(directory, "cpu", milvus=milvus_access())
+    bundle = open_with_access(directory)
     live = bundle.require_log()
     if live.snapshot().version == live.log.start():
         print(f"{bundle.directory.name} has no changes")

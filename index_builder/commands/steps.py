@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -20,7 +19,6 @@ from index_builder.encoders.configured import as_named, with_encoder
 from index_builder.pipeline.run import Run
 from index_builder.progress import say_what_is_next, timed_step, working
 from model_store.errors import ConfigError, DatasetError, WeightsError
-from model_store.installation import how_to_install
 
 ConfigOption = Annotated[
     str,
@@ -161,7 +159,7 @@ def require_inputs(config: BuildConfig, *, reads_trunk: bool) -> None:
     ------
     DatasetError : the folder or table does not exist, or a withheld label has no sub-folder.
     WeightsError : the file of weights does not exist.
-    ConfigError : the client of Milvus is not installed.
+    ConfigError : the client of the database is not installed.
     """
     dataset, weights = config.dataset, config.network.weights
     for path in (dataset.path, dataset.items):
@@ -171,11 +169,7 @@ def require_inputs(config: BuildConfig, *, reads_trunk: bool) -> None:
         _require_labels(dataset.path, dataset.withheld_labels)
     if reads_trunk and weights is not None and Path(weights).suffix and not Path(weights).is_file():
         raise WeightsError(f"network.weights: {weights} does not exist, or is not a file.")
-    if config.index.milvus_uri is not None and find_spec("pymilvus") is None:
-        raise ConfigError(
-            "index.milvus_uri: pymilvus, the client of Milvus, is not installed. "
-            + how_to_install("milvus")
-        )
+    config.index.require_client()
 
 
 def _require_labels(folder: Path, withheld: tuple[str, ...]) -> None:

@@ -13,5 +13,5 @@
     requirements requirements on a build's outcome, for --require
     section      the base of all tables
     signing      the key to sign bundles with, from the environment
-    milvus       the address and token of Milvus, from the environment
+    database     the address and token of the database of galleries, from the environment
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from model_store.errors import ConfigError, UsageError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
 from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE
+from model_store.installation import how_to_install
 from model_store.verdicts import Order
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
@@ -213,6 +215,19 @@ class IndexConfig(Section):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return names
+
+    @property
+    def database_uri(self) -> str | None:
+        """Address of the database that stores the gallery; None for files."""
+        return self.milvus_uri
+
+    def require_client(self) -> None:
+        """Raise `ConfigError` if the client of the database is not installed."""
+        if self.milvus_uri is not None and find_spec("pymilvus") is None:
+            raise ConfigError(
+                "index.milvus_uri: pymilvus, the client of Milvus, is not installed. "
+                + how_to_install("milvus")
+            )
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yield the keys that a gallery in Milvus does not support."""
@@ -453,7 +468,7 @@ def build_config(fields: Mapping[str, Any], options: Mapping[str, str]) -> Build
         raise UsageError(Problems(BuildConfig, fields, error).of_options(options)) from error
 
 
-def in_milvus(config: BuildConfig, uri: str | None) -> BuildConfig:
+def in_database(config: BuildConfig, uri: str | None) -> BuildConfig:
     """Return the build with its gallery in the Milvus server at ``uri``.
 
     If ``uri`` is None, the build does not change.

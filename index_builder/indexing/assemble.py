@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.database import database_access
 from index_builder.indexing.holding_out import note_groups, note_held_out
 from index_builder.indexing.shards import Position, ShardStore
 from index_builder.indexing.workdir import Work
@@ -22,9 +22,8 @@ from model_store.gallery import (
     IndexSettings,
     NewItem,
     Thumbnail,
-    write_faiss_parts,
-    write_milvus_parts,
 )
+from model_store.gallery.opening import write_parts
 from model_store.gallery.protocol import AT_ONCE, PREVIEWED_AT_ONCE, Part
 
 _SCHEMA = """
@@ -52,7 +51,7 @@ def assemble(
     dim: int,
     fingerprint: str,
     settings: IndexSettings,
-    milvus_uri: str | None = None,
+    database_uri: str | None = None,
     n_held_out: int = 0,
 ) -> int:
     """Write the gallery of all shards into ``work.bundle``; return the number of items.
@@ -62,14 +61,14 @@ def assemble(
     dim : D, the dimension of an embedding.
     fingerprint : the encoder's fingerprint.
     settings : the settings of the index.
-    milvus_uri : URI of the Milvus server that stores the gallery; None for files.
+    database_uri : address of the database that stores the gallery; None for files.
     n_held_out : maximum number of labelled images to hold out; see
         `index_builder.indexing.holding_out`.
 
     Raises
     ------
-    DatasetError : no image could be embedded, or an item is too large for Milvus.
-    GalleryUnavailable : Milvus does not answer.
+    DatasetError : no image could be embedded, or an item is too large for the database.
+    GalleryUnavailable : the database does not answer.
     """
     shutil.rmtree(work.bundle, ignore_errors=True)
     work.bundle.mkdir()
@@ -84,12 +83,9 @@ def assemble(
         at_once = AT_ONCE if settings.preview_side is None else PREVIEWED_AT_ONCE
         parts = partial(_parts, connection, work.store, shape, at_once)
         try:
-            if milvus_uri is None:
-                write_faiss_parts(work.bundle, shape, parts(), fingerprint, settings)
-            else:
-                write_milvus_parts(
-                    work.bundle, shape, parts, fingerprint, milvus_uri, settings, milvus_access()
-                )
+            write_parts(
+                work.bundle, shape, parts, fingerprint, settings, database_uri, database_access
+            )
         except RuntimeError as error:  # FAISS raises this error if the disk is full
             raise OSError(str(error)) from error
     finally:

@@ -22,7 +22,7 @@ from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.leave_one_out import whole_groups
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig, parse_promises
-from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.database import open_with_access
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
 from index_builder.indexing.bundle_manifest import summarise
@@ -37,7 +37,6 @@ from index_builder.storage import Storage
 from index_builder.vectors.encoder import PassedVectors, StoredEncoder
 from index_builder.vectors.store import VectorFile
 from index_builder.vectors.table import VectorTable, holds_vectors, open_table
-from model_store.bundles.bundle import open_bundle
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest
 from model_store.decision import outcome_of
@@ -112,7 +111,7 @@ def calibrate_bundle(
     ConfigError : an error bound is out of range.
     CalibrationError : there are too few queries with a match, or too few without a match.
     DatasetError : the queries are invalid.
-    WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
+    WriteRefused : the bundle cannot be changed, or its gallery is in a database.
     """
     with opened(root) as bundle, reading(bundle.retriever.encoder, evidence) as room:
         live, before = bundle.require_log(), bundle.retriever.calibration
@@ -330,7 +329,7 @@ def queries_of(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> Query
 @contextmanager
 def opened(root: Path) -> Iterator[Bundle]:
     """Open the current bundle, with one BLAS thread: sums are then the same on every machine."""
-    bundle = open_bundle(root, "auto", 1, milvus=milvus_access())
+    bundle = open_with_access(root, "auto", 1)
     try:
         with one_blas_thread():
             yield bundle

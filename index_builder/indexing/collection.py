@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rich.markup import escape
 
 from index_builder.configuration.build import CalibrationConfig
-from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.database import database_access
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
 from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason
@@ -57,7 +57,7 @@ from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ConfigError, DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.gallery import IndexSettings, open_gallery
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
-from model_store.gallery.opening import index_description
+from model_store.gallery.opening import DATABASE, index_description
 from model_store.images import ImageLimits
 from model_store.processors import ProviderChoice
 
@@ -89,7 +89,7 @@ class Indexing:
     engine : the engine that decodes and encodes.
     provider : the execution provider of the encoder.
     index : settings of the search index.
-    milvus_uri : URI of the Milvus server that stores the gallery; None for files.
+    database_uri : address of the database that stores the gallery; None for files.
     calibrate : whether to calibrate, so that answers have probabilities; see
         `calibrate_collection`.
     promises : the error bounds of the answers.
@@ -110,7 +110,7 @@ class Indexing:
     engine: EngineChoice = "local"
     provider: ProviderChoice = "auto"
     index: IndexSettings = DEFAULT_SETTINGS
-    milvus_uri: str | None = None
+    database_uri: str | None = None
     calibrate: bool = False
     promises: CalibrationConfig = DEFAULT_PROMISES
     limits: ImageLimits = DEFAULT_LIMITS
@@ -200,12 +200,12 @@ class Indexing:
                 "--engine ray takes images, and the source holds vectors. Leave --engine out."
             )
         of_vectors = isinstance(self.source, VectorSource)
-        if self.index.preview_side is not None and (of_vectors or self.milvus_uri is not None):
+        if self.index.preview_side is not None and (of_vectors or self.database_uri is not None):
             raise ConfigError(
                 f"--previews needs {'images, not vectors' if of_vectors else 'a gallery of files'}"
-                f"{'' if of_vectors else ', not Milvus'}. Leave --previews out."
+                f"{'' if of_vectors else f', not {DATABASE}'}. Leave --previews out."
             )
-        if self.milvus_uri is None:
+        if self.database_uri is None:
             plan_index(catalogue.contents.n_images, dim, self.index)
         if self.parents.table is not None:
             read_parents(self.parents.table)
@@ -384,11 +384,11 @@ def _published(
         encoder.dim,
         encoder.fingerprint,
         indexing.index,
-        indexing.milvus_uri,
+        indexing.database_uri,
         N_QUERIES if indexing.calibrate else 0,
     )
     n_copies, n_held_out = write_duplicates(work), write_held_out(work)
-    calibration, access = None, milvus_access(indexing.milvus_uri)
+    calibration, access = None, database_access(indexing.database_uri)
     if indexing.calibrate:
         labelled = catalogue.contents.n_labels > 0
         gallery, seed = open_gallery(work.bundle, access), indexing.index.seed
@@ -409,7 +409,7 @@ def _published(
     shutil.copyfile(indexing.encoder, work.bundle / ENCODER_FILE)
     for path in text_files(indexing.encoder, encoder.fingerprint):
         shutil.copyfile(path, work.bundle / path.name)
-    retriever = open_parts(work.bundle, "cpu", milvus=access)
+    retriever = open_parts(work.bundle, "cpu", access=access)
     index = index_description(work.bundle)
     manifest = describe(retriever, index, indexing.name, indexing.description)
     bundle = publish(work.bundle, manifest, indexing.bundles, keep=False, key=signing_key())

@@ -36,7 +36,7 @@ def build_gallery(
     settings: IndexSettings = DEFAULT_SETTINGS,
     *,
     labelled: bool = True,
-    milvus_uri: str | None = None,
+    database_uri: str | None = None,
 ) -> None:
     """Embed ``images`` (or vectors), and write the files of a gallery to ``staging``.
 
@@ -47,7 +47,7 @@ def build_gallery(
     directory : run directory; it is removed at the end. A run cannot be resumed, because the images
         of a configuration are unknown until they are read.
     encoder : the encoder. Embeddings in the encoder's cache are not computed again.
-    milvus_uri : see `assemble`.
+    database_uri : see `assemble`.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def build_gallery(
         progress = Progress(len(images))
         with closing(LocalEngine(DecoderThreads(prepare, n), encoder, n, encode)) as engine:
             embed_catalogue(catalogue, work.store, encoder, engine, NONE, progress)
-        assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, settings, milvus_uri)
+        assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, settings, database_uri)
         catalogue.close()
         for name in ANY_GALLERY_FILES:  # files of an earlier index
             (staging / name).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again
 from index_builder.calibration.fit_first import fit_first
 from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
 from index_builder.configuration.build import CalibrationConfig, parse_promises
-from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.database import database_access
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
 from index_builder.indexing.bundle_evidence import opened
@@ -27,7 +27,8 @@ from model_store.decision import Calibration, outcome_of
 from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError, ConfigError, UsageError, WriteRefused
 from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries
-from model_store.gallery import LiveGallery, open_gallery
+from model_store.gallery import LiveGallery
+from model_store.gallery.opening import DATABASE, open_gallery
 from model_store.threads import one_blas_thread
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def recalibrate_bundle(
     UsageError : ``decisions`` are given, but the bundle was never calibrated.
     CalibrationError : the bundle stores too few queries or features of items, or the new
         calibration predicts the queries worse than the current calibration.
-    WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
+    WriteRefused : the bundle cannot be changed, or its gallery is in a database.
     """
     directory = locate(root)
     before = Calibration.load(directory)
@@ -127,18 +128,19 @@ def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
 
     Raises
     ------
-    WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
+    WriteRefused : the bundle cannot be changed, or its gallery is in a database.
     """
     if directory == root:
         raise WriteRefused(
             f"{root} is a single bundle, which never changes. Name the directory of bundles."
         )
     hold, manifest = Hold(directory), read_manifest(directory)
-    live = open_writable(root, directory, open_gallery(directory, milvus_access()))
+    live = open_writable(root, directory, open_gallery(directory, database_access()))
     try:
         if not isinstance(live, LiveGallery):
             raise WriteRefused(
-                "The gallery is in Milvus and cannot be compacted. Calibrate it when it is built."
+                f"The gallery is in {DATABASE} and cannot be compacted. Calibrate it when it is "
+                "built."
             )
         with Compaction(root, manifest, live, signing_key(), calibrate) as compaction:
             return compaction.publish()
@@ -161,7 +163,7 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
     CalibrationError : too few pairs of query and item were reviewed, or the correction does not
         improve the prediction of the reviews. No bundle is published.
     ConfigError : ``feedback`` does not exist.
-    WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
+    WriteRefused : the bundle cannot be changed, or its gallery is in a database.
     """
     _require_file(feedback)
 

@@ -57,7 +57,7 @@ def calibrate_bundle_texts(
     TextUnavailable : the gallery has no text encoder.
     DatasetError : the captions are invalid.
     CalibrationError : there are too few captions.
-    WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
+    WriteRefused : the bundle cannot be changed, or its gallery is in a database.
     """
     with opened(root) as bundle:
         retriever = bundle.retriever

@@ -17,7 +17,7 @@ from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.leave_one_out import whole_groups
 from index_builder.calibration.plan import Plan
 from index_builder.configuration.build import BuildConfig
-from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.database import database_access
 from index_builder.configuration.signing import signing_key
 from index_builder.datasets import LabelledImages, SplitChoices, Splits, load_splits
 from index_builder.indexing.bundle_manifest import describe
@@ -39,10 +39,14 @@ from model_store.decision.calibration import CALIBRATION_FILE
 from model_store.encoder.contract import Encoder
 from model_store.errors import ConfigError
 from model_store.feedback import FeedbackLog
-from model_store.gallery import Gallery, MilvusAccess, open_gallery
+from model_store.gallery import Gallery, open_gallery
 from model_store.gallery.files.fields import ITEMS_FILE
-from model_store.gallery.milvus.collection import MILVUS_FILE, MilvusDescription
-from model_store.gallery.opening import index_description
+from model_store.gallery.opening import (
+    DatabaseAccess,
+    database_of,
+    index_description,
+    is_in_database,
+)
 from model_store.processors import PROVIDERS, ProviderChoice
 from model_store.retriever import Retriever
 from model_store.threads import one_blas_thread
@@ -65,7 +69,7 @@ def index_step(config: BuildConfig, run: Run) -> None:
         splits.gallery,
         settings,
         labelled=splits.labelled,
-        milvus_uri=config.index.milvus_uri,
+        database_uri=config.index.database_uri,
     )
 
 
@@ -202,20 +206,19 @@ def _opened(run: Run) -> Retriever:
     def stored(path: Path, _provider: ProviderChoice, _threads: int) -> Encoder:
         return _stored(run, encoder_on_cpu(path))
 
-    return open_parts(run.staging, "cpu", 1, stored, milvus=_access(run))
+    return open_parts(run.staging, "cpu", 1, stored, access=_access(run))
 
 
 def _indexed(run: Run) -> Gallery:
     """Return the gallery that `index_step` wrote."""
-    if not (run.staging / MILVUS_FILE).exists():
+    if not is_in_database(run.staging):
         run.require(run.staging / ITEMS_FILE, "index")
     return open_gallery(run.staging, _access(run))
 
 
-def _access(run: Run) -> MilvusAccess:
-    """Return the access to the Milvus server to which `index_step` has written."""
-    is_there = (run.staging / MILVUS_FILE).exists()
-    return milvus_access(MilvusDescription.load(run.staging).uri if is_there else None)
+def _access(run: Run) -> DatabaseAccess:
+    """Return the access to the database to which `index_step` has written."""
+    return database_access(database_of(run.staging))
 
 
 def _stored(run: Run, encoder: Encoder) -> StoredEncoder:

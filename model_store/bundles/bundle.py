@@ -21,12 +21,15 @@ from model_store.errors import BundleMismatch, VouchError, WriteRefused
 from model_store.gallery import (
     GallerySnapshot,
     LiveGallery,
-    MilvusAccess,
-    MilvusGallery,
     Writable,
+)
+from model_store.gallery.opening import (
+    DATABASE,
+    NO_DATABASE,
+    DatabaseAccess,
+    NumberedGallery,
     open_gallery,
 )
-from model_store.gallery.milvus.collection import NO_ACCESS
 from model_store.processors import ProviderChoice
 from model_store.retriever import Retriever
 
@@ -84,7 +87,7 @@ class Bundle:
     def version(self) -> int:
         """The number of the gallery's last change; 0 if the gallery accepts no changes."""
         gallery = self.retriever.gallery
-        if self.live is None or not isinstance(gallery, GallerySnapshot | MilvusGallery):
+        if self.live is None or not isinstance(gallery, NumberedGallery):
             return 0
         return gallery.version
 
@@ -113,12 +116,12 @@ class Bundle:
 
         Raises
         ------
-        WriteRefused : the bundle accepts no changes, or its gallery is stored in Milvus.
+        WriteRefused : the bundle accepts no changes, or its gallery is in a database.
         """
         live = self.require_live()
         if not isinstance(live, LiveGallery):
             raise WriteRefused(
-                f"The gallery {self.name!r} lies in Milvus, which stores each change directly: "
+                f"The gallery {self.name!r} lies in {DATABASE}, which stores each change directly: "
                 "there is nothing to compact."
             )
         return live
@@ -159,14 +162,14 @@ def open_parts(
     provider: ProviderChoice = "auto",
     threads: int = 0,
     open_encoder: OpenEncoder = OnnxEncoder,
-    milvus: MilvusAccess = NO_ACCESS,
+    access: DatabaseAccess = NO_DATABASE,
     open_text: OpenText = open_text_encoder,
 ) -> Retriever:
     """Open the encoders, gallery and calibrations of ``directory``.
 
-    ``milvus`` is the address of Milvus, for a gallery in Milvus.
+    ``access`` is the access to the database, for a gallery in a database.
     """
-    gallery, calibration = open_gallery(directory, milvus), Calibration.load(directory)
+    gallery, calibration = open_gallery(directory, access), Calibration.load(directory)
     text, of_texts = open_text(directory, threads), Calibration.load(directory, "text")
     encoder = open_encoder(directory / ENCODER_FILE, provider, threads)
     try:
@@ -181,7 +184,7 @@ def open_bundle(
     provider: ProviderChoice = "auto",
     threads: int = 0,
     open_encoder: OpenEncoder = OnnxEncoder,
-    milvus: MilvusAccess = NO_ACCESS,
+    milvus: DatabaseAccess = NO_DATABASE,
     trusted: Collection[str] = (),
     open_text: OpenText = open_text_encoder,
 ) -> Bundle:
@@ -196,7 +199,7 @@ def open_bundle(
     ------
     BundleError : the bundle is missing, changed or not trusted, or its files contradict each other.
     EncoderError : the encoder cannot run on this machine.
-    GalleryUnavailable : the gallery is in Milvus, which does not answer.
+    GalleryUnavailable : the gallery is in a database, which does not answer.
 
     Examples
     --------

@@ -9,8 +9,8 @@
         <bundle id>.sqlite    changes after the build, see `model_store.gallery.live.log`
 
 Every bundle has its own log. A compaction makes a new bundle from an old one and its log. The old
-bundle and its log are kept, so that a rollback restores the earlier gallery. A gallery in Milvus
-has a log for its collection, which several bundles can share: see `model_store.gallery.milvus.log`.
+bundle and its log are kept, so that a rollback restores the earlier gallery. A gallery in a
+database has a log for its collection, which several bundles can share.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from model_store.gallery import (
     FaissGallery,
     Gallery,
     LiveGallery,
-    MilvusGallery,
     Writable,
-    open_milvus,
 )
+from model_store.gallery.opening import open_changes
 
 CHANGES_FOLDER = "changes"
 
@@ -55,15 +54,16 @@ def open_live(root: Path, directory: Path, base: FaissGallery | None = None) -> 
 
 
 def open_writable(root: Path, directory: Path, gallery: Gallery) -> Writable:
-    """Open the ``gallery`` of the bundle ``directory`` for changes; works for files and for Milvus.
+    """Open the ``gallery`` of the bundle ``directory`` for changes; it is in files or a database.
 
     Raises
     ------
     BundleMismatch, StorageFailed : the log cannot be read, or belongs to another bundle.
-    GalleryUnavailable : the gallery is in Milvus, which does not answer.
+    GalleryUnavailable : the gallery is in a database, which does not answer.
     """
-    if isinstance(gallery, MilvusGallery):
-        return open_milvus(gallery, root / CHANGES_FOLDER, _admission(root, directory))
+    changes = open_changes(gallery, root / CHANGES_FOLDER, _admission(root, directory))
+    if changes is not None:
+        return changes
     return open_live(root, directory, gallery if isinstance(gallery, FaissGallery) else None)
 
 

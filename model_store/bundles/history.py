@@ -71,7 +71,7 @@ class BundleSummary:
     published_at : time when the bundle was published; in a copied bundle, time of the copy.
     release : release of Vouch that built the bundle; None if it is unknown.
     n_items : number of items when the bundle was published; None if it is unknown.
-    n_labels : number of labels of these items; None if it is unknown, for example in Milvus.
+    n_labels : number of labels of these items; None if it is unknown, for example in a database.
     calibration : None if the bundle is not calibrated, or if its calibration cannot be read.
     reason : why the bundle cannot be read and served; None if it can.
     """
@@ -134,7 +134,7 @@ def _summary(directory: Path, at: datetime) -> BundleSummary:
 
 
 def _n_labels(directory: Path, manifest: Manifest) -> int | None:
-    if LABELS_FILE not in manifest.files:  # a gallery in Milvus
+    if LABELS_FILE not in manifest.files:  # a gallery in a database
         return None
     verify_file(directory, manifest, LABELS_FILE)
     codes = np.unique(load_rows(directory / LABELS_FILE))

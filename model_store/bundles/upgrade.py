@@ -56,7 +56,7 @@ from model_store.gallery.index.build import REPORT_FILE
 from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE
 from model_store.gallery.live.log import SCHEMA_VERSION as LOG_VERSION
 from model_store.gallery.live.sqlite import connect, errors_in_words
-from model_store.gallery.milvus.collection import MILVUS_FILE
+from model_store.gallery.opening import DATABASE, is_in_database
 from model_store.gallery.protocol import Part
 
 _PART = 1024
@@ -135,17 +135,17 @@ def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None
 
     Raises
     ------
-    BundleMismatch : the bundle is from a later release, or its gallery is stored in Milvus.
+    BundleMismatch : the bundle is from a later release, or its gallery is in a database.
     BundleTampered, LogDamaged : the bundle or its changes are damaged.
     """
     schema = old_schema(root)
     if schema is None:
         return None
     directory = root / str(current_id(root))
-    if (directory / MILVUS_FILE).exists():
+    if is_in_database(directory):
         raise BundleMismatch(
-            f"The bundle {directory.name} has schema {schema} and its gallery lies in Milvus: its "
-            "collection cannot be upgraded. Index the images again with this release."
+            f"The bundle {directory.name} has schema {schema} and its gallery lies in {DATABASE}: "
+            "its collection cannot be upgraded. Index the images again with this release."
         )
     staging = root / f".{directory.name}.upgrading"
     shutil.rmtree(staging, ignore_errors=True)

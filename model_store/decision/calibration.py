@@ -21,7 +21,7 @@ from model_store.decision.hierarchy import Hierarchy
 from model_store.decision.label_means import LabelMeans
 from model_store.decision.logistic import LogisticModel
 from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
-from model_store.decision.picture import PictureState
+from model_store.decision.picture import DisplacementModel
 from model_store.decision.promises import Promises
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.signals import SIGNALS
@@ -135,7 +135,7 @@ class Calibration:
     hierarchy: Hierarchy | None = None
     within: float | None = None
     similarity_stds: NDArray[np.float64] | None = None
-    picture: PictureState | None = None
+    picture: DisplacementModel | None = None
     absent_outlier_scores: NDArray[np.float64] | None = None
     largest_similarity: float | None = None
     outdated: str | None = None
@@ -253,7 +253,7 @@ class Calibration:
         return self.detector.scores(embeddings)
 
     def displacement(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Return `PictureState.displacement` (B,) of B queries; NaN if it is not known."""
+        """Return `DisplacementModel.displacement` (B,) of B queries; NaN if it is not known."""
         if self.picture is None:
             return np.full(len(embeddings), np.nan)
         return self.picture.displacement(embeddings.features)

@@ -16,7 +16,7 @@ Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True, slots=True)
-class PictureState:
+class DisplacementModel:
     """A linear model of an encoder's features that predicts the displacement of an embedding.
 
     The displacement is 1 minus the cosine between the embeddings of the degraded and the original

@@ -38,7 +38,7 @@ class Assessment:
     percentile : percentage of calibration queries that are less uncertain.
     level : level of the percentile: low, medium or high.
     displacement : predicted displacement of the embedding because the picture is degraded, see
-        `PictureState`.
+        `DisplacementModel`.
     displacement_percentile : percentage of ordinary pictures with a smaller predicted displacement.
     outlier_p_value : share of ordinary queries with at least this outlier score. For a query
         exchangeable with the calibration queries, the probability of "p ≤ α" is at most α, on

@@ -33,7 +33,7 @@ nodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class ProviderShare:
+class ProviderPart:
     """The part of the graph that one execution provider ran.
 
     Attributes
@@ -49,7 +49,7 @@ class ProviderShare:
     seconds: float
 
 
-Placement = Mapping[str, ProviderShare]
+Placement = Mapping[str, ProviderPart]
 """The part of the graph that each execution provider ran; the provider with the most nodes is
 first."""
 
@@ -95,6 +95,6 @@ def placement_of(events: Iterable[Mapping[str, Any]]) -> Placement:
     if not nodes:
         raise ValueError("the profile contains no node with its provider")
     return {
-        provider: ProviderShare(n, n / nodes.total(), microseconds[provider] * 1e-6)
+        provider: ProviderPart(n, n / nodes.total(), microseconds[provider] * 1e-6)
         for provider, n in nodes.most_common()
     }

@@ -18,8 +18,8 @@ from model_store.feedback.answered import AnsweredQueries, AnsweredQuery
 from model_store.feedback.cases import (
     CASE_REASONS,
     Case,
+    CaseItem,
     CaseState,
-    FoundItem,
 )
 from model_store.feedback.decisions import DECISIONS, Decided, DecisionKind, Pair, moment
 from model_store.feedback.drawn import DrawnQuery, drawn_queries
@@ -46,6 +46,7 @@ __all__ = [
     "AnsweredQuery",
     "Bounds",
     "Case",
+    "CaseItem",
     "CaseReason",
     "CaseState",
     "Decided",
@@ -53,7 +54,6 @@ __all__ = [
     "DrawnQuery",
     "FeedbackLog",
     "FeedbackSummary",
-    "FoundItem",
     "KeptQueries",
     "Leased",
     "NewCase",

@@ -28,7 +28,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class FoundItem:
+class CaseItem:
     """An item in the answer to a case's query."""
 
     item_id: str
@@ -74,7 +74,7 @@ class Case:
     reason: CaseReason
     drawn: bool
     verdict: str
-    found: tuple[FoundItem, ...]
+    found: tuple[CaseItem, ...]
     no_match_probability: float | None
     match_log_odds: float | None
     match_fingerprint: str | None
@@ -104,7 +104,7 @@ class Case:
     def of_row(cls, row: Sequence[Any]) -> Case:
         """Read a row of the table."""
         fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
-        found = tuple(FoundItem(**item) for item in json.loads(fields.pop("found")))
+        found = tuple(CaseItem(**item) for item in json.loads(fields.pop("found")))
         drawn, evenly = bool(fields.pop("drawn")), fields.pop("drawn_evenly")
         # Earlier releases drew all queries with the same probability.
         evenly = drawn if evenly is None else bool(evenly)

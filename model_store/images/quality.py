@@ -157,7 +157,8 @@ def degradation_hint(displacement: float | None, percentile: float | None) -> li
 
     Parameters
     ----------
-    displacement, percentile : see `model_store.decision.picture.PictureState`; None if not known.
+    displacement, percentile : see `model_store.decision.picture.DisplacementModel`; None if not
+        known.
     """
     if displacement is None or percentile is None or percentile < _DEGRADED_FROM:
         return []

@@ -9,6 +9,6 @@
     queues           the queue of each encoder
     batching         images of several requests, encoded together
     batch_size       measures the best batch size
-    single_flight    computes concurrent equal requests once
-    cache            predictive distributions, in Redis or in the process
+    cache            predictive distributions, in Redis or in the process; concurrent equal
+                     requests are computed once
 """

@@ -1,19 +1,22 @@
 """Cache of predictive distributions, so that images with equal bytes are encoded only once.
 
 A hit returns the same bits as the first computation. A key contains all inputs of the computation:
-encoder, decision layer, number of samples and image bytes.
+encoder, decision layer, number of samples and image bytes. Concurrent calls with one key share one
+computation.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import math
 import struct
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -23,6 +26,8 @@ from model_store.retriever import Retriever
 from service.redis_calls import RedisCalls
 from service.schemas import QueryImage, QueryText
 from service.settings import Settings
+
+T = TypeVar("T")
 
 _HEADER = struct.Struct("<32sI")
 _Described = tuple[QueryImage | None, QueryText | None]
@@ -250,3 +255,48 @@ def key_prefix(retriever: Retriever, gallery: str = "") -> str:
         if calibration is not None:
             digest.update(f"{kind} {calibration.outlier_fingerprint()}".encode())
     return f"vouch:{KEY_VERSION}:{digest.hexdigest()[:32]}:{N_SAMPLES}"
+
+
+@dataclass(eq=False, slots=True)
+class _Flight(Generic[T]):
+    work: asyncio.Task[T]
+    waiting: int = 0
+
+
+class SingleFlight(Generic[T]):
+    """A call waits for a running computation of the same key.
+
+    The computation is cancelled when its last waiting call is cancelled.
+
+    Parameters
+    ----------
+    joined : callback for each call that joins a running computation.
+    """
+
+    def __init__(self, joined: Callable[[], None] = lambda: None) -> None:
+        self._flights: dict[str, _Flight[T]] = {}
+        self._joined = joined
+
+    async def do(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of ``work``, or of the running computation of ``key``."""
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = _Flight(asyncio.ensure_future(work()))
+            self._flights[key] = flight
+            begun = flight
+            flight.work.add_done_callback(lambda _: self._remove(key, begun))
+        else:
+            self._joined()
+        flight.waiting += 1
+        try:
+            return await asyncio.shield(flight.work)
+        finally:
+            flight.waiting -= 1
+            if flight.waiting == 0 and not flight.work.done():
+                self._remove(key, flight)
+                flight.work.cancel()
+
+    def _remove(self, key: str, flight: _Flight[T]) -> None:
+        """Remove the computation of ``key``, unless a newer computation has replaced it."""
+        if self._flights.get(key) is flight:
+            del self._flights[key]

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from model_store.curation import Place
 from model_store.errors import InvalidCursor, OutdatedCursor
 from model_store.search import N_CANDIDATES
-from service.schemas import SearchOptions, ShareOrigin
+from service.schemas import SearchFields, ShareOrigin
 
 _SIGNATURE_BYTES = 16
 
@@ -54,7 +54,7 @@ class ItemsCursor(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class ListSelection:
     """The parameter that decides which items a list contains, and its value.
 
     Each list has another parameter.
@@ -105,7 +105,7 @@ class SearchCursor(BaseModel):
     version: int = Field(0, ge=0, le=2**53)
     query_id: str = Field(pattern="^[0-9a-f]{64}$")
     start: int = Field(ge=1, lt=N_CANDIDATES)
-    options: SearchOptions
+    options: SearchFields
     share_origin: ShareOrigin = "request"
     at: int = Field(default_factory=lambda: int(time.time()))
 
@@ -148,7 +148,9 @@ def read(text: str, kind: type[CursorT], bundle: str, secret: bytes) -> CursorT:
     return cursor
 
 
-def to_page_after(last: int | None, bundle: str, secret: bytes, selection: Selection) -> str | None:
+def to_page_after(
+    last: int | None, bundle: str, secret: bytes, selection: ListSelection
+) -> str | None:
     """Return the cursor to the page after the item in row ``last``; None if ``last`` is None."""
     if last is None:
         return None
@@ -156,7 +158,9 @@ def to_page_after(last: int | None, bundle: str, secret: bytes, selection: Selec
     return write(ItemsCursor(bundle=bundle, after=last, **of_list), secret)
 
 
-def row_before(text: str | None, bundle: str, secret: bytes, selection: Selection) -> int | None:
+def row_before(
+    text: str | None, bundle: str, secret: bytes, selection: ListSelection
+) -> int | None:
     """Return the row after which a page of items begins; None for the first page.
 
     Raises
@@ -171,7 +175,7 @@ def row_before(text: str | None, bundle: str, secret: bytes, selection: Selectio
     return cursor.after
 
 
-def to_page_from(place: Place | None, bundle: str, secret: bytes, selection: Selection) -> str:
+def to_page_from(place: Place | None, bundle: str, secret: bytes, selection: ListSelection) -> str:
     """Return the cursor to the page after a place in a ranking; None for the first page."""
     strength, row = place or (None, None)
     of_list = {"parameter": selection.parameter, "value": selection.value}
@@ -179,7 +183,7 @@ def to_page_from(place: Place | None, bundle: str, secret: bytes, selection: Sel
 
 
 def place_before(
-    text: str | None, bundle: str, secret: bytes, selection: Selection
+    text: str | None, bundle: str, secret: bytes, selection: ListSelection
 ) -> Place | None:
     """Return the place in a ranking after which a page begins; None for the first page.
 
@@ -196,7 +200,7 @@ def place_before(
     return cursor.strength, cursor.after
 
 
-def _require_same(cursor: ItemsCursor | RankedCursor, selection: Selection) -> None:
+def _require_same(cursor: ItemsCursor | RankedCursor, selection: ListSelection) -> None:
     """Raise `InvalidCursor` if the cursor belongs to a list with another ``selection``."""
     name = selection.parameter
     if cursor.parameter != name:

@@ -11,17 +11,16 @@ from service.http.drain import Drain
 from service.observability.metrics import Telemetry
 from service.serving.calibration_runs import CalibrationRuns
 from service.serving.created import CreatedGalleries
-from service.serving.curation import Rankings
-from service.serving.maps import GalleryPlanes
+from service.serving.curation import GalleryPlanes, Rankings
 from service.serving.registry import Galleries
 from service.serving.shadows import Shadows
-from service.serving.unknown import UnknownGroups
+from service.serving.unknown import QueryGrouper
 from service.serving.writer import ItemWriter
 from service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ServiceState:
     """The galleries, and their shared resources.
 
     Attributes
@@ -48,6 +47,6 @@ class State:
     settings: Settings
     n_workers: Callable[[], int]
     drain: Drain
-    unknown: UnknownGroups = field(default_factory=UnknownGroups)
+    unknown: QueryGrouper = field(default_factory=QueryGrouper)
     planes: GalleryPlanes = field(default_factory=GalleryPlanes)
     rankings: Rankings = field(default_factory=Rankings)

@@ -1,25 +1,22 @@
 """The JSON that the service answers and reads; the client uses the same models.
 
+A model that only one module of `service.http.routes` uses is in that module.
+
 ::
 
     bundles      the bundle that answers, and the state of its calibration
     queries      the query: its uncertainty, outlier test and input
-    search       options, results and verdicts
-    texts        text queries
+    search       options, text queries, results and verdicts
     filters      filters, and how the items that pass were found
     vectors      vectors in place of images, neighbours of other stores
-    items        the items of a gallery
-    maps         the items of a gallery in two dimensions
-    curation     near duplicates and possible label errors
+    items        the items of a gallery, near duplicates and possible label errors
     changes      changes of a gallery
     galleries    galleries and their calibration reports
-    calibrating  calibrations that a client starts
-    created      galleries created, described, renamed and dropped; usage
+    created      galleries calibrated, created, described, renamed and dropped; usage
     feedback     users' feedback on matches
     review       queries kept for review
     unknown      groups of queries without a match
     shadow       comparisons of a shadow bundle with the served bundle
-    operations   liveness and readiness
     problems     errors in the format of RFC 9457
     reasons      codes and parameters of reasons, for programs
     requests     the base class of requests
@@ -37,9 +34,10 @@ from service.schemas.bundles import (
     CalibrationStatus,
     OutcomeNumbers,
 )
-from service.schemas.calibrating import CalibrationRun, CalibrationWanted
 from service.schemas.changes import BatchItemWritten, BatchWritten, ItemChange, ItemWritten
 from service.schemas.created import (
+    CalibrationRun,
+    CalibrationWanted,
     GalleryChange,
     GalleryDropped,
     GalleryRename,
@@ -47,13 +45,6 @@ from service.schemas.created import (
     NewGallery,
     SearchUsage,
     Usage,
-)
-from service.schemas.curation import (
-    ItemWithDuplicates,
-    LabelErrorList,
-    NearDuplicateList,
-    NearItem,
-    PossibleLabelError,
 )
 from service.schemas.feedback import (
     Decision,
@@ -92,9 +83,15 @@ from service.schemas.galleries import (
     Sample,
     TextState,
 )
-from service.schemas.items import ItemDetail, ItemList
-from service.schemas.maps import GalleryMap, MapColour, MapItem, MapItems
-from service.schemas.operations import Live, ProviderShare, Ready, ReadyGallery
+from service.schemas.items import (
+    ItemDetail,
+    ItemList,
+    ItemWithDuplicates,
+    LabelErrorList,
+    NearDuplicateList,
+    NearItem,
+    PossibleLabelError,
+)
 from service.schemas.problems import FieldError, Problem
 from service.schemas.queries import (
     OutOfDistribution,
@@ -129,7 +126,7 @@ from service.schemas.search import (
     BatchItem,
     CacheOutcome,
     EmbeddingAnswer,
-    ListOptions,
+    ListFields,
     OnUncertain,
     Quality,
     QualityHint,
@@ -137,11 +134,12 @@ from service.schemas.search import (
     ResultSet,
     RollUp,
     SearchAnswer,
-    SearchOptions,
+    SearchFields,
     SearchRequest,
     SetItem,
     ShareOrigin,
     SimilarAnswer,
+    TextSearchRequest,
 )
 from service.schemas.shadow import (
     ChangedAnswer,
@@ -154,7 +152,6 @@ from service.schemas.shadow import (
     ShadowRequest,
     VerdictChange,
 )
-from service.schemas.texts import TextSearchRequest
 from service.schemas.unknown import (
     AskedOn,
     Enrolled,
@@ -232,7 +229,6 @@ __all__ = [
     "GalleryDetail",
     "GalleryDropped",
     "GalleryList",
-    "GalleryMap",
     "GalleryName",
     "GalleryOutcome",
     "GalleryRename",
@@ -253,11 +249,7 @@ __all__ = [
     "LeasedCase",
     "Leases",
     "LevelPromise",
-    "ListOptions",
-    "Live",
-    "MapColour",
-    "MapItem",
-    "MapItems",
+    "ListFields",
     "MatchPromise",
     "NearDuplicateList",
     "NearItem",
@@ -275,14 +267,11 @@ __all__ = [
     "PossibleLabelError",
     "ProbabilityChange",
     "Problem",
-    "ProviderShare",
     "Quality",
     "QualityHint",
     "Query",
     "QueryImage",
     "QueryText",
-    "Ready",
-    "ReadyGallery",
     "ReasonCount",
     "ReliabilityBin",
     "Result",
@@ -295,7 +284,7 @@ __all__ = [
     "SaidAnswer",
     "Sample",
     "SearchAnswer",
-    "SearchOptions",
+    "SearchFields",
     "SearchRequest",
     "SearchUsage",
     "SetItem",

@@ -70,7 +70,7 @@ def _checked_json(text: object) -> object:
     return text
 
 
-class ItemOptions(RequestModel):
+class UploadOptions(RequestModel):
     """The label and metadata of an item."""
 
     label: Label = None

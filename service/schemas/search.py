@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from model_store.gallery.filters.grammar import MAX_BYTES
-from model_store.verdicts import Absence, FilterMeans, Order, Verdict
+from model_store.verdicts import MAX_TEXT_CHARACTERS, Absence, FilterMeans, Order, Verdict
 from service.schemas.bundles import BundleState
 from service.schemas.filters import EXPLAIN, FILTER_DESCRIPTION, Explanation, FilterText
 from service.schemas.galleries import EncoderState
@@ -38,7 +38,7 @@ Alpha = Annotated[
 ]
 
 
-class ListOptions(RequestModel):
+class ListFields(RequestModel):
     """The options of a list of items."""
 
     limit: int = Field(10, ge=1, le=100, description="How many neighbours to return.")
@@ -63,7 +63,7 @@ class ListOptions(RequestModel):
     )
 
 
-class DecisionOptions(RequestModel):
+class DecisionFields(RequestModel):
     """The options of a decision on a list of neighbours."""
 
     alpha: Alpha = None
@@ -90,7 +90,7 @@ class DecisionOptions(RequestModel):
     )
 
 
-class SearchOptions(DecisionOptions, ListOptions):
+class SearchFields(DecisionFields, ListFields):
     """The options of a search."""
 
     filter_means: FilterMeans = Field(
@@ -112,7 +112,7 @@ class SearchOptions(DecisionOptions, ListOptions):
     )
 
 
-class JsonSearchOptions(SearchOptions):
+class JsonSearchFields(SearchFields):
     """The options of a search in JSON; the filter may be a JSON object."""
 
     filter: Annotated[
@@ -134,7 +134,7 @@ class JsonSearchOptions(SearchOptions):
     )
 
 
-class SearchRequest(JsonSearchOptions):
+class SearchRequest(JsonSearchFields):
     """A search with an image in base64."""
 
     image_base64: str = Field(
@@ -158,6 +158,18 @@ class SearchRequest(JsonSearchOptions):
                 "image_base64 is missing; URLs are not fetched: send the image file itself"
             )
         return value
+
+
+class TextSearchRequest(JsonSearchFields):
+    """A search with a text in place of an image."""
+
+    text: str = Field(
+        min_length=1,
+        max_length=MAX_TEXT_CHARACTERS,
+        description="Description of an image: a phrase or a sentence, as in the encoder's "
+        "training captions.",
+        examples=["a red shoe"],
+    )
 
 
 class Result(BaseModel):

@@ -18,8 +18,8 @@ from service.schemas.search import (
     GUARANTEED,
     ROLL_UP,
     AbsentShare,
-    DecisionOptions,
-    JsonSearchOptions,
+    DecisionFields,
+    JsonSearchFields,
     ResultSet,
     RollUp,
 )
@@ -100,7 +100,7 @@ class VectorFields(RequestModel):
     )
 
 
-class VectorSearchRequest(VectorFields, JsonSearchOptions):
+class VectorSearchRequest(VectorFields, JsonSearchFields):
     """A search with a vector in place of an image."""
 
 
@@ -117,7 +117,7 @@ class Neighbour(RequestModel):
     )
 
 
-class DecisionRequest(VectorFields, DecisionOptions):
+class DecisionRequest(VectorFields, DecisionFields):
     """A query, and the neighbours that another store has found for it."""
 
     neighbours: list[Neighbour] = Field(

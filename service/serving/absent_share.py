@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from model_store.bundles.operator import OperatorSettings
-from model_store.decision import Absence, Calibration, Decision, ServedShare, ShareEstimate
+from model_store.decision import Calibration, Decision, ServedShare, ShareEstimate
 from model_store.share_states import SavedShare
-from service.schemas import ShareOrigin
+from service.schemas import AbsentState, ShareOrigin
 
 logger = logging.getLogger(__name__)
 
@@ -23,23 +22,6 @@ OTHER_SHARE = (
     "Send `expected_absent` with each request, or adopt another share "
     "(`POST …/calibration/absent-share`)."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class AbsentState:
-    """The share of absent queries and its sources; see `service.schemas.AbsentState`."""
-
-    assumed: float
-    expected: float | None
-    adopted: float | None
-    adopted_at: str | None
-    estimated: float | None
-    interval: tuple[float, float] | None
-    n_served: int
-    used: float
-    is_hint: bool
-    basis: Absence
-    warning: str | None
 
 
 class AbsentShareWatch:
@@ -81,17 +63,17 @@ class AbsentShareWatch:
         """The current share of absent queries and its sources."""
         calibration, estimate, used = self._calibration, self._estimate, self.used
         return AbsentState(
-            calibration.assumed_absent,
-            calibration.expected_absent,
-            self.operator.absent_share,
-            self.operator.adopted_at,
-            None if estimate is None else estimate.value,
-            None if estimate is None else (estimate.lower, estimate.upper),
-            self._n_served,
-            used,
-            calibration.estimate_is_hint,
-            calibration.evidence.absence,
-            self._warning(used),
+            assumed=calibration.assumed_absent,
+            expected=calibration.expected_absent,
+            adopted=self.operator.absent_share,
+            adopted_at=self.operator.adopted_at,
+            estimated=None if estimate is None else estimate.value,
+            interval=None if estimate is None else (estimate.lower, estimate.upper),
+            n_served=self._n_served,
+            used=used,
+            is_hint=calibration.estimate_is_hint,
+            basis=calibration.evidence.absence,
+            warning=self._warning(used),
         )
 
     def choose(self, of_request: float | None, of_key: float | None) -> tuple[float, ShareOrigin]:

@@ -27,6 +27,7 @@ from model_store.errors import VouchError, WriteRefused
 from model_store.files import lock_between_processes, replacing
 from model_store.gallery import LiveGallery
 from model_store.gallery.live.sqlite import of_the_system
+from model_store.gallery.opening import DATABASE
 from service.serving.builder import NO_SIGNING_KEY
 from service.serving.calibrating import CalibrateCommand
 from service.serving.lease import Lease
@@ -42,7 +43,7 @@ RunState = Literal["none", "running", "succeeded", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrationRun:
+class LastCalibration:
     """The last calibration of a gallery that a client started.
 
     Attributes
@@ -76,7 +77,7 @@ class CalibrationRuns:
         self._galleries, self._command, self._cannot_sign = galleries, command, cannot_sign
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def begin(self, lease: Lease, promises: Mapping[str, float]) -> CalibrationRun:
+    async def begin(self, lease: Lease, promises: Mapping[str, float]) -> LastCalibration:
         """Start a calibration; it continues after the request.
 
         Parameters
@@ -99,7 +100,7 @@ class CalibrationRuns:
             ) from None
         except OSError as error:
             raise of_the_system(error) from error
-        run = CalibrationRun("running", started_at=_now())
+        run = LastCalibration("running", started_at=_now())
         try:
             await asyncio.to_thread(_write, root, run)
         except BaseException:
@@ -111,20 +112,20 @@ class CalibrationRuns:
         return run
 
     @staticmethod
-    def last(bundle: Bundle) -> CalibrationRun:
+    def last(bundle: Bundle) -> LastCalibration:
         """Return the state of the last run."""
         root = bundle.root
         if root is None:
-            return CalibrationRun()
+            return LastCalibration()
         try:
-            run = CalibrationRun(**json.loads((root / RUN_FILE).read_bytes()))
+            run = LastCalibration(**json.loads((root / RUN_FILE).read_bytes()))
         except FileNotFoundError:
-            return CalibrationRun()
+            return LastCalibration()
         except OSError as error:
             raise of_the_system(error) from error
         if run.state == "running" and _is_free(root):
             # The run may have ended between the two looks.
-            run = CalibrationRun(**json.loads((root / RUN_FILE).read_bytes()))
+            run = LastCalibration(**json.loads((root / RUN_FILE).read_bytes()))
             if run.state == "running":
                 run = replace(run, state="failed", reason=INTERRUPTED)
         return run
@@ -148,8 +149,8 @@ class CalibrationRuns:
         if root is None or not isinstance(bundle.live, LiveGallery):
             raise WriteRefused(
                 f"The gallery {bundle.name!r} cannot be calibrated here: it is a single bundle, "
-                "which never changes, or it is in Milvus. The operator calibrates it when it is "
-                "built."
+                f"which never changes, or it is in {DATABASE}. The operator calibrates it "
+                "when it is built."
             )
         if not (bundle.directory / ITEM_FEATURES_FILE).exists():
             raise WriteRefused(
@@ -162,7 +163,7 @@ class CalibrationRuns:
         self,
         bundle: Bundle,
         root: Path,
-        run: CalibrationRun,
+        run: LastCalibration,
         promises: Mapping[str, float],
         lock: FileLock,
     ) -> None:
@@ -208,7 +209,7 @@ def n_item_queries(bundle: Bundle) -> int | None:
     return int(counts[counts > 1].sum())
 
 
-def _write(root: Path, run: CalibrationRun) -> None:
+def _write(root: Path, run: LastCalibration) -> None:
     try:
         with replacing(root / RUN_FILE) as staged:
             staged.write_text(json.dumps(asdict(run), indent=1) + "\n", "utf-8")

@@ -25,7 +25,7 @@ REMOVED_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedGallery:
     """A gallery in a list.
 
     Attributes
@@ -63,11 +63,11 @@ class CreatedGalleries:
         self._signing_key, self._cannot_sign = signing_key, cannot_sign
         self._creating: set[asyncio.Task[None]] = set()
 
-    async def listed(self) -> list[Listed]:
+    async def listed(self) -> list[ListedGallery]:
         """Return all galleries, ordered by name."""
         open_now = {engine.bundle.name: engine.bundle for engine in self._galleries.engines()}
         found = [
-            Listed(
+            ListedGallery(
                 bundle.name,
                 "" if bundle.entry is None else bundle.entry.title,
                 bundle.retriever.gallery.n_items,
@@ -78,9 +78,9 @@ class CreatedGalleries:
         found += await asyncio.to_thread(self._closed, set(open_now))
         return sorted(found, key=lambda one: one.name)
 
-    def _closed(self, open_now: set[str]) -> list[Listed]:
+    def _closed(self, open_now: set[str]) -> list[ListedGallery]:
         """Return the created galleries that are not open."""
-        folder, found = self._folder, list[Listed]()
+        folder, found = self._folder, list[ListedGallery]()
         if folder is None:
             return found
         for entry in folder.entries():
@@ -90,7 +90,7 @@ class CreatedGalleries:
                 bundle_id = current_id(folder.root(entry))
             except PointerUnreadable:
                 bundle_id = None
-            found.append(Listed(entry.name, entry.title, None, bundle_id or ""))
+            found.append(ListedGallery(entry.name, entry.title, None, bundle_id or ""))
         return found
 
     async def create(

@@ -1,4 +1,4 @@
-"""Checks a gallery for its curator; each request checks a part of limited size."""
+"""Checks a gallery for its curator, in parts of limited size; caches the planes of its map."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from model_store.bundles.bundle import Bundle
 from model_store.curation import FoundT, Place, Ranking, Rows, examine
 from model_store.gallery import Gallery, Item
+from model_store.gallery_map import Plane
 from service.serving.lease import Lease
 
 BUDGET_S = 0.5
@@ -25,6 +26,9 @@ RANKING_LIFE_S = 3600.0
 
 _MAX_RANKINGS = 64
 """Maximum number of cached rankings, one for each gallery and check."""
+
+_MAX_PLANES = 64
+"""Maximum number of cached planes, one for each gallery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +164,25 @@ def _items_of(gallery: Gallery, found: list[FoundT]) -> dict[int, Item]:
         return {}
     rows = np.unique(np.concatenate([one.rows for one in found]))
     return dict(zip(rows.tolist(), gallery.items(rows), strict=True))
+
+
+class GalleryPlanes:
+    """Computes the planes of gallery maps; a plane is cached until its gallery changes."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[tuple[str, int], Plane]] = OrderedDict()
+        self._turn = asyncio.Lock()
+
+    async def of(self, lease: Lease) -> Plane:
+        """Return the plane of a gallery's map; concurrent requests share one computation."""
+        bundle = lease.bundle
+        state = bundle.manifest.id, bundle.version
+        async with self._turn:
+            known = self._known.get(bundle.key)
+            if known is None or known[0] != state:
+                plane = await lease.engine.compute(lambda: Plane.of(bundle.retriever.gallery))
+                known = self._known[bundle.key] = state, plane
+            self._known.move_to_end(bundle.key)
+            while len(self._known) > _MAX_PLANES:
+                self._known.popitem(last=False)
+            return known[1]

@@ -40,7 +40,7 @@ class _Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class DriftReport:
+class DriftSummary:
     """The state of a gallery's drift tests.
 
     Attributes
@@ -84,15 +84,15 @@ class DriftWatch:
         self._seen: dict[int, None] = {}
 
     @property
-    def report(self) -> DriftReport:
+    def report(self) -> DriftSummary:
         """The state of the tests."""
         everyone = self._streams.get(ALL_CALLERS)
         of_callers = {name: one for name, one in self._streams.items() if name != ALL_CALLERS}
         alarmed = tuple(sorted(name for name, one in of_callers.items() if one.test.drifted))
         if everyone is None:
-            return DriftReport(self._reason)
+            return DriftSummary(self._reason)
         test = everyone.test
-        return DriftReport(
+        return DriftSummary(
             self._reason,
             test.n_served,
             test.log_capital,

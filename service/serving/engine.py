@@ -30,17 +30,15 @@ from model_store.retriever import Retriever
 from model_store.text_queries import embed_text
 from model_store.vector_queries import VectorQuery, predictive_of
 from service.decoding.decoder import Prepared
-from service.encoding.cache import CacheEntry, key_prefix
+from service.encoding.cache import CacheEntry, SingleFlight, key_prefix
 from service.encoding.queues import EncoderQueue
-from service.encoding.single_flight import SingleFlight
 from service.observability.metrics import counted_as
 from service.schemas import QueryImage, QueryText
-from service.serving.pace import Pace
 from service.serving.queries import Encoded, text_id, vector_id
 from service.serving.resources import EngineResources
-from service.serving.retained import RetainedQueries
-from service.serving.reviewing import ReviewedGallery, ReviewKeeper
+from service.serving.reviewing import RetainedQueries, ReviewedGallery, ReviewKeeper
 from service.serving.shadow import Shadow
+from service.serving.threads import Pace
 from service.serving.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -399,6 +397,26 @@ class SearchEngine:
         self.canary_at = time.monotonic()
         self.canary_s = time.perf_counter() - started
         return self.canary_s
+
+    async def look_at_files(self) -> None:
+        """Record whether a file of the bundle was changed, truncated or removed."""
+        began = time.monotonic()
+        changed = await asyncio.to_thread(self.files.changed)
+        if began < self.files_looked_at:  # a later check ended first
+            return
+        self.files_looked_at = began
+        if changed != self.changed_file and changed is not None:
+            fields = {"gallery": self.bundle.name, "file": changed}
+            logger.error("a file of the bundle was changed", extra={"fields": fields})
+        self.changed_file = changed
+
+    def require_whole(self) -> None:
+        """Raise `NotReady` if a file of the bundle was changed while it was served."""
+        if self.changed_file is not None:
+            raise NotReady(
+                f"{self.changed_file} of the bundle of {self.bundle.name!r} was changed while it "
+                "was served. The operator must restore the bundle, or activate another bundle."
+            )
 
     async def compute(self, work: Callable[[], T], pace: Pace | None = None) -> T:
         """Run ``work`` on a thread, with fair sharing between callers; see `Threads.compute`.

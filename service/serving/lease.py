@@ -16,8 +16,7 @@ from model_store.predictive import Predictive
 from model_store.retriever import Retriever
 from model_store.search import N_CANDIDATES
 from model_store.vector_queries import NeighbourList, VectorQuery, decide_list
-from service.schemas import ShareOrigin
-from service.serving.absent_share import AbsentState
+from service.schemas import AbsentState, ShareOrigin
 from service.serving.engine import SearchEngine
 from service.serving.queries import (
     Answered,
@@ -25,7 +24,7 @@ from service.serving.queries import (
     DecidedList,
     Embedded,
     Encoded,
-    Review,
+    ReviewerDecision,
     SearchParameters,
     SearchResult,
     SimilarItems,
@@ -214,7 +213,7 @@ class Lease:
             self._retriever.alpha if alpha is None else alpha,
         )
 
-    async def review(self, review: Review) -> tuple[Decided, Answered]:
+    async def review(self, review: ReviewerDecision) -> tuple[Decided, Answered]:
         """Return a decision on a query, with the values that were served for the items.
 
         Raises
@@ -349,7 +348,9 @@ class Lease:
         """Return the answer that a reviewer decides on."""
         return self._find(predictive, self._with_share(SearchParameters(N_CANDIDATES))[0])
 
-    def _reviewed(self, answer: Answer, review: Review) -> tuple[str | None, tuple[Pair, ...]]:
+    def _reviewed(
+        self, answer: Answer, review: ReviewerDecision
+    ) -> tuple[str | None, tuple[Pair, ...]]:
         """Return the label of the decided item, and the feedback pairs of the decision.
 
         If the decision names a different item, or no item, the first item counts as rejected.

@@ -57,7 +57,7 @@ class SearchParameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Review:
+class ReviewerDecision:
     """A reviewer's decision on a query; see `Decided`."""
 
     query_id: str

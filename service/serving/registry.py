@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from model_store.bundles.history import BundleSummary, bundle_history
 from model_store.errors import (
     ActivationRefused,
     GallerySuperseded,
+    NotReady,
     StorageBusy,
     VouchError,
 )
@@ -35,7 +36,6 @@ from service.observability.metrics import counted_as
 from service.serving.current_bundle import Switched, persist, remove_old
 from service.serving.engine import SearchEngine
 from service.serving.following import Following
-from service.serving.health import look_at_files, require_canaries, require_whole, send_canary
 from service.serving.lease import Lease
 from service.serving.opening import OnDemand, OpenBundle, Opener, StartEngine, directory_of
 from service.serving.served import Served, ServedGalleries
@@ -54,6 +54,10 @@ MOST_OPEN = 1_000
 LOOKED_AT_EVERY_S = 60.0
 """Seconds between two checks of an open gallery that was created over HTTP. The other galleries are
 checked every ``period_s`` seconds."""
+
+STALE_AFTER_PERIODS = 3
+"""If no canary is answered for this number of periods, the gallery is not ready. A busy service may
+miss two canaries."""
 
 
 class Galleries:
@@ -327,7 +331,7 @@ class Galleries:
         while True:
             await asyncio.sleep(self._period_s)
             for engine in self.fixed():
-                self._spawn(send_canary(engine, self._period_s))
+                self._spawn(_send_canary(engine, self._period_s))
                 self._look_at(engine)
             for engine in self._next_created():
                 self._look_at(engine)
@@ -343,7 +347,7 @@ class Galleries:
 
     def _look_at(self, engine: SearchEngine) -> None:
         self._spawn(engine.keep())
-        self._spawn(look_at_files(engine))
+        self._spawn(engine.look_at_files())
         if engine.bundle.root is not None:
             self._spawn(self._following.ahead(engine.bundle))
             self._spawn(self._look_after(engine))
@@ -392,8 +396,8 @@ class Galleries:
     def require_ready(self) -> None:
         """Raise `NotReady` unless all galleries are intact and have answered a recent canary."""
         for engine in self.fixed():
-            require_whole(engine)
-        require_canaries(self.fixed(), self._period_s)
+            engine.require_whole()
+        _require_canaries(self.fixed(), self._period_s)
 
     async def close(self) -> None:
         """Close every engine."""
@@ -408,3 +412,23 @@ class Galleries:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _require_canaries(engines: Sequence[SearchEngine], period_s: float) -> None:
+    """Raise `NotReady` if an engine has not answered a canary for three periods."""
+    oldest = time.monotonic() - STALE_AFTER_PERIODS * period_s
+    silent = [
+        engine.bundle.name for engine in engines if not engine.running or engine.canary_at < oldest
+    ]
+    if silent:
+        raise NotReady(
+            f"No recent canary was answered by: {', '.join(silent)}. The encoder is being "
+            "started again, or the service is overloaded; the log says which."
+        )
+
+
+async def _send_canary(engine: SearchEngine, period_s: float) -> None:
+    """Send a canary. After a failure, the time of the last answered canary stays unchanged."""
+    with suppress(TimeoutError, VouchError):
+        async with asyncio.timeout(STALE_AFTER_PERIODS * period_s):
+            await engine.canary()

@@ -51,7 +51,7 @@ contains the two answers, and a reason if the answers differ."""
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedAnswer:
+class ChangedQuery:
     """A query to which the shadow bundle and the served bundle give different answers.
 
     Attributes
@@ -67,7 +67,7 @@ class ChangedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SpareRoom:
     """The spare capacity of the service, which shadows use.
 
     Attributes
@@ -122,7 +122,7 @@ class Shadow:
         gallery: str,
         live_id: str,
         terms: ShadowTerms,
-        room: Room,
+        room: SpareRoom,
         observe: Observe,
         tried: Tried | None,
         ended: str | None = None,
@@ -133,7 +133,7 @@ class Shadow:
         self.ended, self.ended_at = ended, None if ended is None else self.since
         self.compared = ComparedAnswers()
         self.n: Counter[Outcome] = Counter()
-        self.recent: deque[ChangedAnswer] = deque(maxlen=N_RECENT)
+        self.recent: deque[ChangedQuery] = deque(maxlen=N_RECENT)
         self._waiting: OrderedDict[str, _Asked] = OrderedDict()
         self._waiting_bytes = 0
         self._seen: OrderedDict[str, None] = OrderedDict()
@@ -232,7 +232,7 @@ class Shadow:
         reason = self.compared.add(asked.said, new)
         self._count("compared", (asked.said, new, reason))
         if reason is not None and query_id in self._seen:  # unless the query was deleted
-            self.recent.append(ChangedAnswer(query_id, time.time(), reason, asked.said, new))
+            self.recent.append(ChangedQuery(query_id, time.time(), reason, asked.said, new))
 
     def _take(self, query_id: str) -> _Asked | None:
         """Remove a waiting query, and return it; None if the query is not waiting."""

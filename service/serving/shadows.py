@@ -25,7 +25,7 @@ from service.serving.engine import SearchEngine
 from service.serving.lease import Lease
 from service.serving.opening import Opener, directory_of
 from service.serving.queries import SearchParameters
-from service.serving.shadow import Room, Shadow, Tried
+from service.serving.shadow import Shadow, SpareRoom, Tried
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Shadows:
         self, opener: Opener, telemetry: Telemetry, is_spare: Callable[[], bool], period_s: float
     ) -> None:
         self._opener, self._telemetry, self._period_s = opener, telemetry, period_s
-        self._room = Room(is_spare, asyncio.Lock())
+        self._room = SpareRoom(is_spare, asyncio.Lock())
         self._changing = asyncio.Lock()
         self._unwritten: dict[str, ShadowTerms] = {}
         self._last: dict[str, Shadow] = {}

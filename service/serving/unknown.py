@@ -54,7 +54,7 @@ class NamedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownQueries:
+class GroupedQueries:
     """The groups of a gallery's queries without a match, from the review queue.
 
     Attributes
@@ -81,18 +81,18 @@ class UnknownQueries:
         )
 
 
-class UnknownGroups:
+class QueryGrouper:
     """Groups queries without a match; caches the groups until the queries or the gallery change.
 
     Grouping takes seconds; it runs on a separate thread, one gallery at a time.
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[object, UnknownQueries]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[object, GroupedQueries]] = OrderedDict()
         self._fitted: OrderedDict[str, tuple[object, Grouping]] = OrderedDict()
         self._turn = asyncio.Lock()
 
-    async def of(self, bundle: Bundle, queue: ReviewQueue, precision: float) -> UnknownQueries:
+    async def of(self, bundle: Bundle, queue: ReviewQueue, precision: float) -> GroupedQueries:
         """Return the groups of a gallery.
 
         Parameters
@@ -110,7 +110,7 @@ class UnknownGroups:
         grouping.add_done_callback(lambda _: self._turn.release())
         return await asyncio.shield(grouping)
 
-    def _of(self, bundle: Bundle, queue: ReviewQueue, precision: float) -> UnknownQueries:
+    def _of(self, bundle: Bundle, queue: ReviewQueue, precision: float) -> GroupedQueries:
         state = bundle.manifest.id, bundle.version
         grouping = self._grouping(bundle, state)
         encoder = bundle.retriever.encoder.fingerprint
@@ -129,7 +129,7 @@ class UnknownGroups:
         if is_open:
             groups = grouping.groups(Points.of(queries.mean, queries.variance), precision)
         named = tuple(NamedGroup.of(group, queries.query_ids) for group in groups)
-        found = UnknownQueries(queries, named, precision, grouping.n_labels)
+        found = GroupedQueries(queries, named, precision, grouping.n_labels)
         _remember(self._known, bundle.key, (key, found))
         return found
 
@@ -143,7 +143,7 @@ class UnknownGroups:
 
 
 def enrolled(
-    unknown: UnknownQueries,
+    unknown: GroupedQueries,
     group: NamedGroup,
     query_ids: Sequence[str] | None,
     item_ids: Mapping[str, str],

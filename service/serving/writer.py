@@ -79,7 +79,7 @@ class WriteContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedWrites:
     """The writes of a request, and the problems of the uploads that failed.
 
     Attributes
@@ -112,8 +112,8 @@ class ItemWriter:
         WriteError : nothing was changed.
         """
 
-        async def embedded(engine: SearchEngine) -> Prepared:
-            return Prepared([await _embedded(engine, upload)])
+        async def embedded(engine: SearchEngine) -> PreparedWrites:
+            return PreparedWrites([await _embedded(engine, upload)])
 
         return await self._commit(lease, context, await context.retry("put", [upload]), embedded)
 
@@ -126,8 +126,8 @@ class ItemWriter:
         WriteError : nothing was changed.
         """
 
-        async def nothing_to_do(_: SearchEngine) -> Prepared:
-            return Prepared([Delete(item_id)])
+        async def nothing_to_do(_: SearchEngine) -> PreparedWrites:
+            return PreparedWrites([Delete(item_id)])
 
         retry = await context.retry(f"delete {item_id}", [])
         return await self._commit(lease, context, retry, nothing_to_do)
@@ -143,8 +143,8 @@ class ItemWriter:
         WriteError : nothing was changed.
         """
 
-        async def nothing_to_do(_: SearchEngine) -> Prepared:
-            return Prepared([Edit(item_id, fields)])
+        async def nothing_to_do(_: SearchEngine) -> PreparedWrites:
+            return PreparedWrites([Edit(item_id, fields)])
 
         operation = f"edit {json.dumps([item_id, fields], sort_keys=True)}"
         retry = await context.retry(operation, [])
@@ -170,7 +170,7 @@ class ItemWriter:
         WriteError : nothing was changed.
         """
 
-        async def embedded(engine: SearchEngine) -> Prepared:
+        async def embedded(engine: SearchEngine) -> PreparedWrites:
             turns = asyncio.Semaphore(CONCURRENCY)
             problems: dict[int, Mapping[str, Any]] = {}
 
@@ -183,7 +183,7 @@ class ItemWriter:
                         return None
 
             found = await asyncio.gather(*(one(i, upload) for i, upload in enumerate(uploads)))
-            return Prepared([upsert for upsert in found if upsert is not None], problems)
+            return PreparedWrites([upsert for upsert in found if upsert is not None], problems)
 
         retry = await context.retry("put_batch", uploads)
         return await self._commit(lease, context, retry, embedded)
@@ -193,7 +193,7 @@ class ItemWriter:
         lease: Lease,
         context: WriteContext,
         operation: str,
-        prepare: Callable[[SearchEngine], Awaitable[Prepared]],
+        prepare: Callable[[SearchEngine], Awaitable[PreparedWrites]],
     ) -> Receipt:
         """Write items that were queries.
 
@@ -213,7 +213,7 @@ class ItemWriter:
         lease: Lease,
         context: WriteContext,
         retry: Retry | None,
-        prepare: Callable[[SearchEngine], Awaitable[Prepared]],
+        prepare: Callable[[SearchEngine], Awaitable[PreparedWrites]],
     ) -> Receipt:
         """Prepare and commit the writes; retry once if the bundle was replaced."""
         try:
@@ -227,7 +227,7 @@ class ItemWriter:
         lease: Lease,
         context: WriteContext,
         retry: Retry | None,
-        prepare: Callable[[SearchEngine], Awaitable[Prepared]],
+        prepare: Callable[[SearchEngine], Awaitable[PreparedWrites]],
     ) -> Receipt:
         live, gallery = lease.bundle.require_live(), lease.bundle.name
         before = None if retry is None else await asyncio.to_thread(live.receipt, retry)

@@ -15,7 +15,7 @@ from index_builder.configuration.build import (
     DatasetConfig,
     builtin_configs,
     encoder_config,
-    in_milvus,
+    in_database,
     load_config,
     vectors_config,
 )
@@ -208,11 +208,11 @@ def test_sections_as_objects_get_the_same_defaults() -> None:
 
 def test_in_milvus_checks_the_index_against_milvus(tmp_path: Path) -> None:
     config = loaded(tmp_path, DIGITS + "[index]\npreviews = 800\n")
-    assert in_milvus(config, None) is config
+    assert in_database(config, None) is config
     with pytest.raises(ConfigError, match=r"index.previews = 800: a gallery in Milvus"):
-        in_milvus(config, "http://milvus:19530")
+        in_database(config, "http://milvus:19530")
     with pytest.raises(ConfigError, match=r"^--milvus .* names a user"):
-        in_milvus(load_config("digits"), "http://root:swordfish@milvus:19530")
+        in_database(load_config("digits"), "http://root:swordfish@milvus:19530")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from index_builder.datasets.folder import folder
 from index_builder.encoders.mobilenet_v2 import encoder_file, read_weights
 from index_builder.metrics import auroc
 from index_builder.vectors.encoder import embed_with_features
-from model_store.decision.picture import PictureState
+from model_store.decision.picture import DisplacementModel
 from model_store.encoder.onnx import OnnxEncoder
 
 PHOTOGRAPHS = Path(__file__).parents[2] / "docs" / "demo" / "photographs"
@@ -35,14 +35,14 @@ def photographs() -> LabelledImages:
 
 
 @pytest.fixture(scope="module")
-def head(encoder: OnnxEncoder, photographs: LabelledImages) -> PictureState:
+def head(encoder: OnnxEncoder, photographs: LabelledImages) -> DisplacementModel:
     state = fit_picture_state(encoder, photographs.subset(range(80)), seed=0)
     assert state is not None
     return state
 
 
 def test_head_tells_degraded_from_clean_photographs_it_has_not_seen(
-    encoder: OnnxEncoder, photographs: LabelledImages, head: PictureState
+    encoder: OnnxEncoder, photographs: LabelledImages, head: DisplacementModel
 ) -> None:
     unseen = photographs.subset(range(80, 140))
     clean = embed_with_features(encoder, unseen, "clean")
@@ -56,7 +56,7 @@ def test_head_tells_degraded_from_clean_photographs_it_has_not_seen(
 
 
 def test_percentiles_of_clean_photographs_are_spread(
-    encoder: OnnxEncoder, photographs: LabelledImages, head: PictureState
+    encoder: OnnxEncoder, photographs: LabelledImages, head: DisplacementModel
 ) -> None:
     unseen = embed_with_features(encoder, photographs.subset(range(80, 140)), "clean")
     found = [head.percentile(value) for value in head.displacement(unseen.features).tolist()]
@@ -75,6 +75,6 @@ def test_degraded_images_are_the_same_each_time(photographs: LabelledImages) -> 
         assert once.pixels(position).dtype == np.uint8
 
 
-def test_displacement_of_a_head_is_bounded(head: PictureState) -> None:
+def test_displacement_of_a_head_is_bounded(head: DisplacementModel) -> None:
     far = replace(head, intercept=50.0)
     assert far.displacement(np.zeros((2, len(head.weights)), np.float32)).max() <= 2

@@ -18,7 +18,7 @@ from model_store.encoder import onnx as encoder_module
 from model_store.encoder.onnx import OnnxEncoder, require_provider, running_provider
 from model_store.encoder.placement import (
     Placement,
-    ProviderShare,
+    ProviderPart,
     placement_of,
     profile_first_run,
     run_profiled,
@@ -106,10 +106,10 @@ class TestAProfileOfAGpu:
 
 class TestWhatReallyRuns:
     ON_GPU: ClassVar[Placement] = {
-        CUDA: ProviderShare(1, 0.1, 1.0),
-        CPU: ProviderShare(9, 0.9, 1.0),
+        CUDA: ProviderPart(1, 0.1, 1.0),
+        CPU: ProviderPart(9, 0.9, 1.0),
     }
-    ON_CPU: ClassVar[Placement] = {CPU: ProviderShare(9, 1.0, 1.0)}
+    ON_CPU: ClassVar[Placement] = {CPU: ProviderPart(9, 1.0, 1.0)}
 
     def test_it_is_the_first_that_ran_a_node(self) -> None:
         assert running_provider([CUDA, CPU], self.ON_GPU) == CUDA

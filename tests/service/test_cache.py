@@ -130,12 +130,12 @@ class TestTheBoundOfTheProcessCache:
 @pytest.fixture
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask a Redis that failed again at once, so that no test waits for it to be asked."""
-    monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr("service.redis_calls.REST_AFTER_FAILURE_S", 0.0)
 
 
 @pytest.fixture
 def long_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 10 * TIMEOUT_S)
+    monkeypatch.setattr("service.redis_calls.REST_AFTER_FAILURE_S", 10 * TIMEOUT_S)
 
 
 @pytest.mark.anyio

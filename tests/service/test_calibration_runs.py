@@ -24,8 +24,8 @@ from service.serving.calibration_runs import (
     INTERRUPTED,
     LOCK_FILE,
     RUN_FILE,
-    CalibrationRun,
     CalibrationRuns,
+    LastCalibration,
     n_item_queries,
 )
 
@@ -76,7 +76,7 @@ def runs(code: str | None, served: Any = None, *, cannot_sign: bool = False) -> 
     return CalibrationRuns(galleries, CalibrateCommand(command), cannot_sign=cannot_sign)
 
 
-async def ended(some: CalibrationRuns, bundle: Any) -> CalibrationRun:
+async def ended(some: CalibrationRuns, bundle: Any) -> LastCalibration:
     while some.last(bundle).state == "running":  # noqa: ASYNC110 - a file says so
         await asyncio.sleep(0.02)
     return some.last(bundle)
@@ -86,7 +86,7 @@ def test_run_that_succeeds_names_the_bundle_that_is_then_served(lease: Any) -> N
     async def ran() -> None:
         served = Served()
         some = runs(SAYS, served)
-        assert some.last(lease.bundle) == CalibrationRun()
+        assert some.last(lease.bundle) == LastCalibration()
         begun = await some.begin(lease, {"max_error": 0.1, "alpha": 0.05})
         assert begun.state == "running"
         assert some.last(lease.bundle) == begun
@@ -102,7 +102,7 @@ def test_run_that_succeeds_names_the_bundle_that_is_then_served(lease: Any) -> N
 
 
 def test_run_that_fails_has_the_reason_of_the_command_alone(lease: Any) -> None:
-    async def ran() -> CalibrationRun:
+    async def ran() -> LastCalibration:
         some = runs(FAILS)
         await some.begin(lease, {})
         return await ended(some, lease.bundle)
@@ -113,7 +113,7 @@ def test_run_that_fails_has_the_reason_of_the_command_alone(lease: Any) -> None:
 
 
 def test_bundle_that_is_not_served_at_once_is_left_to_the_watch(lease: Any) -> None:
-    async def ran() -> CalibrationRun:
+    async def ran() -> LastCalibration:
         some = runs("pass", Served(NotReady("later")))
         await some.begin(lease, {})
         return await ended(some, lease.bundle)
@@ -138,7 +138,7 @@ def test_second_calibration_waits_for_the_end_of_the_first(lease: Any) -> None:
 
 def test_run_of_another_worker_is_running_while_that_worker_holds_the_lock(lease: Any) -> None:
     root = lease.bundle.root
-    run = CalibrationRun("running", "2026-01-01T00:00:00+00:00")
+    run = LastCalibration("running", "2026-01-01T00:00:00+00:00")
     (root / RUN_FILE).write_text(json.dumps(asdict(run)))
     with lock_between_processes(root / LOCK_FILE):
         assert CalibrationRuns.last(lease.bundle) == run
@@ -170,7 +170,7 @@ def test_calibration_that_cannot_succeed_is_refused_at_once(
 
 
 def test_command_that_cannot_be_started_is_a_failure_with_a_reason(lease: Any) -> None:
-    async def ran() -> CalibrationRun:
+    async def ran() -> LastCalibration:
         some = CalibrationRuns(
             Served(),  # type: ignore[arg-type]
             CalibrateCommand(("/nowhere/vouch-build",)),

@@ -25,7 +25,7 @@ from model_store.gallery.files.previews import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
 from model_store.gallery.live.sqlite import commit
 from model_store.item_ids import MAX_ID_LENGTH
-from service.schemas.changes import MAX_METADATA_BYTES, BatchOptions, ItemOptions
+from service.schemas.changes import MAX_METADATA_BYTES, BatchOptions, UploadOptions
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import picture, search, truncated
 from tests.support.bundle_copies import copied, flip_a_byte, republished
@@ -838,11 +838,11 @@ def test_metadata_has_up_to_16_kib_and_a_label_up_to_200_characters() -> None:
     frame = len(json.dumps({"a": ""}))
     just, more = (json.dumps({"a": "x" * (2**14 - frame + n)}) for n in (0, 1))
     assert len(just) == MAX_METADATA_BYTES
-    assert ItemOptions(label="é" * 200, metadata=just).metadata["a"]
+    assert UploadOptions(label="é" * 200, metadata=just).metadata["a"]
     with pytest.raises(ValidationError, match="16385 bytes"):
-        ItemOptions(metadata=more)
+        UploadOptions(metadata=more)
     with pytest.raises(ValidationError, match="200"):
-        ItemOptions(label="é" * 201)
+        UploadOptions(label="é" * 201)
 
 
 @pytest.mark.parametrize(("n", "n_different"), [(1, 1), (2, 2), (2, 1)])

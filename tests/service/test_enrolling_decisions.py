@@ -19,7 +19,7 @@ from model_store.feedback import FeedbackLog, ReviewQueue
 from service.client import VouchClient
 from service.schemas import ItemOfQuery
 from service.serving.registry import Galleries
-from service.serving.retained import RetainedQueries
+from service.serving.reviewing import RetainedQueries
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.questions import search
 from tests.support.waiting import TIMEOUT_S

@@ -51,7 +51,6 @@ from service.fair_share import FairShare
 from service.http.routes.items import get_sample
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
-from service.serving.health import look_at_files
 from service.serving.queries import SearchParameters
 from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
@@ -578,15 +577,15 @@ async def test_a_look_at_files_that_took_long_lifts_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr(engine.files, "changed", hashes)
-        looking = asyncio.create_task(look_at_files(engine))
+        looking = asyncio.create_task(engine.look_at_files())
         assert await asyncio.to_thread(begun.wait, 10)
         patched.setattr(engine.files, "changed", lambda: "evaluation.json")
-        await look_at_files(engine)
+        await engine.look_at_files()
         may_end.set()
         await looking
         with pytest.raises(NotReady, match=r"evaluation\.json"):
             galleries.require_ready()
-    await look_at_files(engine)
+    await engine.look_at_files()
     assert engine.changed_file is None
 
 

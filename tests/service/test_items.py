@@ -20,7 +20,7 @@ from model_store.bundles.secret import SECRET_FILE, secret_of
 from model_store.errors import InvalidCursor, OutdatedCursor
 from model_store.search import N_CANDIDATES
 from service.http import cursors
-from service.schemas import SearchOptions
+from service.schemas import SearchFields
 from tests.end_to_end.questions import picture, search
 from tests.support.bundle_copies import republished
 
@@ -403,7 +403,7 @@ def test_numbers_that_json_has_no_word_for_are_null(
 
 def test_options_of_a_cursor_are_those_of_a_search() -> None:
     cursor = cursors.SearchCursor(
-        bundle="b", query_id="0" * 64, start=1, options=SearchOptions(limit=7, alpha=0.25)
+        bundle="b", query_id="0" * 64, start=1, options=SearchFields(limit=7, alpha=0.25)
     )
     assert cursors.read(cursors.write(cursor, SECRET), cursors.SearchCursor, "b", SECRET) == cursor
     assert len(cursors.write(cursor, SECRET)) < cursors.MAX_LENGTH

@@ -65,7 +65,7 @@ def test_nobody_is_refused_for_it(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr("service.redis_calls.REST_AFTER_FAILURE_S", 0.0)
     client = start(redis_url=no_redis(kind).url, rate_limit="100/day")
     first = search(client, digit, limit=5)
     asked: list[httpx2.Response] = [first, client.get("/v1/galleries"), client.get("/readyz")]

@@ -31,8 +31,8 @@ from model_store.feedback import CASE_REASONS
 from service.app import create_app
 from service.http import cursors
 from service.http.routes.search import MAX_BATCH
-from service.http.state import State
-from service.schemas import SearchOptions
+from service.http.state import ServiceState
+from service.schemas import SearchFields
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import (
@@ -282,7 +282,7 @@ TEXT = {"Content-Type": "text/plain"}
 SECRET = b"that these services sign with"
 FOREIGN_ITEMS = cursors.write(cursors.ItemsCursor(bundle="another", after=1), SECRET)
 FOREIGN_SEARCH = cursors.write(
-    cursors.SearchCursor(bundle="another", query_id="0" * 64, start=1, options=SearchOptions()),
+    cursors.SearchCursor(bundle="another", query_id="0" * 64, start=1, options=SearchFields()),
     SECRET,
 )
 
@@ -895,8 +895,8 @@ def test_what_nobody_foresaw_is_documented_where_it_may_happen(
     document: dict[str, Any], client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for part in ("galleries", "created"):
-        monkeypatch.setattr(State, part, property(), raising=False)
-    monkeypatch.setattr(State, "telemetry", property(), raising=False)
+        monkeypatch.setattr(ServiceState, part, property(), raising=False)
+    monkeypatch.setattr(ServiceState, "telemetry", property(), raising=False)
     client = LocalClient(client.app, raise_server_exceptions=False)
     for path, method, operation in operations(document):
         if operation["operationId"] in REFUSED_FIRST:

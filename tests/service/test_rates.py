@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask a Redis that failed again at once, so that no test waits for it to be asked."""
-    monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr("service.redis_calls.REST_AFTER_FAILURE_S", 0.0)
 
 
 @pytest.mark.anyio
@@ -208,7 +208,7 @@ class TestRedisIsGone:
     async def test_it_is_left_alone_for_a_while_and_mourned_once(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 10 * TIMEOUT_S)
+        monkeypatch.setattr("service.redis_calls.REST_AFTER_FAILURE_S", 10 * TIMEOUT_S)
         with closing(socket.create_server(("127.0.0.1", 0))) as silent:
             async with opened(f"redis://127.0.0.1:{silent.getsockname()[1]}", 0.05) as rates:
                 with caplog.at_level(logging.WARNING, "service.access.rate_limits"):

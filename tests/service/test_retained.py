@@ -12,7 +12,7 @@ import pytest
 
 from model_store.encoder.contract import Embeddings
 from model_store.feedback import AnsweredQueries, AnsweredQuery
-from service.serving.retained import RetainedQueries
+from service.serving.reviewing import RetainedQueries
 from tests.support.waiting import TIMEOUT_S
 
 pytestmark = pytest.mark.anyio

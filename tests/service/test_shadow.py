@@ -25,7 +25,7 @@ from service.fair_share import FairShare
 from service.serving import shadow as shadow_room
 from service.serving import shadows as shadows_room
 from service.serving.queries import SearchParameters
-from service.serving.shadow import MOST_WAITING, Room, Shadow, Tried
+from service.serving.shadow import MOST_WAITING, Shadow, SpareRoom, Tried
 from tests.end_to_end.processes import wait_until
 from tests.end_to_end.questions import picture, search
 from tests.laws.gallery_laws import random_embeddings
@@ -359,7 +359,7 @@ class TestItsQueue:
             "g",
             "0" * 16,
             ShadowTerms("1" * 16, 1.0),
-            Room(lambda: True, asyncio.Lock()),
+            SpareRoom(lambda: True, asyncio.Lock()),
             lambda outcome, _: told.update([outcome]),
             Tried(tried, close),
         ), told

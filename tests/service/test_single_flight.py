@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from service.encoding.single_flight import SingleFlight
+from service.encoding.cache import SingleFlight
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from model_store.bundles.bundle import Bundle
 from model_store.encoder.contract import Embeddings
-from model_store.encoder.placement import ProviderShare
+from model_store.encoder.placement import ProviderPart
 from model_store.installation import installed_version
 from service.http.admission import ClientGone
 from service.http.middleware import RequestContext
@@ -312,8 +312,8 @@ def test_the_share_of_each_provider_is_told_where_there_was_a_choice(
     start: StartClient, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placement = {
-        "CUDAExecutionProvider": ProviderShare(3, 0.75, 1e-4),
-        "CPUExecutionProvider": ProviderShare(1, 0.25, 1e-5),
+        "CUDAExecutionProvider": ProviderPart(3, 0.75, 1e-4),
+        "CPUExecutionProvider": ProviderPart(1, 0.25, 1e-5),
     }
     monkeypatch.setattr(bundle.retriever.encoder, "placement", placement)
     client = start()

@@ -17,7 +17,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
 from model_store.feedback import Bounds, ReviewQueue
 from service.client import VouchClient, VouchProblem
-from service.serving.unknown import UnknownGroups
+from service.serving.unknown import QueryGrouper
 from tests.end_to_end.questions import search
 from tests.support.collection_files import write_drawings
 from tests.support.waiting import TIMEOUT_S
@@ -159,7 +159,7 @@ async def test_they_are_grouped_on_one_thread_though_nobody_waits(
         begun.release()
         assert may_end.wait(TIMEOUT_S)
 
-    groups, queue = UnknownGroups(), ReviewQueue(tmp_path / "feedback.sqlite3", Bounds(1, 1, 1))
+    groups, queue = QueryGrouper(), ReviewQueue(tmp_path / "feedback.sqlite3", Bounds(1, 1, 1))
     monkeypatch.setattr(groups, "_of", grouped)
     for _ in range(3):
         asking = asyncio.create_task(groups.of(bundle, queue, 0.9))

@@ -8,7 +8,7 @@ import time
 import httpx2
 import numpy as np
 
-from service.circuit_breaker import REST_AFTER_FAILURE_S
+from service.redis_calls import REST_AFTER_FAILURE_S
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import content
 from tests.end_to_end.replicas import thumbnails

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
@@ -18,7 +17,7 @@ from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
 from service.http.answers.items import gallery_url
 from service.serving.audit import Audit
-from service.serving.created import Listed
+from service.serving.created import ListedGallery
 from service.serving.lease import Lease
 
 N_LABELS = 12
@@ -26,14 +25,12 @@ N_LABELS = 12
 
 
 def gallery_list(
-    galleries: Iterable[Listed], visible: Callable[[str], bool]
+    galleries: Iterable[ListedGallery], visible: Callable[[str], bool]
 ) -> schemas.GalleryList:
     """Describe the galleries that the caller may see; ``visible`` returns True for their names."""
     return schemas.GalleryList(
         galleries=[
-            schemas.GalleryName(
-                name=one.name, title=one.title, n_items=one.n_items, bundle_id=one.bundle_id
-            )
+            schemas.GalleryName.model_validate(one, from_attributes=True)
             for one in galleries
             if visible(one.name)
         ]
@@ -151,7 +148,7 @@ def calibration_report(
         max_error=calibration.max_error,
         max_false_match_rate=calibration.max_false_match_rate,
         delta=calibration.delta,
-        absent=schemas.AbsentState(**asdict(share)),
+        absent=share,
         drift=_drift(lease),
         order=order,
         sources=list(calibration.sources),
@@ -170,7 +167,9 @@ def calibration_report(
         risk_coverage=[_operating_point(one) for one in (promises.curve() if with_curve else ())],
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
-        feedback=None if feedback is None else schemas.FeedbackSummary(**asdict(feedback)),
+        feedback=None
+        if feedback is None
+        else schemas.FeedbackSummary.model_validate(feedback, from_attributes=True),
         errors_over_time=_errors_over_time(lease.watch.audit),
         correction=None if correction is None else schemas.FeedbackCorrection(**correction),
         written_at=written_at(lease.bundle.directory, lease.bundle.retriever.kind),
@@ -270,7 +269,8 @@ def operating_point(
         share = state.used if expected_absent is None else expected_absent
         point = calibration.promises(share, source, order).at(max_error)
     return schemas.OperatingPointAnswer(
-        max_error=max_error, point=None if point is None else _operating_point(point)
+        max_error=max_error,
+        point=None if point is None else _operating_point(point),
     )
 
 
@@ -293,4 +293,4 @@ def _errors_over_time(audit: Audit) -> schemas.ErrorsOverTime | None:
 
 
 def _operating_point(point: OperatingPoint) -> schemas.OperatingPoint:
-    return schemas.OperatingPoint(**asdict(point))
+    return schemas.OperatingPoint.model_validate(point, from_attributes=True)

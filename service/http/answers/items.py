@@ -9,7 +9,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.gallery import Item
 from service import schemas
 from service.access.proxies import root_path
-from service.http.cursors import Selection, to_page_after
+from service.http.cursors import ListSelection, to_page_after
 from service.serializers import PictureUrls
 from service.serving.lease import Lease
 from service.serving.queries import Page
@@ -29,7 +29,7 @@ def item_detail(item: Item, urls: PictureUrls) -> schemas.ItemDetail:
     )
 
 
-def item_list(lease: Lease, page: Page, selection: Selection) -> schemas.ItemList:
+def item_list(lease: Lease, page: Page, selection: ListSelection) -> schemas.ItemList:
     """Describe a page of items; ``selection`` is for its cursor."""
     bundle = lease.bundle
     urls = picture_urls(bundle)

@@ -18,7 +18,7 @@ from typing import Any
 
 from model_store.feedback import DECISIONS, Case, DecisionKind, Picture
 from service.schemas.review import ImportProblem
-from service.serving.queries import Review
+from service.serving.queries import ReviewerDecision
 
 LABELLING = """<View>
   <Image name="image" value="$image"/>
@@ -75,7 +75,7 @@ def fiftyone(cases: Iterable[Illustrated]) -> bytes:
 class Annotation:
     """A decision that was made in a labelling tool, and its time in seconds since 1970."""
 
-    review: Review
+    review: ReviewerDecision
     decided_at: float
 
 
@@ -148,7 +148,7 @@ def _annotation(query_id: str, annotation: dict[str, Any]) -> Annotation:
     if decision in _NAMES_AN_ITEM and not item_id:
         raise ValueError(f"{decision} names no item")
     kind: DecisionKind = decision
-    review = Review(
+    review = ReviewerDecision(
         query_id,
         kind,
         item_id if kind in _NAMES_AN_ITEM else None,

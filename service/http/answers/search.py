@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Assessment, Decision
@@ -23,7 +22,7 @@ def search_answer(
     lease: Lease,
     found: SearchResult,
     request_id: str,
-    options: schemas.SearchOptions,
+    options: schemas.SearchFields,
     skipped: int = 0,
 ) -> schemas.SearchAnswer:
     """Return the answer to one query.
@@ -102,7 +101,10 @@ def assessment_answer(
         gallery=bundle.name,
         query=query(bundle, assessed, assessed.assessment, assessed.alpha),
         quality=schemas.Quality(
-            hints=[schemas.QualityHint(**asdict(hint)) for hint in assessed.hints],
+            hints=[
+                schemas.QualityHint.model_validate(hint, from_attributes=True)
+                for hint in assessed.hints
+            ],
             measures=measured,
         ),
         bundle=bundle_state(lease),

@@ -1,30 +1,26 @@
-"""The paths of the service.
+"""The paths of the service. A module has its routes, and builds their answers.
 
 ::
 
     search        search with an image, assess an image, embed an image
-    texts         search with a text
-    vectors       search with a vector, decide on neighbours from another store
+    vectors       search with a text or a vector, decide on neighbours from another store
     items         the items of a gallery, and its sample queries
     maps          the items of a gallery in two dimensions
     curation      near duplicates and possible label errors
     changes       change the items of a gallery
     galleries     galleries and their calibration reports
-    calibrating   start a calibration, and return its state
-    created       create, describe, rename and drop galleries
-    usage         the scope, quotas and usage of a caller
+    created       calibrate, create, describe, rename and drop galleries
     feedback      decisions on queries
     review        queries kept for review
     unknown       groups of queries without a match
     bundles       the bundles of a gallery; activate one, roll back
     shadow        compare another bundle with the served bundle on live queries
-    operations    liveness, readiness and metrics
+    operations    usage, liveness, readiness and metrics
     dependencies  the application's state, and the gallery in the path
 """
 
 from service.http.routes import (
     bundles,
-    calibrating,
     changes,
     created,
     curation,
@@ -36,9 +32,7 @@ from service.http.routes import (
     review,
     search,
     shadow,
-    texts,
     unknown,
-    usage,
     vectors,
 )
 
@@ -50,7 +44,6 @@ ROUTERS = tuple(
         items,
         maps,
         curation,
-        texts,
         vectors,
         changes,
         feedback,
@@ -58,9 +51,7 @@ ROUTERS = tuple(
         unknown,
         bundles,
         shadow,
-        calibrating,
         created,
-        usage,
         operations,
     )
 )

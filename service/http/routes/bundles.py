@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import Depends
 
+from model_store.bundles.history import BundleSummary
 from model_store.errors import ActivationRefused, BundleNotFound, GalleryNotFound
 from service import schemas
 from service.access.access import requires
-from service.http import answers
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
+from service.serving.current_bundle import Switched
 
 router = gallery_router("bundles")
 
@@ -23,7 +26,7 @@ async def list_bundles(lease: LeaseOf, state: StateOf) -> schemas.BundleList:
     """
     bundle, galleries = lease.bundle, state.galleries
     refused = galleries.refused.get(bundle.name)
-    return answers.bundle_list(bundle.manifest.id, await galleries.history(bundle), refused)
+    return _bundle_list(bundle.manifest.id, await galleries.history(bundle), refused)
 
 
 @router.post(
@@ -37,7 +40,7 @@ async def activate_bundle(gallery: str, bundle_id: str, state: StateOf) -> schem
 
     Requests in progress are answered from the bundle with which they began.
     """
-    return answers.activation(gallery, await state.galleries.activate(gallery, bundle_id))
+    return activation(gallery, await state.galleries.activate(gallery, bundle_id))
 
 
 @router.post(
@@ -48,4 +51,28 @@ async def activate_bundle(gallery: str, bundle_id: str, state: StateOf) -> schem
 )
 async def rollback_bundle(gallery: str, state: StateOf) -> schemas.Activation:
     """Serve the previous bundle again."""
-    return answers.activation(gallery, await state.galleries.rollback(gallery))
+    return activation(gallery, await state.galleries.rollback(gallery))
+
+
+def _bundle_list(
+    serving: str, history: Sequence[BundleSummary], refused: str | None
+) -> schemas.BundleList:
+    """Describe the bundles of a gallery, of which it serves the bundle with the id ``serving``."""
+    return schemas.BundleList(
+        serving=serving,
+        bundles=[
+            schemas.BundleRecord.model_validate({**one.as_json(), "reason": one.reason})
+            for one in history
+        ],
+        refused=refused,
+    )
+
+
+def activation(gallery: str, switched: Switched) -> schemas.Activation:
+    """Describe the outcome of an activation."""
+    return schemas.Activation(
+        gallery=gallery,
+        bundle_id=switched.bundle_id,
+        previous_id=switched.previous_id,
+        persisted=switched.persisted,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Depends, File, Form, Header, Path, Request, Response, UploadFile
@@ -21,16 +22,16 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
-from model_store.gallery import ItemFields, Receipt
+from model_store.gallery import ItemFields, Receipt, Written
 from service import schemas
 from service.access.access import requires
 from service.access.caller import Caller
-from service.http import answers
 from service.http.bodies import JSON, MULTIPART, body_of
 from service.http.problems import problem_document, responses
+from service.http.routes.bundles import activation
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.http.routes.search import BODY_ERRORS, IMAGE_ERRORS, ONE_IMAGE
-from service.schemas.changes import MAX_CHANGES, BatchOptions, ItemId, ItemOptions
+from service.schemas.changes import MAX_CHANGES, BatchOptions, ItemId, UploadOptions
 from service.serving.writer import Upload, WriteContext
 
 router = gallery_router("changes")
@@ -51,7 +52,7 @@ IdempotencyKey = Annotated[
 ]
 
 
-class ItemForm(ItemOptions):
+class ItemForm(UploadOptions):
     """An item, with its image file."""
 
     image: UploadFile = File(description=ONE_IMAGE)
@@ -95,7 +96,7 @@ async def put_item(
     """
     upload = Upload(item_id, form.label, form.metadata, await form.image.read())
     receipt = noted(context, response, await state.writer.put(lease, context, upload))
-    return answers.item_written(lease.bundle.name, receipt)
+    return item_written(lease.bundle.name, receipt)
 
 
 @router.patch(
@@ -121,7 +122,7 @@ async def edit_item(
     """
     fields: ItemFields = body.model_dump(include=body.model_fields_set)  # type: ignore[assignment]
     receipt = noted(context, response, await state.writer.edit(lease, context, item_id, fields))
-    return answers.item_written(lease.bundle.name, receipt)
+    return item_written(lease.bundle.name, receipt)
 
 
 @router.delete(
@@ -135,7 +136,7 @@ async def delete_item(
 ) -> schemas.ItemWritten:
     """Remove an item from the gallery. When the call returns, no search finds the item."""
     receipt = noted(context, response, await state.writer.delete(lease, context, item_id))
-    return answers.item_written(lease.bundle.name, receipt)
+    return item_written(lease.bundle.name, receipt)
 
 
 @router.post(
@@ -175,7 +176,7 @@ async def put_items(
         lease, context, uploads, lambda error: problem_document(request, error).model_dump()
     )
     ids = [upload.id for upload in uploads]
-    return answers.batch_written(lease.bundle.name, ids, noted(context, response, receipt))
+    return _batch_written(lease.bundle.name, ids, noted(context, response, receipt))
 
 
 @router.post(
@@ -191,7 +192,7 @@ async def compact_gallery(gallery: str, state: StateOf) -> schemas.Activation:
     rollback returns to the state before the compaction. The service compacts automatically after
     `VOUCH_COMPACT_AFTER` changes.
     """
-    return answers.activation(gallery, await state.galleries.compact(gallery))
+    return activation(gallery, await state.galleries.compact(gallery))
 
 
 def noted(context: WriteContext, response: Response, receipt: Receipt) -> Receipt:
@@ -199,3 +200,36 @@ def noted(context: WriteContext, response: Response, receipt: Receipt) -> Receip
     if receipt.note["request_id"] != context.request_id:
         response.headers[REPLAYED] = "true"
     return receipt
+
+
+def item_written(gallery: str, receipt: Receipt) -> schemas.ItemWritten:
+    """Describe the receipt of a write with one item."""
+    return _written(gallery, receipt, receipt.written[0])
+
+
+def _batch_written(gallery: str, ids: Sequence[str], receipt: Receipt) -> schemas.BatchWritten:
+    """Describe the outcome of each upload of a batch; ``ids`` has the item ids in upload order."""
+    problems, rest = receipt.note["problems"], iter(receipt.written)
+    items = []
+    for index, item_id in enumerate(ids):
+        problem = problems.get(str(index))
+        items.append(
+            schemas.BatchItemWritten(
+                index=index,
+                id=item_id,
+                status=200 if problem is None else problem["status"],
+                written=_written(gallery, receipt, next(rest)) if problem is None else None,
+                problem=None if problem is None else schemas.Problem(**problem),
+            )
+        )
+    return schemas.BatchWritten(request_id=receipt.note["request_id"], gallery=gallery, items=items)
+
+
+def _written(gallery: str, receipt: Receipt, written: Written) -> schemas.ItemWritten:
+    return schemas.ItemWritten(
+        request_id=receipt.note["request_id"],
+        gallery=gallery,
+        id=written.id,
+        existed=written.existed,
+        version=written.version,
+    )

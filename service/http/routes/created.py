@@ -1,9 +1,10 @@
-"""The paths that create, describe, rename and drop galleries."""
+"""The paths that calibrate, create, describe, rename and drop galleries."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import Depends, Query, Request, Response
@@ -28,8 +29,10 @@ from service.access.caller import Caller
 from service.http import answers
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
-from service.http.routes.dependencies import StateOf, gallery_router, leased
-from service.http.state import State
+from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router, leased
+from service.http.state import ServiceState
+from service.serving.calibration_runs import LastCalibration, n_item_queries
+from service.serving.lease import Lease
 
 router = gallery_router("galleries")
 
@@ -38,6 +41,44 @@ BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType)
 
 OPENED_AGAIN_S = 0.1
 """Seconds between two attempts to open a new gallery."""
+
+
+@router.post(
+    "/{gallery}/calibration",
+    status_code=202,
+    operation_id="calibrate_gallery",
+    responses=responses(
+        *(GalleryNotFound, ImageTooLarge, UnsupportedMediaType, InvalidRequest),
+        *(WriteRefused, StorageFull, WriteError),
+    ),
+    dependencies=[Depends(requires("admin")), Depends(body_of(JSON))],
+)
+async def calibrate_gallery(
+    lease: LeaseOf, state: StateOf, body: schemas.CalibrationWanted
+) -> schemas.CalibrationRun:
+    """Start a calibration of the gallery, with the queries and items that the gallery stores.
+
+    If the gallery was never calibrated, each labelled item is a query with which the rest of the
+    gallery is searched. At least 50 items must share their label with another photograph. The
+    encoder must not have been trained on these photographs.
+
+    The calibration needs `vouch-build` beside the service. It takes about half a minute, and
+    continues after the answer. `GET …/calibration/run` returns its state. The service then serves
+    the new bundle. If the calibration fails, nothing changes.
+    """
+    run = await state.calibrations.begin(lease, body.model_dump(exclude_none=True))
+    return await lease.engine.compute(lambda: _described(run, lease))
+
+
+@router.get(
+    "/{gallery}/calibration/run",
+    operation_id="get_calibration_run",
+    responses=responses(GalleryNotFound),
+)
+async def get_calibration_run(lease: LeaseOf, state: StateOf) -> schemas.CalibrationRun:
+    """Return the state of the last calibration that was started over HTTP."""
+    last = state.calibrations.last
+    return await lease.engine.compute(lambda: _described(last(lease.bundle), lease))
 
 
 @router.post(
@@ -131,7 +172,7 @@ async def drop_gallery(
     return schemas.GalleryDropped(gallery=gallery)
 
 
-async def _detail(name: str, state: State) -> schemas.GalleryDetail:
+async def _detail(name: str, state: ServiceState) -> schemas.GalleryDetail:
     async with leased(name, state) as lease:
         settings = state.settings
         url = settings.record_urls.get(name)
@@ -148,3 +189,7 @@ def _require_allowed(caller: Caller, name: str) -> None:
     if not caller.sees(name):
         patterns = ", ".join(caller.limits.galleries or ())
         raise Forbidden(f"The key {caller.id} is for galleries called {patterns}, not {name!r}.")
+
+
+def _described(run: LastCalibration, lease: Lease) -> schemas.CalibrationRun:
+    return schemas.CalibrationRun(**asdict(run), n_item_queries=n_item_queries(lease.bundle))

@@ -11,16 +11,20 @@ from model_store.curation import (
     FoundT,
     LabelError,
     NearDuplicates,
+    Rows,
     label_errors,
     near_duplicates,
 )
 from model_store.errors import GalleryNotFound, InvalidCursor, OutdatedCursor
+from model_store.gallery import Item
 from service import schemas
 from service.access.access import counts_as_search
-from service.http import answers, cursors
+from service.http import cursors
+from service.http.answers.items import item_detail, picture_urls
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, PageCursor, StateOf, gallery_router
-from service.http.state import State
+from service.http.state import ServiceState
+from service.serializers import PictureUrls
 from service.serving.curation import Check, ExaminedPage, examined_page
 from service.serving.lease import Lease
 
@@ -70,7 +74,7 @@ async def list_label_errors(
     """
     ranked = order == "confidence"
     page, after = await _page(lease, state, LABEL_ERRORS, confidence, limit, cursor, ranked=ranked)
-    return answers.label_error_list(lease, page, after)
+    return _label_error_list(lease, page, after)
 
 
 @router.get(
@@ -102,12 +106,12 @@ async def list_near_duplicates(
     page, after = await _page(
         lease, state, NEAR_DUPLICATES, threshold, limit, cursor, ranked=ranked
     )
-    return answers.near_duplicate_list(lease, page, after)
+    return _near_duplicate_list(lease, page, after)
 
 
 async def _page(
     lease: Lease,
-    state: State,
+    state: ServiceState,
     check: Check[FoundT],
     least: float,
     limit: int,
@@ -116,7 +120,7 @@ async def _page(
     ranked: bool,
 ) -> tuple[ExaminedPage[FoundT], str | None]:
     """Return a page of a check, and the cursor to the next page; None if no page follows."""
-    selection = cursors.Selection(check.parameter, repr(least))
+    selection = cursors.ListSelection(check.parameter, repr(least))
     signed = lease.bundle.manifest.id, lease.engine.secret, selection
     if ranked:
         place = cursors.place_before(cursor, *signed)
@@ -126,3 +130,58 @@ async def _page(
     row = cursors.row_before(cursor, *signed)
     page = await lease.engine.compute(lambda: examined_page(lease.bundle, row, limit, check, least))
     return page, cursors.to_page_after(page.row, *signed)
+
+
+def _label_error_list(
+    lease: Lease, page: ExaminedPage[LabelError], next_cursor: str | None
+) -> schemas.LabelErrorList:
+    """Describe possible label errors."""
+    urls = picture_urls(lease.bundle)
+    return schemas.LabelErrorList(
+        gallery=lease.bundle.name,
+        bundle_id=lease.bundle.manifest.id,
+        n_items=page.gallery.n_items,
+        n_examined=page.n_examined,
+        n_unranked=page.n_unranked,
+        items=[
+            schemas.PossibleLabelError(
+                item=item_detail(page.items[one.row], urls),
+                suggested_label=page.gallery.labels[one.suggested],
+                confidence=one.confidence,
+                neighbours=_near(urls, page.items, one.neighbours, one.similarities.tolist()),
+            )
+            for one in page.found
+        ],
+        next_cursor=next_cursor,
+    )
+
+
+def _near_duplicate_list(
+    lease: Lease, page: ExaminedPage[NearDuplicates], next_cursor: str | None
+) -> schemas.NearDuplicateList:
+    """Describe near duplicates."""
+    urls = picture_urls(lease.bundle)
+    return schemas.NearDuplicateList(
+        gallery=lease.bundle.name,
+        bundle_id=lease.bundle.manifest.id,
+        n_items=page.gallery.n_items,
+        n_examined=page.n_examined,
+        n_unranked=page.n_unranked,
+        items=[
+            schemas.ItemWithDuplicates(
+                item=item_detail(page.items[one.row], urls),
+                duplicates=_near(urls, page.items, one.duplicates, one.similarities.tolist()),
+            )
+            for one in page.found
+        ],
+        next_cursor=next_cursor,
+    )
+
+
+def _near(
+    urls: PictureUrls, items: dict[int, Item], rows: Rows, similarities: list[float]
+) -> list[schemas.NearItem]:
+    return [
+        schemas.NearItem(**item_detail(items[row], urls).model_dump(), similarity=similarity)
+        for row, similarity in zip(rows.tolist(), similarities, strict=True)
+    ]

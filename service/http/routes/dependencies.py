@@ -19,7 +19,7 @@ from service.http.bodies import MULTIPART, ModelT, validated
 from service.http.bounded_request import BoundedRoute
 from service.http.cursors import MAX_ITEMS_LENGTH
 from service.http.problems import responses
-from service.http.state import State
+from service.http.state import ServiceState
 from service.observability.records import current_record
 from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
@@ -57,18 +57,18 @@ def gallery_router(tag: str) -> APIRouter:
     )
 
 
-async def state_of(request: Request) -> State:
+async def state_of(request: Request) -> ServiceState:
     """Return the application's state."""
-    state: State = request.app.state.vouch
+    state: ServiceState = request.app.state.vouch
     return state
 
 
-StateOf = Annotated[State, Depends(state_of)]
+StateOf = Annotated[ServiceState, Depends(state_of)]
 
 
 @asynccontextmanager
 async def leased(
-    gallery: str, state: State, request: Request | None = None
+    gallery: str, state: ServiceState, request: Request | None = None
 ) -> AsyncIterator[Lease]:
     """Lease a gallery for a request. The request uses the same bundle until its answer."""
     async with state.galleries.lease(gallery) as lease:
@@ -114,7 +114,7 @@ def options_of(request: Request, model: type[ModelT]) -> ModelT:
     return validated(model, request.query_params, "query")
 
 
-def parameters_of(options: schemas.ListOptions, request: Request | None = None) -> SearchParameters:
+def parameters_of(options: schemas.ListFields, request: Request | None = None) -> SearchParameters:
     """Convert the options of a request to the parameters of a search.
 
     Parameters
@@ -127,7 +127,7 @@ def parameters_of(options: schemas.ListOptions, request: Request | None = None) 
     """
     where = None if options.filter is None else read_filter(options.filter)
     diversity = Diversity(options.group_by == "label", options.duplicate_similarity)
-    if isinstance(options, schemas.SearchOptions):
+    if isinstance(options, schemas.SearchFields):
         return SearchParameters(
             options.limit,
             options.alpha,

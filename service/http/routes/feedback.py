@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request, Response
@@ -23,17 +25,16 @@ from model_store.feedback import Decided, FeedbackLog
 from model_store.gallery import Receipt
 from service import schemas
 from service.access.access import requires
-from service.http import answers
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
-from service.http.routes.changes import WRITE_ERRORS, ContextOf, noted
+from service.http.routes.changes import WRITE_ERRORS, ContextOf, item_written, noted
 from service.http.routes.dependencies import LAST, After, LeaseOf, StateOf, gallery_router
-from service.http.state import State
+from service.http.state import ServiceState
 from service.serving.engine import SearchEngine
 from service.serving.enrolment import item_of_query
 from service.serving.lease import Lease
-from service.serving.queries import Review
-from service.serving.writer import Prepared, WriteContext
+from service.serving.queries import ReviewerDecision
+from service.serving.writer import PreparedWrites, WriteContext
 
 router = gallery_router("feedback")
 
@@ -78,7 +79,9 @@ async def give_feedback(
     if review.item is not None:
         await requires("write")(request)
     decided, answered = await lease.review(
-        Review(review.query_id, review.decided, review.item_id, review.reviewer, review.comment)
+        ReviewerDecision(
+            review.query_id, review.decided, review.item_id, review.reviewer, review.comment
+        )
     )
     receipt = None
     if review.item is None:
@@ -91,12 +94,12 @@ async def give_feedback(
     asked = await lease.engine.compute(
         lambda: [kept.asked(written.bundle, written.query_id, p.item_id) for p in written.pairs]
     )
-    return answers.feedback_answer(written, receipt, audited=any(asked))
+    return _feedback_answer(written, receipt, audited=any(asked))
 
 
 async def _enrol(
     lease: Lease,
-    state: State,
+    state: ServiceState,
     context: WriteContext,
     item: schemas.ItemOfQuery,
     decided: Decided,
@@ -108,8 +111,8 @@ async def _enrol(
     kept, query_id = require_feedback(state), decided.query_id
     upsert = await item_of_query(lease, query_id, item)
 
-    async def prepared(_: SearchEngine) -> Prepared:
-        return Prepared([upsert])
+    async def prepared(_: SearchEngine) -> PreparedWrites:
+        return PreparedWrites([upsert])
 
     said = replace(decided, item_id=item.id, label=item.label)
     written = await lease.engine.compute(lambda: kept.decide_once(said))
@@ -137,7 +140,7 @@ async def list_feedback(
     """List the decisions on queries of a gallery, oldest first. Undone decisions are included."""
     kept, key = require_feedback(state), lease.bundle.key
     found = await lease.engine.compute(lambda: kept.decided(key, after, limit + 1))
-    return answers.decision_list(found, limit)
+    return _decision_list(found, limit)
 
 
 @router.delete(
@@ -153,7 +156,7 @@ async def undo_feedback(
     kept, key = require_feedback(state), lease.bundle.key
     undone = await lease.engine.compute(lambda: kept.undo(key, number))
     await hear(lease)
-    return answers.decision(undone)
+    return _decision(undone)
 
 
 async def hear(lease: Lease) -> None:
@@ -162,7 +165,7 @@ async def hear(lease: Lease) -> None:
         await watch.hear()
 
 
-def require_feedback(state: State) -> FeedbackLog:
+def require_feedback(state: ServiceState) -> FeedbackLog:
     """Return the store of feedback, or raise `FeedbackNotKept`."""
     if state.feedback is None:
         raise FeedbackNotKept(
@@ -170,3 +173,55 @@ def require_feedback(state: State) -> FeedbackLog:
             "file."
         )
     return state.feedback
+
+
+def _feedback_answer(
+    kept: Decided, receipt: Receipt | None, *, audited: bool
+) -> schemas.FeedbackAnswer:
+    """Describe the stored decision.
+
+    Parameters
+    ----------
+    receipt : receipt of the new item, if the query became an item; otherwise None.
+    """
+    pair = next((pair for pair in kept.pairs if pair.item_id == kept.item_id), None)
+    return schemas.FeedbackAnswer(
+        number=kept.number,
+        query_id=kept.query_id,
+        decision=kept.decision,
+        item_id=kept.item_id,
+        correct=None
+        if kept.item_id is None or kept.decision == "new"
+        else kept.decision != "not_this_item",
+        rank=None if pair is None else pair.rank,
+        match_probability=None if pair is None else pair.match_probability,
+        audited=audited,
+        item=None if receipt is None else item_written(kept.gallery, receipt),
+    )
+
+
+def _decision_list(found: Sequence[Decided], limit: int) -> schemas.DecisionList:
+    """Describe the first ``limit`` decisions in ``found``; the rest is on the next page."""
+    shown = found[:limit]
+    more = len(found) > limit
+    return schemas.DecisionList(
+        decisions=[_decision(one) for one in shown], next_after=shown[-1].number if more else None
+    )
+
+
+def _decision(kept: Decided) -> schemas.Decision:
+    """Describe a decision."""
+    return schemas.Decision(
+        number=kept.number,
+        query_id=kept.query_id,
+        decision=kept.decision,
+        item_id=kept.item_id,
+        label=kept.label,
+        reviewer=kept.reviewer,
+        comment=kept.comment,
+        bundle=kept.bundle,
+        decided_at=datetime.fromtimestamp(kept.decided_at, UTC),
+        undone_at=None if kept.undone_at is None else datetime.fromtimestamp(kept.undone_at, UTC),
+        selection=kept.selection,
+        draw_probability=kept.draw_probability,
+    )

@@ -82,7 +82,7 @@ async def list_items(
     belongs to a page that the client has not read. All other items are listed exactly once.
     """
     passes = None if where is None else read_filter(where)
-    selection = cursors.Selection.by_filter(where)
+    selection = cursors.ListSelection.by_filter(where)
     after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, selection)
     page = await lease.engine.compute(lambda: page_of(lease.bundle, after, limit, passes))
     return answers.item_list(lease, page, selection)
@@ -94,7 +94,7 @@ async def get_similar(request: Request, gallery: str, item_id: str) -> schemas.S
     No image is encoded. There are no probabilities and the verdict is `not_calibrated`, because
     the calibration is valid only for queries that are not in the gallery.
     """
-    options = options_of(request, schemas.ListOptions)
+    options = options_of(request, schemas.ListFields)
     async with leased(gallery, await state_of(request), request) as lease:
         similar = await lease.similar(item_id, parameters_of(options))
         return answers.similar_answer(lease, similar, request.state.request_id)
@@ -107,7 +107,7 @@ router.add_api_route(
     operation_id="get_similar",
     responses=responses(GalleryNotFound, ItemNotFound, InvalidRequest, InvalidFilter),
     route_class_override=BoundedDirectRoute,
-    dependencies=[Depends(counts_as_search), Depends(options_in_address(schemas.ListOptions))],
+    dependencies=[Depends(counts_as_search), Depends(options_in_address(schemas.ListFields))],
 )
 
 

@@ -2,19 +2,97 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
 from typing import Annotated
 
+import numpy as np
 from fastapi import Depends, Query
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field, WithJsonSchema
 
+from model_store.bundles.bundle import Bundle
 from model_store.errors import GalleryNotFound, InvalidFilter, InvalidRequest, OutdatedCursor
 from model_store.gallery import read_filter
 from model_store.gallery.filters.grammar import MAX_BYTES
-from model_store.gallery_map import LABEL, MAX_POINTS, colours_of, points_of
+from model_store.gallery_map import (
+    LABEL,
+    MAX_POINTS,
+    Colour,
+    ItemPoints,
+    Plane,
+    colours_of,
+    points_of,
+)
 from service import schemas
 from service.access.access import counts_as_search
-from service.http import answers
+from service.http.answers.items import item_detail, picture_urls
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
+from service.schemas.items import ItemDetail
+
+Base64 = Annotated[str, WithJsonSchema({"type": "string", "contentEncoding": "base64"})]
+"""Little-endian numbers in base64; the field's description states their type."""
+
+
+class MapColour(BaseModel):
+    """A colour of the map: a value of the field, or a range of numbers."""
+
+    value: str | int | float | bool | None = Field(description="Null for a range.")
+    least: float | None = Field(
+        description="Start of the range; null if the colour stands for a value."
+    )
+    greatest: float | None = Field(
+        description="End of the range; only the last range includes its end. Null for a value."
+    )
+    n_items: int = Field(description="Number of items on the map with this colour.")
+
+
+class GalleryMap(BaseModel):
+    """The items of a gallery in two dimensions.
+
+    The arrays `rows`, `x`, `y` and `codes` have one element for each item, in the same order.
+    """
+
+    gallery: str
+    bundle_id: str
+    n_items: int = Field(description="Number of items in the whole gallery.")
+    n_passing: int = Field(
+        description="Number of items that pass the filter; all items without a filter."
+    )
+    n_shown: int = Field(
+        description="Number of items on the map; fewer than `n_passing` if the map shows a sample."
+    )
+    variance_shares: list[float] = Field(
+        description="Share of the variance of the embeddings along each axis."
+    )
+    colour_by: str = Field(description="Field of the colours.")
+    colours: list[MapColour] = Field(
+        description="The most frequent values first, or ranges in ascending order."
+    )
+    rows: Base64 = Field(
+        description="uint32: number of the item for `GET …/map/items`, valid for this bundle."
+    )
+    x: Base64 = Field(description="uint16: coordinate along the first axis.")
+    y: Base64 = Field(description="uint16: coordinate along the second axis, in the same scale.")
+    codes: Base64 = Field(description="uint8: index in `colours`, or 255 for other values.")
+
+
+class MapItem(ItemDetail):
+    """One item of a gallery, and its number on the map."""
+
+    row: int
+
+
+class MapItems(BaseModel):
+    """Items of a map."""
+
+    gallery: str
+    bundle_id: str
+    items: list[MapItem] = Field(
+        description="Items in ascending order of `row`. Deleted and replaced items are left out."
+    )
+
 
 MAX_ROWS = 200
 """Maximum number of items in one request."""
@@ -55,17 +133,17 @@ async def get_map(
             "the axes of the map.",
         ),
     ] = None,
-) -> schemas.GalleryMap:
+) -> GalleryMap:
     """Return the gallery's items in two dimensions."""
     bundle = lease.bundle
     gallery = bundle.retriever.gallery
     passes = None if where is None else read_filter(where)
     plane = await state.planes.of(lease)
 
-    def drawn() -> schemas.GalleryMap:
+    def drawn() -> GalleryMap:
         points = points_of(gallery, plane, passes)
         colours = colours_of(gallery, points.rows, colour_by)
-        return answers.gallery_map(bundle, plane, points, colour_by, colours)
+        return _gallery_map(bundle, plane, points, colour_by, colours)
 
     return await lease.engine.compute(drawn)
 
@@ -86,7 +164,7 @@ async def list_map_items(
             description=f"Numbers from `rows` of the map, separated by commas; at most {MAX_ROWS}.",
         ),
     ],
-) -> schemas.MapItems:
+) -> MapItems:
     """List items of the map by their row numbers. Deleted and replaced items are omitted."""
     bundle = lease.bundle
     if bundle_id != bundle.manifest.id:
@@ -95,5 +173,48 @@ async def list_map_items(
             "now: the numbers of its items are no longer valid. Request the map again."
         )
     return await lease.engine.compute(
-        lambda: answers.map_items(bundle, [int(row) for row in rows.split(",")])
+        lambda: _map_items(bundle, [int(row) for row in rows.split(",")])
     )
+
+
+def _gallery_map(
+    bundle: Bundle,
+    plane: Plane,
+    points: ItemPoints,
+    colour_by: str,
+    colours: tuple[Sequence[Colour], NDArray[np.uint8]],
+) -> GalleryMap:
+    """Describe the map of a gallery."""
+    listed, codes = colours
+    return GalleryMap(
+        gallery=bundle.name,
+        bundle_id=bundle.manifest.id,
+        n_items=bundle.retriever.gallery.n_items,
+        n_passing=points.n_passing,
+        n_shown=len(points.rows),
+        variance_shares=plane.shares.tolist(),
+        colour_by=colour_by,
+        colours=[MapColour.model_validate(colour, from_attributes=True) for colour in listed],
+        rows=_encoded(points.rows, "<u4"),
+        x=_encoded(points.positions[:, 0], "<u2"),
+        y=_encoded(points.positions[:, 1], "<u2"),
+        codes=_encoded(codes, "u1"),
+    )
+
+
+def _map_items(bundle: Bundle, rows: Sequence[int]) -> MapItems:
+    """Describe the items with these row numbers; numbers of deleted items are ignored."""
+    gallery, urls = bundle.retriever.gallery, picture_urls(bundle)
+    current = np.intersect1d(np.array(rows, dtype=np.int64), gallery.rows())
+    return MapItems(
+        gallery=bundle.name,
+        bundle_id=bundle.manifest.id,
+        items=[
+            MapItem(row=row, **item_detail(item, urls).model_dump())
+            for row, item in zip(current.tolist(), gallery.items(current), strict=True)
+        ],
+    )
+
+
+def _encoded(numbers: NDArray[np.generic], kind: str) -> str:
+    return base64.b64encode(numbers.astype(kind).tobytes()).decode()

@@ -41,7 +41,7 @@ from service.http.routes.dependencies import (
     parameters_of,
     state_of,
 )
-from service.http.state import State
+from service.http.state import ServiceState
 from service.schemas.requests import RequestModel
 from service.serving.lease import Lease
 
@@ -75,13 +75,13 @@ RAW_BODY = {
 }
 
 
-class SearchForm(schemas.SearchOptions):
+class SearchForm(schemas.SearchFields):
     """A search with an image file."""
 
     image: UploadFile = File(description=ONE_IMAGE)
 
 
-class SearchBatchForm(schemas.SearchOptions):
+class SearchBatchForm(schemas.SearchFields):
     """Several searches, each with an image file. The options apply to all searches."""
 
     images: list[UploadFile] = File(
@@ -123,7 +123,7 @@ async def search_raw(request: Request, gallery: str) -> schemas.SearchAnswer:
     `curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg …/search/raw?limit=5`
     """
     await _check_raw(request)
-    options, state = options_of(request, schemas.SearchOptions), await state_of(request)
+    options, state = options_of(request, schemas.SearchFields), await state_of(request)
     async with leased(gallery, state, request) as lease:
         return await _answer(request, lease, state, await request.body(), options)
 
@@ -138,7 +138,7 @@ router.add_api_route(
     route_class_override=BoundedDirectRoute,
     dependencies=[
         Depends(counts_as_search),
-        Depends(options_in_address(schemas.SearchOptions)),
+        Depends(options_in_address(schemas.SearchFields)),
     ],
 )
 
@@ -276,9 +276,9 @@ async def embed(
 async def _answer(
     request: Request,
     lease: Lease,
-    state: State,
+    state: ServiceState,
     data: bytes,
-    options: schemas.SearchOptions,
+    options: schemas.SearchFields,
 ) -> schemas.SearchAnswer:
     """Search with the bytes of an image file, and add the answer to metrics and log."""
     found = await lease.search(data, parameters_of(options, request))

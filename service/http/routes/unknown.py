@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Response
 
+from model_store.bundles.bundle import Bundle
 from model_store.errors import (
     FeedbackNotKept,
     GalleryNotFound,
@@ -18,11 +22,12 @@ from model_store.errors import (
     KeyReused,
     UnsupportedMediaType,
 )
-from model_store.feedback import Decided, moment
+from model_store.feedback import Case, Decided, moment
+from model_store.gallery import Receipt
 from model_store.identities import PRECISION
 from service import schemas
 from service.access.access import requires
-from service.http import answers
+from service.http.answers.items import gallery_url
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.changes import WRITE_ERRORS, ContextOf, noted
@@ -31,8 +36,8 @@ from service.http.routes.feedback import hear, require_feedback
 from service.http.routes.review import QueueOf
 from service.serving.engine import SearchEngine
 from service.serving.enrolment import picture_of_case
-from service.serving.unknown import enrolled
-from service.serving.writer import Prepared
+from service.serving.unknown import GroupedQueries, NamedGroup, enrolled
+from service.serving.writer import PreparedWrites
 
 router = gallery_router("unknown")
 
@@ -74,7 +79,7 @@ async def list_unknown(
     found = await state.unknown.of(bundle, queue, precision)
     listed = await asyncio.to_thread(queue.listed, bundle.key, {})
     cases = {case.query_id: case for case in listed}
-    return answers.unknown_groups(bundle, found, cases, limit)
+    return _unknown_groups(bundle, found, cases, limit)
 
 
 @router.post(
@@ -102,17 +107,19 @@ async def enrol_unknown(
     """
     kept = require_feedback(state)
 
-    async def found(_: SearchEngine) -> Prepared:
+    async def found(_: SearchEngine) -> PreparedWrites:
         unknown = await state.unknown.of(lease.bundle, queue, precision)
         named = unknown.group(group)
         members = [unknown.queries.query_ids[row] for row in named.rows]
         pictures = {name: await picture_of_case(lease, name) for name in members}
         item = str(asked.label), asked.metadata
-        return Prepared(enrolled(unknown, named, asked.query_ids, asked.item_ids, item, pictures))
+        return PreparedWrites(
+            enrolled(unknown, named, asked.query_ids, asked.item_ids, item, pictures)
+        )
 
     operation = f"enrol {group} {asked.model_dump_json()}"
     receipt = await state.writer.enrol(lease, context, operation, found)
-    answer = answers.enrolled(lease.bundle.name, group, asked, noted(context, response, receipt))
+    answer = _enrolled(lease.bundle.name, group, asked, noted(context, response, receipt))
     # If this request repeats an earlier one, the service may have crashed between the transaction
     # and the decisions. Therefore the decisions are stored in any case.
     replayed = receipt.note["request_id"] != context.request_id
@@ -132,3 +139,87 @@ async def enrol_unknown(
         await asyncio.to_thread(partial(kept.decide_once, decided, replayed=replayed))
     await hear(lease)
     return answer
+
+
+def _unknown_groups(
+    bundle: Bundle, unknown: GroupedQueries, cases: Mapping[str, Case], limit: int
+) -> schemas.UnknownGroups:
+    """Describe the sizes of all groups of queries, and the members of at most ``limit`` groups.
+
+    Parameters
+    ----------
+    cases : review cases, by query id; the images of the queries are in these cases.
+    """
+    queries, groups = unknown.queries, unknown.groups
+    days = Counter(_moment(at).date() for at in queries.kept_at.tolist())
+    sizes = Counter(len(group.rows) for group in groups)
+    return schemas.UnknownGroups(
+        gallery=bundle.name,
+        bundle_id=bundle.manifest.id,
+        n_queries=len(queries.query_ids),
+        n_grouped=sum(len(group.rows) for group in groups),
+        n_groups=len(groups),
+        precision=unknown.precision,
+        n_labels=unknown.n_labels,
+        asked=[schemas.AskedOn(day=day, n=n) for day, n in sorted(days.items())],
+        sizes=[
+            schemas.GroupSize(size=size, n_groups=n)
+            for size, n in sorted(sizes.items(), reverse=True)
+        ],
+        groups=[_group(bundle, unknown, group, cases) for group in groups[:limit]],
+    )
+
+
+def _group(
+    bundle: Bundle, unknown: GroupedQueries, group: NamedGroup, cases: Mapping[str, Case]
+) -> schemas.UnknownGroup:
+    queries = unknown.queries
+    times = queries.kept_at[list(group.rows)]
+    members = []
+    for row, probability in zip(group.rows, group.probabilities, strict=True):
+        name = queries.query_ids[row]
+        case = cases.get(name)
+        image = f"{gallery_url(bundle)}/review/{name}/image"
+        members.append(
+            schemas.UnknownMember(
+                query_id=name,
+                p_same=probability,
+                asked_at=_moment(float(queries.kept_at[row])),
+                image_url=None if case is None or case.media_type is None else image,
+            )
+        )
+    return schemas.UnknownGroup(
+        id=group.id,
+        n=len(group.rows),
+        p_same=group.probability,
+        medoid=queries.query_ids[group.rows[0]],
+        first_asked_at=_moment(float(times.min())),
+        last_asked_at=_moment(float(times.max())),
+        members=members,
+    )
+
+
+def _enrolled(
+    gallery: str, group: str, asked: schemas.EnrolRequest, receipt: Receipt
+) -> schemas.Enrolled:
+    """Describe the new items that were created from the queries of a group."""
+    query_of = {item_id: query_id for query_id, item_id in asked.item_ids.items()}
+    return schemas.Enrolled(
+        request_id=receipt.note["request_id"],
+        gallery=gallery,
+        group=group,
+        label=str(asked.label),
+        items=[
+            schemas.EnrolledItem(
+                query_id=query_of.get(one.id, one.id),
+                item_id=one.id,
+                existed=one.existed,
+                version=one.version,
+            )
+            for one in receipt.written
+        ],
+    )
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

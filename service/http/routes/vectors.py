@@ -1,4 +1,4 @@
-"""The paths that take vectors: search, and the decision on neighbours from another store."""
+"""The paths of queries without an image: a text, a vector, or neighbours from another store."""
 
 from __future__ import annotations
 
@@ -8,23 +8,56 @@ from model_store.errors import (
     GalleryNotFound,
     ImageTooLarge,
     InvalidFilter,
+    InvalidText,
     InvalidVector,
+    TextUnavailable,
     UnsupportedMediaType,
 )
 from model_store.vector_queries import NeighbourList, VectorQuery
 from service import schemas
 from service.access.access import counts_as_search
 from service.http import answers
+from service.http.answers.bundles import bundle_state
+from service.http.answers.search import absent_share, query
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router, parameters_of
-from service.serving.queries import SearchParameters
+from service.serializers import milliseconds, result_set, roll_up
+from service.serving.lease import Lease
+from service.serving.queries import DecidedList, SearchParameters
 
 router = gallery_router("searching")
 
 _ERRORS = responses(
     GalleryNotFound, ImageTooLarge, UnsupportedMediaType, InvalidVector, InvalidFilter
 )
+
+
+@router.post(
+    "/{gallery}/search/text",
+    operation_id="search_text",
+    responses=responses(
+        GalleryNotFound,
+        ImageTooLarge,
+        UnsupportedMediaType,
+        InvalidText,
+        TextUnavailable,
+        InvalidFilter,
+    ),
+    dependencies=[Depends(counts_as_search), Depends(body_of(JSON))],
+)
+async def search_text(
+    request: Request, lease: LeaseOf, state: StateOf, body: schemas.TextSearchRequest
+) -> schemas.SearchAnswer:
+    """Search with a text, if the gallery's encoder has a text tower.
+
+    Text queries need their own calibration, with captions. Without a calibration for texts, the
+    verdict is `not_calibrated`.
+    """
+    found = await lease.search_text(body.text, parameters_of(body, request))
+    answer = answers.search_answer(lease, found, request.state.request_id, body)
+    answers.record(state.telemetry, lease, answer, found)
+    return answer
 
 
 @router.post(
@@ -70,7 +103,7 @@ async def decide(
         source=body.source,
     )
     found = await lease.decide(_query(body), _neighbours(body.neighbours), parameters)
-    return answers.decision_answer(lease, found, request.state.request_id)
+    return _decision_answer(lease, found, request.state.request_id)
 
 
 def _query(body: schemas.VectorFields) -> VectorQuery:
@@ -100,4 +133,42 @@ def _neighbours(sent: list[schemas.Neighbour]) -> NeighbourList:
         [one.label for one in sent],
         similarities or None,
         vectors or None,
+    )
+
+
+def _decision_answer(lease: Lease, found: DecidedList, request_id: str) -> schemas.DecisionAnswer:
+    """Describe the decision on neighbours that another store has found."""
+    bundle, decided, sent = lease.bundle, found.decided, found.neighbours
+    decision = decided.decision
+    n = len(sent.ids)
+    probabilities: list[float | None] = [None] * n
+    if decision.match_probabilities is not None:
+        probabilities = decision.match_probabilities.tolist()
+    chosen = decision.result_set
+    return schemas.DecisionAnswer(
+        request_id=request_id,
+        gallery=bundle.name,
+        verdict=decision.verdict,
+        reason=decision.reason,
+        guaranteed=decision.guaranteed,
+        roll_up=roll_up(decision),
+        no_match_probability=decision.no_match_probability,
+        absent=absent_share(lease, decision, found.share_origin),
+        query=query(bundle, found, decision.assessment, found.alpha),
+        neighbours=[
+            schemas.DecidedNeighbour(
+                id=sent.ids[place],
+                label=sent.labels[place],
+                similarity=float(decided.similarities[place]),
+                match_probability=probabilities[place],
+            )
+            for place in range(n)
+        ],
+        result_set=None
+        if chosen is None
+        else result_set(
+            chosen, [(sent.ids[place], sent.labels[place]) for place in chosen.places.tolist()]
+        ),
+        bundle=bundle_state(lease),
+        timing_ms=milliseconds(found.seconds),
     )

@@ -72,13 +72,13 @@ def require(run: Indexing, **changes: Any) -> None:
 def test_vectors_and_milvus_take_no_previews(images: Indexing, vectors: Indexing) -> None:
     previews = IndexSettings(preview_side=500)
     require(images, index=previews)
-    require(images, milvus_uri="http://milvus.example")
+    require(images, database_uri="http://milvus.example")
     require(vectors)
     require(images, engine="ray")
     with pytest.raises(ConfigError, match="needs images, not vectors"):
         require(vectors, index=previews)
     with pytest.raises(ConfigError, match="a gallery of files, not Milvus"):
-        require(images, index=previews, milvus_uri="http://milvus.example")
+        require(images, index=previews, database_uri="http://milvus.example")
     with pytest.raises(ConfigError, match="takes images, and the source holds vectors"):
         require(vectors, engine="ray")
 
@@ -89,7 +89,7 @@ def test_an_index_and_parents_and_queries_are_looked_at_before(
     small = IndexSettings("flat", 1)
     with pytest.raises(ConfigError):
         require(images, index=small)
-    require(images, index=small, milvus_uri="http://milvus.example")  # which plans it itself
+    require(images, index=small, database_uri="http://milvus.example")  # which plans it itself
     with pytest.raises(DatasetError, match="does not exist"):
         require(images, parents=Parents(tmp_path / "gone.csv"))
     with pytest.raises(CalibrationError, match="and the collection has 3"):

@@ -25,7 +25,7 @@ from model_store.decision import (
     decide,
 )
 from model_store.decision.calibration import UNKNOWN_CLASS
-from model_store.decision.picture import PictureState
+from model_store.decision.picture import DisplacementModel
 from model_store.decision.verdict import Assessment, _level, _verdict
 from model_store.encoder.contract import Embeddings
 from model_store.errors import UnknownSource
@@ -511,7 +511,7 @@ def test_query_without_an_outlier_score_has_no_reason_of_an_uncalibrated_gallery
 
 def test_displacement_needs_a_picture_state_and_a_prediction() -> None:
     ones = np.ones(5, np.float32)
-    state = PictureState(ones, ones, ones, 0.0, np.linspace(0, 1, 9))
+    state = DisplacementModel(ones, ones, ones, 0.0, np.linspace(0, 1, 9))
     known = replace(calibration(), picture=state)
     for fitted, displacement, wanted in (
         (known, 0.5, 0.5),
@@ -700,5 +700,5 @@ def test_displacement_grows_with_the_predicted_angle_up_to_two(
     angle: float, displacement: float
 ) -> None:
     ones = np.ones(1, dtype=np.float32)
-    state = PictureState(0 * ones, ones, 0 * ones, angle, np.linspace(0, 1, 9))
+    state = DisplacementModel(0 * ones, ones, 0 * ones, angle, np.linspace(0, 1, 9))
     assert state.displacement(ones[None]) == pytest.approx(displacement, abs=1e-3)

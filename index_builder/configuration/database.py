@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from model_store.addresses import require_no_user, split_address
 from model_store.errors import ConfigError
 from model_store.gallery import MilvusAccess
+from model_store.processors import ProviderChoice
+
+if TYPE_CHECKING:
+    from model_store.bundles.bundle import Bundle
 
 TIMEOUT_S = 60.0
 """Timeout of the builder in seconds, longer than the timeout of the service."""
 
 
-def milvus_access(named: str | None = None) -> MilvusAccess:
+def open_with_access(path: Path, provider: ProviderChoice = "cpu", threads: int = 0) -> Bundle:
+    """Open the current bundle of ``path`` as `open_bundle` does, with access to its database."""
+    from model_store.bundles.bundle import open_bundle  # noqa: PLC0415 - slow
+
+    return open_bundle(path, provider, threads, milvus=database_access())
+
+
+def database_access(named: str | None = None) -> MilvusAccess:
     """Return the access to Milvus from the environment and the configuration.
 
     The token ``VOUCH_MILVUS_TOKEN`` is sent only to an address that the operator has set.
