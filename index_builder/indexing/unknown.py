@@ -28,7 +28,7 @@ N_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedQueries:
+class UnknownGrouping:
     """Queries that match nothing, in groups.
 
     Attributes
@@ -121,7 +121,7 @@ def group_unknown(
     precision: float = PRECISION,
     expected_absent: float | None = None,
     seed: int = 0,
-) -> GroupedQueries:
+) -> UnknownGrouping:
     """Search the current bundle of ``root``, and group the queries that match nothing.
 
     Parameters
@@ -151,7 +151,7 @@ def group_unknown(
         retriever = Retriever(room.encoder, gallery, calibration)
         verdicts, points = _asked(retriever, queries, expected_absent)
         unknown = np.flatnonzero(np.isin(verdicts, UNKNOWN))
-        return GroupedQueries(
+        return UnknownGrouping(
             root.name,
             queries,
             dict(Counter(verdicts)),

@@ -18,7 +18,7 @@ from index_builder.datasets.images import from_arrays
 from index_builder.indexing import evaluation_page
 from index_builder.indexing.comparison import Side, _rows_of_both, _thresholds, changes_of
 from index_builder.indexing.evaluation_page import _error, picture_of, thumbnail_of
-from index_builder.indexing.unknown import GroupedQueries
+from index_builder.indexing.unknown import UnknownGrouping
 from model_store.compared_answers import Said
 from model_store.gallery import Gallery, Thumbnail
 from model_store.identities.grouping import Group, group_id
@@ -79,13 +79,13 @@ def test_an_error_is_described(*, absent: bool, label: str | None) -> None:
 
 
 @pytest.fixture
-def unknown() -> GroupedQueries:
+def unknown() -> UnknownGrouping:
     """Of five queries three match nothing, and two of these show one identity."""
     group = Group(np.array([0, 2]), np.array([0.9, 0.8]), 0.85, 2)
-    return GroupedQueries("shoes", IMAGES, {"match": 2, "no_match": 3}, [1, 2, 4], [group], 0.95)
+    return UnknownGrouping("shoes", IMAGES, {"match": 2, "no_match": 3}, [1, 2, 4], [group], 0.95)
 
 
-def test_unknown_queries_are_reported(unknown: GroupedQueries) -> None:
+def test_unknown_queries_are_reported(unknown: UnknownGrouping) -> None:
     assert unknown.report() == {
         "gallery": "shoes",
         "n_queries": 5,
@@ -114,7 +114,7 @@ def test_unknown_queries_are_reported(unknown: GroupedQueries) -> None:
 
 
 def test_a_page_of_unknown_queries_shows_the_medoid_first(
-    unknown: GroupedQueries, monkeypatch: pytest.MonkeyPatch
+    unknown: UnknownGrouping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: dict[str, Any] = {}
     monkeypatch.setattr("index_builder.indexing.unknown.rendered",
