@@ -198,7 +198,6 @@ def of_verdicts(
         "exceeded": error > MAX_ERROR,
         "shown_exceeded": shown_above(error, n, MAX_ERROR),
         "false_match_rate": float(is_false.mean()),
-        "above_threshold": float(absent.reach_threshold(calibration, stated).mean()),
     }
 
 
@@ -210,7 +209,6 @@ def of_false_match_rate(calibration: Calibration, matched: Answers, absent: Answ
         "promised": verdicts["promised"],
         "answered": verdicts["answered"],
         "false_match_rate": rate,
-        "above_threshold": verdicts["above_threshold"],
         "exceeded": rate > MAX_FALSE_MATCH_RATE,
         "shown_exceeded": shown_above(rate, len(absent), MAX_FALSE_MATCH_RATE),
         "error": verdicts["error"],

@@ -129,11 +129,11 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
         "absent_auroc_gain": float(np.mean(gains)),
         "absent_auroc_gain_standard_error": float(np.std(gains) / max(len(gains) - 1, 1) ** 0.5),
         "fpir_over_foretold": _ratio(
-            [one["above_threshold"] for one in foretold],
+            [one["false_match_rate"] for one in foretold],
             [one["foretold_false_match_rate"] for one in foretold],
         ),
         "fpir_over_foretold_standard_error": _ratio_error(
-            [one["above_threshold"] for one in foretold],
+            [one["false_match_rate"] for one in foretold],
             [one["foretold_false_match_rate"] for one in foretold],
         ),
         "max_error_promised": _share(one["promised"] for one in stated),
@@ -217,9 +217,10 @@ def table_of_worlds(worlds: Mapping[str, Record]) -> str:
             continue
         mean, stated = one["mean"], one["mean"]["streams"][f"{STATED:g}"]
         missed = max(one["coverage_missed"].values(), default=None)
+        foretold = _shown(stated.get("foretold_false_match_rate"))
         lines.append(
             f"| {name} | {mean['auroc_no_match']:.3f}, {one['absent_auroc_gain']:+.3f} "
-            f"| {stated['above_threshold']:.3f}, {_shown(stated.get('foretold_false_match_rate'))} "
+            f"| {stated['false_match_rate']:.3f}, {foretold} "
             f"| {stated['answered']:.2f} | {one['max_error_exceeded']:.2f} "
             f"| {one['baseline_max_error_exceeded']:.2f} | {one['fpir_exceeded']:.2f} of "
             f"{one['fpir_promised']:.2f} | {_shown(missed)} "
