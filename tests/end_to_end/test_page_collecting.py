@@ -74,7 +74,7 @@ def test_a_folder_becomes_a_gallery_that_is_searched(
     assert {(item["id"].split("/")[0], item["label"]) for item in items} == {
         (label, label) for label in map(str, range(N_LABELS))
     }
-    page.get_by_role("button", name="Set up guarantees").last.click()
+    page.get_by_test_id("adding").get_by_role("button", name="Set up guarantees").click()
     expect(page.get_by_test_id("guarantees")).to_contain_text("Not calibrated yet")
     expect(page.get_by_test_id("guarantees")).to_contain_text(f"{n} items with {N_LABELS} labels.")
     page.keyboard.press("Escape")

@@ -67,7 +67,7 @@ def test_from_a_folder_of_photographs_to_a_match(
         page.get_by_test_id("add-all").click()
         done = f"{N_PHOTOGRAPHS} of {N_PHOTOGRAPHS} added"
         expect(status).to_have_text(done, timeout=patient)
-        page.get_by_role("button", name="Set up guarantees").last.click()
+        page.get_by_test_id("adding").get_by_role("button", name="Set up guarantees").click()
         guarantees = page.get_by_test_id("guarantees")
         expect(guarantees).to_contain_text("Not calibrated yet")
         expect(page.get_by_test_id("paired")).to_contain_text(f"{N_PHOTOGRAPHS} photos share")
