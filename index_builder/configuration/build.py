@@ -498,12 +498,13 @@ def parse_promises(options: Mapping[str, Any]) -> CalibrationConfig:
         raise UsageError(problems.of_options(named)) from error
 
 
-_OPTIONS = {
+_OPTION_OF = {
     "name": "--name",
     "dataset.path": "--images",
     "dataset.items": "--items",
     "network.encoder": "--encoder",
 }
+"""For each key that an option sets, the option; errors name the option."""
 
 
 def encoder_config(
@@ -533,7 +534,7 @@ def encoder_config(
         tables["network"] = {"encoder": encoder}
     if name is not None:
         tables["name"] = name
-    return build_config(tables, _OPTIONS)
+    return build_config(tables, _OPTION_OF)
 
 
 def vectors_config(
@@ -564,4 +565,4 @@ def vectors_config(
         tables["description"] = f"{table.name}, encoder {made_by}"
     if name is not None:
         tables["name"] = name
-    return build_config(tables, _OPTIONS | {"dataset.path": "--vectors"})
+    return build_config(tables, _OPTION_OF | {"dataset.path": "--vectors"})
