@@ -19,9 +19,9 @@ from service.access.access import counts_as_search
 from service.http import answers
 from service.http.answers.bundles import bundle_state
 from service.http.answers.search import absent_share, query
-from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router, parameters_of
+from service.http.routing import JSON, body_of
 from service.serializers import milliseconds, result_set
 from service.serving.lease import Lease
 from service.serving.queries import DecidedList, SearchParameters
