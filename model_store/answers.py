@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -10,7 +10,8 @@ from model_store.decision import Decision
 from model_store.gallery import Item
 from model_store.matches import Match
 from model_store.predictive import Predictive
-from model_store.verdicts import IndexedBy, Order, Plan
+from model_store.records import Explanation
+from model_store.verdicts import Order
 
 _COLUMNS = ("", "item", "label", "P(match)", "similarity")
 
@@ -39,22 +40,6 @@ def _row(match: Match) -> str:
         f"{match.similarity:.3f}",
     )
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """How the items that pass a filter were found.
-
-    Attributes
-    ----------
-    plan : see `model_store.verdicts.Plan`.
-    share : estimated share of the gallery's items that pass the filter.
-    indexes : for each field in the filter, the place where the index of this field is stored.
-    """
-
-    plan: Plan
-    share: float
-    indexes: Mapping[str, IndexedBy]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from model_store.errors import InvalidRequest
 from model_store.gallery import Gallery
-from model_store.gallery.filters.facets import Facet
 from model_store.gallery.filters.grammar import And, Condition, Filter, Scalar, parse_field
+from model_store.records import Facet
 
 MAX_POINTS = 100_000
 """Maximum number of items on a map. The map of a larger gallery shows a seeded sample."""
@@ -223,8 +223,8 @@ def _conditions(facet: Facet) -> Iterator[tuple[Scalar, float | None, float | No
     field = parse_field(facet.field)
     least, greatest = facet.least, facet.greatest
     if least is None or greatest is None or least == greatest or facet.n_values <= MAX_COLOURS:
-        for value, _ in facet.values:
-            yield value, None, None, Condition(field, facet.comparison, (value,))
+        for one in facet.values:
+            yield one.value, None, None, Condition(field, facet.comparison, (one.value,))
         return
     ends = np.linspace(least, greatest, _N_RANGES + 1).tolist()
     for place, (start, end) in enumerate(pairwise(ends)):

@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.answers import Answer, Explanation
+from model_store.answers import Answer
 from model_store.decision import (
     Calibration,
     FilterMeans,
@@ -30,6 +30,7 @@ from model_store.matches import matches_of
 from model_store.messages import message
 from model_store.pairs import INDEPENDENT, Correlation, correlation_of
 from model_store.predictive import N_SAMPLES, Predictive, predict
+from model_store.records import Explanation
 from model_store.search import (
     EVERYTHING,
     N_CANDIDATES,
@@ -354,7 +355,9 @@ class Retriever:
             seconds,
             None
             if allowed is None
-            else Explanation(neighbours.plan, allowed.share, allowed.indexes),
+            else Explanation(
+                plan=neighbours.plan, estimated_share=allowed.share, indexes=dict(allowed.indexes)
+            ),
         )
 
     def uncertainty(self, predictive: Predictive) -> float | None:

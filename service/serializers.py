@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 
 from model_store.answers import Answer
-from model_store.decision import Assessment, Calibration, Decision, ResultSet
+from model_store.decision import Assessment, Calibration, Decision, ResultSetChoice
 from model_store.matches import Match
 from model_store.messages import Message, message
 from model_store.pairs import is_over_weights
@@ -60,13 +60,13 @@ def search_answer(
         verdict=decision.verdict,
         reason=decision.reason or reason,
         guaranteed=decision.guaranteed,
-        roll_up=roll_up(decision),
+        roll_up=decision.roll_up,
         no_match_probability=decision.no_match_probability,
         absent=absent,
         query=query,
         order=answer.order,
         results=[result(match, urls) for match in shown if match.item.id not in gone],
-        explain=explanation(answer),
+        explain=answer.explain,
         result_set=None if refused else _result_set(answer, gone),
         next_cursor=next_cursor,
         audit=audit,
@@ -79,16 +79,6 @@ def search_answer(
 def is_refused(answer: Answer, on_uncertain: schemas.OnUncertain) -> bool:
     """True if the verdict is not ``match``, and the client requests results only for ``match``."""
     return on_uncertain == "refuse" and answer.decision.verdict != "match"
-
-
-def explanation(answer: Answer) -> schemas.Explanation | None:
-    """Describe how the search found the items that pass the filter; None without a filter."""
-    explain = answer.explain
-    if explain is None:
-        return None
-    return schemas.Explanation(
-        plan=explain.plan, estimated_share=explain.share, indexes=dict(explain.indexes)
-    )
 
 
 def query(
@@ -176,7 +166,9 @@ def _result_set(answer: Answer, gone: Collection[str]) -> schemas.ResultSet | No
     return result_set(chosen, items)
 
 
-def result_set(chosen: ResultSet, items: Sequence[tuple[str, str | None]]) -> schemas.ResultSet:
+def result_set(
+    chosen: ResultSetChoice, items: Sequence[tuple[str, str | None]]
+) -> schemas.ResultSet:
     """Describe a result set by the ids and labels of its items."""
     return schemas.ResultSet(
         items=[schemas.SetItem(id=name, label=label) for name, label in items],
@@ -184,15 +176,6 @@ def result_set(chosen: ResultSet, items: Sequence[tuple[str, str | None]]) -> sc
         promised=chosen.shortfall is None,
         promised_for=list(chosen.promised_for),
         reason=chosen.shortfall,
-    )
-
-
-def roll_up(decision: Decision) -> schemas.RollUp | None:
-    """Describe the parent label that meets the error bound; None if no parent label does."""
-    return (
-        None
-        if decision.roll_up is None
-        else schemas.RollUp.model_validate(decision.roll_up, from_attributes=True)
     )
 
 

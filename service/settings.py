@@ -20,7 +20,7 @@ from pydantic_settings import (
 
 from model_store.addresses import passwords_in, require_no_user, split_address
 from model_store.bundles.directory import KEPT_BUNDLES
-from model_store.gallery import MilvusAccess
+from model_store.gallery.milvus.collection import MilvusAccess, check_address, check_log
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
@@ -79,13 +79,12 @@ def _check_redis_url(url: SecretStr) -> SecretStr:
 
 
 def _check_milvus_uri(uri: str) -> str:
-    if "://" in uri:
-        require_no_user(split_address(uri, ("http", "https", "tcp", "unix")), "VOUCH_MILVUS_TOKEN")
+    check_address(uri)
     return uri
 
 
 def _check_milvus_log(url: SecretStr) -> SecretStr:
-    split_address(url.get_secret_value(), ("postgresql", "postgres"))
+    check_log(url.get_secret_value())
     return url
 
 

@@ -6,7 +6,7 @@ Also measures the most probable parents of calibration queries, for example genu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -311,7 +311,7 @@ def _of_order(calibration: Calibration, order: Order, examples: Examples) -> dic
         "top1_ece": calibration_error(bins),
         "top1_ece_by_chance": calibration_spread(of_first, correct, examples.labels, weights),
         "error_auroc": auroc(1 - of_first[present & wrong], 1 - of_first[present & correct]),
-        "reliability": [asdict(one) for one in bins],
+        "reliability": [one.model_dump() for one in bins],
         "match_coverage": calibration.promises(order=order).point.coverage,
     }
 

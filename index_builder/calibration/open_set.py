@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -80,7 +79,7 @@ class Outcomes:
         everything = np.ones(len(self._absent), dtype=bool)
         report = {
             **self._rates(everything),
-            "reliability": [asdict(one) for one in self._reliability(everything)],
+            "reliability": [one.model_dump() for one in self._reliability(everything)],
             "risk_coverage": self._risk_coverage(),
             "point": self._point(),
             "max_error": self._calibration.max_error,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -140,5 +140,5 @@ def _cross_fitted(calibration: Calibration) -> dict[str, Any]:
         "first_item_correct_share_of_present": float(evidence.correct[~absent].mean()),
         "error_auroc_of_present": auroc(1 - first[wrong], 1 - first[evidence.correct]),
         "no_match_auroc": auroc(of_nothing[absent], of_nothing[~absent]),
-        "reliability": [asdict(one) for one in bins],
+        "reliability": [one.model_dump() for one in bins],
     }

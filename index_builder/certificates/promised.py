@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Any
 
 from index_builder.certificates.population import ABSENCE, QUERIES
-from model_store.decision import Calibration, MatchPromise, OperatingPoint, Promises
+from model_store.decision import Calibration, MatchThreshold, Promises
 from model_store.decision.promises import MOST_UNKNOWN
 from model_store.messages import message
+from model_store.records import OperatingPoint
 
 COVERAGES = (0.8, 0.9, 0.95)
 """Coverages of result sets that a certificate lists in addition to the default coverage."""
@@ -89,13 +89,13 @@ def _coverages(calibration: Calibration) -> list[float]:
     return sorted({calibration.coverage, *COVERAGES})
 
 
-def _held(calibration: Calibration, promised: Promises) -> list[MatchPromise]:
+def _held(calibration: Calibration, promised: Promises) -> list[MatchThreshold]:
     """Return the guarantees of the size classes that occur in the gallery."""
     held = zip(promised.matches, calibration.n_labels.tolist(), strict=True)
     return [promise for promise, n_labels in held if n_labels]
 
 
-def _match(promise: MatchPromise) -> dict[str, Any]:
+def _match(promise: MatchThreshold) -> dict[str, Any]:
     return {
         "size_class": promise.size_class,
         "threshold": promise.threshold if math.isfinite(promise.threshold) else None,
@@ -106,9 +106,7 @@ def _match(promise: MatchPromise) -> dict[str, Any]:
 
 
 def _point(point: OperatingPoint) -> dict[str, Any]:
-    numbers = asdict(point)
-    del numbers["threshold"]  # reported separately
-    return numbers
+    return point.model_dump(exclude={"threshold"})  # reported separately
 
 
 def _shortfalls(calibration: Calibration, promised: Promises) -> list[str]:

@@ -32,7 +32,8 @@ from model_store.errors import UsageError
 
 if TYPE_CHECKING:
     from index_builder.configuration.requirements import Check
-    from model_store.decision import Calibration, Outcome
+    from model_store.decision import Calibration
+    from model_store.records import GalleryOutcome
 
 ConfigOption = Annotated[
     str | None,
@@ -280,7 +281,7 @@ def evaluate_command(
 
 def _outcome_of(
     calibration: Calibration | None, evaluation: Mapping[str, Any] | None = None
-) -> Outcome:
+) -> GalleryOutcome:
     from model_store.decision import outcome_of  # noqa: PLC0415 - slow
 
     return outcome_of(calibration, evaluation)

@@ -17,7 +17,7 @@ from index_builder.progress import console, error_console
 from model_store.errors import RequirementNotMet
 
 if TYPE_CHECKING:
-    from model_store.decision import Outcome
+    from model_store.records import GalleryOutcome
 
 RequireOption = Annotated[
     str | None,
@@ -54,7 +54,7 @@ class OutcomeReport:
     as_json: bool
     to_stdout: bool = False
     table: Path | None = None
-    outcome: Outcome | None = None
+    outcome: GalleryOutcome | None = None
 
     @classmethod
     def of(cls, require: str | None, as_json: bool, *, to_stdout: bool = False) -> OutcomeReport:
@@ -66,7 +66,7 @@ class OutcomeReport:
         """
         return cls(() if require is None else parse_requirements(require), as_json, to_stdout)
 
-    def check(self, outcome: Outcome) -> None:
+    def check(self, outcome: GalleryOutcome) -> None:
         """Check the requirements before anything is published.
 
         Raises
@@ -94,7 +94,7 @@ class OutcomeReport:
         if self.as_json:
             paths = {"bundle": bundle, "report": table}
             shown = {name: None if path is None else str(path) for name, path in paths.items()}
-            print(json.dumps({**shown, "unmet": [*unmet], **self.outcome.as_json()}, indent=1))
+            print(json.dumps({**shown, "unmet": [*unmet], **self.outcome.model_dump()}, indent=1))
             return
         terminal = Console() if self.to_stdout else console
         for line in self.outcome.lines:

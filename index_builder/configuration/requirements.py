@@ -13,9 +13,9 @@ from model_store.errors import UsageError
 from model_store.verdicts import OUTCOME_NUMBERS
 
 if TYPE_CHECKING:
-    from model_store.decision import Outcome
+    from model_store.records import GalleryOutcome
 
-Check = Callable[["Outcome"], object]
+Check = Callable[["GalleryOutcome"], object]
 """Function that gets the outcome of a build before the bundle is published. The function raises an
 error to prevent the publication."""
 
@@ -24,7 +24,7 @@ _COUNTS = frozenset({"n_queries"})
 """Numbers of an outcome that are counts. All other numbers are shares."""
 
 
-def accept_any(_: Outcome) -> None:
+def accept_any(_: GalleryOutcome) -> None:
     """Accept every outcome."""
 
 
@@ -43,12 +43,12 @@ class Requirement:
     operator: str
     limit: float
 
-    def shortfall(self, outcome: Outcome) -> str | None:
+    def shortfall(self, outcome: GalleryOutcome) -> str | None:
         """Return how an outcome fails the requirement; None if the requirement is met.
 
         If the number is unknown, the requirement is not met.
         """
-        value = outcome.numbers()[self.name]
+        value = getattr(outcome, self.name)
         wanted = f"(wanted {self.operator} {self.limit:g})"
         if value is None:
             return f"{self.name} is not known {wanted}"

@@ -17,7 +17,6 @@ then gets the mean result of all of them.
 """
 
 from index_builder.metrics.calibration import (
-    ReliabilityBin,
     brier,
     calibration_error,
     calibration_spread,
@@ -54,7 +53,6 @@ from index_builder.metrics.uncertainty import (
 )
 
 __all__ = [
-    "ReliabilityBin",
     "augrc",
     "auprc",
     "aurc",

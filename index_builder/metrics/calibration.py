@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.records import ReliabilityBin
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class ReliabilityBin:
-    """A bin of predictions with similar probabilities.
-
-    Attributes
-    ----------
-    n : number of predictions.
-    probability : weighted mean of the predicted probabilities.
-    share : weighted share of predictions whose event occurred.
-    weight : weight of the bin, as a share of the total weight.
-    """
-
-    n: int
-    probability: float
-    share: float
-    weight: float
 
 
 def reliability(
@@ -204,10 +187,10 @@ def _bins(
     total = sum(float(weights[rows].sum()) for rows in groups)
     return [
         ReliabilityBin(
-            len(rows),
-            float(np.average(probabilities[rows], weights=weights[rows])),
-            float(np.average(outcomes[rows], weights=weights[rows])),
-            float(weights[rows].sum()) / total,
+            n=len(rows),
+            probability=float(np.average(probabilities[rows], weights=weights[rows])),
+            share=float(np.average(outcomes[rows], weights=weights[rows])),
+            weight=float(weights[rows].sum()) / total,
         )
         for rows in groups
     ]

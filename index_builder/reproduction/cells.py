@@ -181,7 +181,7 @@ def _prepare_process(threads: int) -> None:
 def _measure(plan: ExperimentPlan, method: str, seed: int) -> Outcome:
     try:
         if not plan.cell(method, seed).exists():  # another command may have measured the cell
-            _write(plan.cell(method, seed), _measured_cell(plan, method, seed))
+            write_cell(plan.cell(method, seed), _measured_cell(plan, method, seed))
     except BuildError as error:
         return method, seed, str(error)
     return method, seed, None
@@ -249,7 +249,7 @@ def _built(plan: ExperimentPlan, method: str, config: ProtocolConfig, run: Run) 
         "training": asdict(own_training) if training is None else training,
         "fit": asdict(fit),
     }
-    _write(costs_file, costs)
+    write_cell(costs_file, costs)
     return costs
 
 
@@ -264,7 +264,7 @@ def _shared_training(plan: ExperimentPlan, seed: int) -> dict[str, Any]:
             splits = load_protocol(config).splits()
             with measured() as cost:
                 train_step(config, run, splits)
-            _write(costs_file, {**asdict(cost), "shared": True})
+            write_cell(costs_file, {**asdict(cost), "shared": True})
     return dict(json.loads(costs_file.read_text(encoding="utf-8")))
 
 
@@ -272,7 +272,7 @@ def _require_same_settings(plan: ExperimentPlan) -> None:
     path = plan.directory / "plan.json"
     settings = plan.base.model_dump(mode="json", exclude={"seed"})
     if not path.exists():
-        _write(path, settings)
+        write_cell(path, settings)
         return
     before = json.loads(path.read_text(encoding="utf-8"))
     changed = sorted(plan.base.changed_since({**before, "seed": plan.base.seed}))
@@ -283,7 +283,7 @@ def _require_same_settings(plan: ExperimentPlan) -> None:
         )
 
 
-def _write(path: Path, content: Cell) -> None:
+def write_cell(path: Path, content: Cell) -> None:
     """Write the cell to a temporary file and rename it; an interrupted cell leaves no result."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as unfinished:

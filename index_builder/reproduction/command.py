@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from index_builder.pipeline.run import write_json
 from index_builder.reproduction.cells import ExperimentPlan, methods_named, run_cells
 from index_builder.reproduction.comparison.grid import compare_objectives
 from index_builder.reproduction.page import write_page
 from index_builder.reproduction.protocols import protocol_config
 from index_builder.reproduction.stereo.command import measure_stereo
-from index_builder.reproduction.summary import markdown, report_of
+from index_builder.reproduction.summary import markdown, publish, report_of
 from model_store.errors import BuildError, ConfigError
 
 COMPARISONS: Mapping[str, Callable[..., str]] = {
@@ -63,14 +62,5 @@ def reproduce(
     if not cells:
         raise BuildError(failures[0].reason)
     report = report_of(plan, cells, failures)
-    write_json(directory / "report.json", report)
-    write_page(report, directory / "report.html")
-    tables = markdown(report)
-    (directory / "table.md").write_text(tables, encoding="utf-8")
-    if failures:
-        raise BuildError(
-            f"{len(failures)} of {len(cells) + len(failures)} measurements failed. The "
-            f"tables in {directory} have all others. To retry, run the command again. Failed: "
-            + "; ".join(f"{one.method}, seed {one.seed}: {one.reason}" for one in failures)
-        )
-    return tables
+    failed = [f"{one.method}, seed {one.seed}: {one.reason}" for one in failures]
+    return publish(directory, report, markdown(report), write_page, failed, len(cells))

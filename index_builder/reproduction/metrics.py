@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -126,7 +126,7 @@ def curves(signals: Signals, correct: Bools) -> dict[str, Any]:
     drawn: dict[str, Any] = {}
     if signals.confidences is not None and signals.outcomes is not None:
         bins = metrics.reliability_by_width(signals.confidences, signals.outcomes)
-        drawn["reliability"] = [asdict(one) for one in bins]
+        drawn["reliability"] = [one.model_dump() for one in bins]
     if signals.uncertainties is not None:
         drawn["sparsification"] = _thinned(*metrics.sparsification(signals.uncertainties, correct))
         drawn["risk_coverage"] = _thinned(*metrics.risk_coverage(signals.uncertainties, correct))

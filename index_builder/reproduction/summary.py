@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from index_builder.pipeline.run import write_json
 from index_builder.reproduction.cells import Cell, ExperimentPlan, FailedCell
 from index_builder.reproduction.protocols import PROTOCOLS
+from model_store.errors import BuildError
 
 Report = dict[str, Any]
 
@@ -233,6 +236,34 @@ def report_of(
         "machines": _different([cell["machine"] for cell in cells]),
         "config": plan.base.model_dump(mode="json"),
     }
+
+
+def publish(
+    directory: Path,
+    report: Report,
+    tables: str,
+    write_page: Callable[[Report, Path], None] | None = None,
+    failures: Sequence[str] = (),
+    n_measured: int = 0,
+) -> str:
+    """Write report.json, report.html (with ``write_page``) and table.md; return the tables.
+
+    Raises
+    ------
+    BuildError : there are failures. The files have all ``n_measured`` other measurements.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / "report.json", report)
+    if write_page is not None:
+        write_page(report, directory / "report.html")
+    (directory / "table.md").write_text(tables, encoding="utf-8")
+    if failures:
+        raise BuildError(
+            f"{len(failures)} of {n_measured + len(failures)} measurements failed. The tables in "
+            f"{directory} have all others. To retry, run the command again. Failed: "
+            + "; ".join(failures)
+        )
+    return tables
 
 
 def _different(machines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

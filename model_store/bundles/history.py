@@ -21,13 +21,14 @@ from model_store.bundles.manifest import (
     parse_manifest,
     verify_file,
 )
-from model_store.decision import Calibration, Outcome, outcome_of
+from model_store.decision import Calibration, outcome_of
 from model_store.decision.calibration import FILES, written_at
 from model_store.errors import BundleTampered, VouchError
 from model_store.gallery.files.gallery import LABELS_FILE
 from model_store.gallery.files.row_file import load_rows
 from model_store.installation import DISTRIBUTION
 from model_store.messages import Message, message
+from model_store.records import GalleryOutcome
 
 _MOST_KEPT = 1024
 """Maximum number of cached summaries. A bundle never changes, so its summary stays valid."""
@@ -42,13 +43,13 @@ class CalibrationSummary:
     written_at : time when the calibration file was written; in a copied bundle, time of the copy.
     queries : kind of the calibration queries, such as ``held_out_images``.
     delta : δ; the error bound holds with probability 1 − δ over calibrations.
-    outcome : measured shares and bounds; see `Outcome`.
+    outcome : measured shares and bounds; see `GalleryOutcome`.
     """
 
     written_at: datetime
     queries: str
     delta: float
-    outcome: Outcome
+    outcome: GalleryOutcome
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object; times as ISO 8601."""
@@ -56,8 +57,7 @@ class CalibrationSummary:
             "written_at": self.written_at.isoformat(timespec="seconds"),
             "queries": self.queries,
             "delta": self.delta,
-            "basis": self.outcome.basis,
-            **self.outcome.numbers(),
+            **self.outcome.model_dump(exclude={"lines"}),
         }
 
 

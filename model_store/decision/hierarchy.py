@@ -63,22 +63,6 @@ class Hierarchy:
         return np.concatenate([self.above, unknown])
 
 
-@dataclass(frozen=True, slots=True)
-class RollUp:
-    """The answer to an ambiguous query: the finest parent label that meets the error bound.
-
-    Attributes
-    ----------
-    level : name of the level.
-    label : parent label at that level.
-    probability : probability that the gallery has a true match below this parent.
-    """
-
-    level: str
-    label: str
-    probability: float
-
-
 def likeliest_parents(
     parents: NDArray[np.int32], probabilities: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:

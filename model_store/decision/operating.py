@@ -21,6 +21,7 @@ from model_store.decision.absent_share import prior_shift, shifted
 from model_store.decision.crossing import first_where
 from model_store.decision.evidence import Evidence
 from model_store.decision.recalibration import Recalibration
+from model_store.records import OperatingPoint
 
 LEAST_THRESHOLD = 0.5
 """Minimum threshold on the match probability, for any accepted error."""
@@ -62,30 +63,6 @@ PValue = Callable[[float], float]
 
 Thresholds = Sequence[tuple[float, Bools]]
 """Decreasing thresholds, each with a mask of the accepted queries."""
-
-
-@dataclass(frozen=True, slots=True)
-class OperatingPoint:
-    """The rates that result if each first item at or above a threshold is called a match.
-
-    Attributes
-    ----------
-    threshold : threshold on the match probability.
-    coverage : share of all queries whose first item is called a match.
-    error : share of wrong results among these matches.
-    error_bound : upper confidence bound of ``error``, see `Stream.error_p_value`.
-    false_match_rate : FPIR, the share of absent queries whose first item is called a match, as a
-        mean over labels.
-    false_match_bound : upper confidence bound of FPIR, see `label_bound`. The rate and the bound
-        are None if nothing is known about absent queries.
-    """
-
-    threshold: float
-    coverage: float
-    error: float
-    error_bound: float
-    false_match_rate: float | None
-    false_match_bound: float | None
 
 
 @dataclass(frozen=True)
@@ -218,16 +195,23 @@ class Stream:
     def point_of(self, accepted: Bools, threshold: float) -> OperatingPoint:
         """Return the operating point if the ``accepted`` (n,) queries are called matches."""
         if math.isinf(threshold):  # nothing is accepted
-            return OperatingPoint(threshold, 0.0, 0.0, 1.0, 0.0, 0.0)
+            return OperatingPoint(
+                threshold=threshold,
+                coverage=0.0,
+                error=0.0,
+                error_bound=1.0,
+                false_match_rate=0.0,
+                false_match_bound=0.0,
+            )
         accepted = accepted & self.chosen
         coverage, error = self._coverage_and_error(accepted)
         return OperatingPoint(
-            threshold,
-            coverage,
-            error,
-            self.error_bound(accepted),
-            self.false_match_rate(accepted),
-            self.false_match_bound(accepted),
+            threshold=threshold,
+            coverage=coverage,
+            error=error,
+            error_bound=self.error_bound(accepted),
+            false_match_rate=self.false_match_rate(accepted),
+            false_match_bound=self.false_match_bound(accepted),
         )
 
     def false_match_rate(self, accepted: Bools) -> float:

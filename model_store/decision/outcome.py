@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from model_store.decision.calibration import Calibration
 from model_store.decision.evidence import SIZE_CLASSES, Evidence
 from model_store.decision.operating import MANY_TIMES, exact_interval
 from model_store.decision.promises import Promises
-from model_store.verdicts import OUTCOME_NUMBERS, OutcomeBasis, OutcomeSeverity
+from model_store.records import GalleryOutcome, OutcomeLine, OutcomeNumbers
+from model_store.verdicts import OutcomeSeverity
 
 LEAST_RECALL = 0.5
 """Minimum recall at 1; below this value, the outcome reports a failure."""
@@ -168,99 +169,9 @@ _ACCEPT = (
 _SIZES = {"one": "one item", "few": "2 to 5 items", "many": "more than 5 items"}
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomeLine:
-    """One line of an outcome.
-
-    Attributes
-    ----------
-    code : stable name of the line's subject.
-    severity : ``fact``; ``warning`` for a shortfall; ``failure`` if the gallery needs a change to
-        be useful.
-    parameters : values in the line; None for an unknown value. Shares are between 0 and 1.
-    """
-
-    code: str
-    severity: OutcomeSeverity
-    parameters: Parameters
-
-    @property
-    def sentence(self) -> str:
-        """The text of the line: one or more sentences."""
-        texts = list(_TEXTS.get(self.code, ()))
-        if self.code == "recall_at_1":
-            texts.append(_RECALL[str(self.parameters["queries"])])
-        elif self.code == "absent":
-            texts += [text for name, text in _ABSENCE.items() if name == self.parameters["absence"]]
-        elif "accepted_error" in self.parameters:
-            texts.append(_ACCEPT)
-        shown: dict[str, str] = {}
-        for name, value in self.parameters.items():
-            if isinstance(value, float):
-                shown |= {name: percent(value), f"{name}_number": f"{value:g}"}
-            elif value is not None:
-                shown[name] = f"{value:,}" if isinstance(value, int) else value
-        return " ".join(text.format(**shown) for text in texts if _is_known(text, shown))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object of the line and its sentence."""
-        return {**asdict(self), "sentence": self.sentence}
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of a build: numbers, and lines of text about them.
-
-    An unknown number is None.
-
-    Attributes
-    ----------
-    basis : source of the numbers: an evaluation, or the calibration queries. Each calibration query
-        is predicted by models that were fitted to other queries.
-    n_queries : queries with a match in the gallery.
-    recall_at_1 : share of these queries with a right first result.
-    match_share : share of these queries with verdict `match`.
-    match_error : observed share of wrong results among all matches, at the expected share of absent
-        queries.
-    match_error_bound : the calibration's upper confidence bound of `match_error`.
-    max_error : largest error of matches that the gallery accepts.
-    false_match_rate : share of absent queries with verdict `match`.
-    false_match_bound : the calibration's upper confidence bound of `false_match_rate`.
-    flagged_share : share of queries with a match that are flagged out of distribution.
-    absent_flagged_share : share of absent queries that are flagged.
-    lines : at most `MOST_LINES` lines: first facts, then failures, then warnings.
-    """
-
-    basis: OutcomeBasis | None = None
-    n_queries: int | None = None
-    recall_at_1: float | None = None
-    match_share: float | None = None
-    match_error: float | None = None
-    match_error_bound: float | None = None
-    max_error: float | None = None
-    false_match_rate: float | None = None
-    false_match_bound: float | None = None
-    flagged_share: float | None = None
-    absent_flagged_share: float | None = None
-    lines: tuple[OutcomeLine, ...] = ()
-
-    def sentences(self) -> list[str]:
-        """Return the text of each line."""
-        return [line.sentence for line in self.lines]
-
-    def numbers(self) -> dict[str, float | int | None]:
-        """Return the numbers by name."""
-        return {name: getattr(self, name) for name in OUTCOME_NUMBERS}
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object: the basis, the numbers, and the lines with their sentences."""
-        lines = [line.as_json() for line in self.lines]
-        return {"basis": self.basis, **self.numbers(), "lines": lines}
-
-
 def outcome_of(
     calibration: Calibration | None, evaluation: Mapping[str, Any] | None = None
-) -> Outcome:
+) -> GalleryOutcome:
     """Return the outcome of a build.
 
     Parameters
@@ -271,18 +182,22 @@ def outcome_of(
         have numbers that ignore the out-of-distribution flag.
     """
     if calibration is None:
-        return Outcome(lines=(OutcomeLine("not_calibrated", "warning", {}),))
+        return GalleryOutcome(
+            **dict.fromkeys(OutcomeNumbers.model_fields),
+            lines=[_line("not_calibrated", "warning", {})],
+        )
     evidence, promises = calibration.evidence.of_order(calibration.order), calibration.promises()
     found = _cross_fitted(calibration, evidence, promises)
     verdicts = {} if evaluation is None else evaluation.get("verdicts", {})
     if evaluation is not None and "matched" in verdicts:
-        found = replace(found, **_evaluated(calibration, evaluation))
+        found = found.model_copy(update=_evaluated(calibration, evaluation))
     absent_evaluated = "near" in verdicts
     if absent_evaluated:
-        found = replace(
-            found,
-            false_match_rate=float(verdicts["near"].get("match", 0.0)),
-            absent_flagged_share=float(verdicts["near"].get("out_of_distribution", 0.0)),
+        found = found.model_copy(
+            update={
+                "false_match_rate": float(verdicts["near"].get("match", 0.0)),
+                "absent_flagged_share": float(verdicts["near"].get("out_of_distribution", 0.0)),
+            }
         )
     shortfalls = [
         *_of_recall(found),
@@ -291,7 +206,26 @@ def outcome_of(
     ]
     shortfalls.sort(key=lambda line: line.severity != "failure")
     facts = _facts(calibration, promises, found, absent_evaluated=absent_evaluated)
-    return replace(found, lines=(*facts, *shortfalls)[:MOST_LINES])
+    return found.model_copy(update={"lines": [*facts, *shortfalls][:MOST_LINES]})
+
+
+def _line(code: str, severity: OutcomeSeverity, parameters: Parameters) -> OutcomeLine:
+    """Return a line with its sentences; an unknown parameter is None."""
+    texts = list(_TEXTS.get(code, ()))
+    if code == "recall_at_1":
+        texts.append(_RECALL[str(parameters["queries"])])
+    elif code == "absent":
+        texts += [text for name, text in _ABSENCE.items() if name == parameters["absence"]]
+    elif "accepted_error" in parameters:
+        texts.append(_ACCEPT)
+    shown: dict[str, str] = {}
+    for name, value in parameters.items():
+        if isinstance(value, float):
+            shown |= {name: percent(value), f"{name}_number": f"{value:g}"}
+        elif value is not None:
+            shown[name] = f"{value:,}" if isinstance(value, int) else value
+    sentence = " ".join(text.format(**shown) for text in texts if _is_known(text, shown))
+    return OutcomeLine(code=code, severity=severity, parameters=dict(parameters), sentence=sentence)
 
 
 def percent(share: float) -> str:
@@ -310,12 +244,14 @@ def _is_known(text: str, shown: Mapping[str, str]) -> bool:
     return {part.split("}")[0] for part in text.split("{")[1:]} <= set(shown)
 
 
-def _cross_fitted(calibration: Calibration, evidence: Evidence, promises: Promises) -> Outcome:
+def _cross_fitted(
+    calibration: Calibration, evidence: Evidence, promises: Promises
+) -> GalleryOutcome:
     """Return the numbers of the calibration queries."""
     present, called = ~evidence.absent, promises.accepted
     point, flagged = promises.point_of(called), _flagged(calibration)
     absent_known = evidence.absent.any() and promises.unknown_absence is None
-    return Outcome(
+    return GalleryOutcome(
         basis="calibration",
         n_queries=int(present.sum()),
         recall_at_1=float(evidence.correct[present].mean()),
@@ -329,6 +265,7 @@ def _cross_fitted(calibration: Calibration, evidence: Evidence, promises: Promis
         absent_flagged_share=float(flagged[~present].mean())
         if flagged is not None and absent_known
         else None,
+        lines=[],
     )
 
 
@@ -364,7 +301,7 @@ def _called_share(calibration: Calibration) -> float:
 
 
 def _facts(
-    calibration: Calibration, promises: Promises, found: Outcome, *, absent_evaluated: bool
+    calibration: Calibration, promises: Promises, found: GalleryOutcome, *, absent_evaluated: bool
 ) -> Iterator[OutcomeLine]:
     """Yield the lines that state the numbers.
 
@@ -405,16 +342,16 @@ def _facts(
 
 
 def _fact(code: str, **parameters: float | str | None) -> OutcomeLine:
-    return OutcomeLine(code, "fact", parameters)
+    return _line(code, "fact", parameters)
 
 
-def _of_recall(found: Outcome) -> Iterator[OutcomeLine]:
+def _of_recall(found: GalleryOutcome) -> Iterator[OutcomeLine]:
     if found.recall_at_1 is not None and found.recall_at_1 < LEAST_RECALL:
-        yield OutcomeLine("recall_low", "failure", {"recall_at_1": found.recall_at_1})
+        yield _line("recall_low", "failure", {"recall_at_1": found.recall_at_1})
 
 
 def _of_matches(
-    calibration: Calibration, evidence: Evidence, promises: Promises, found: Outcome
+    calibration: Calibration, evidence: Evidence, promises: Promises, found: GalleryOutcome
 ) -> Iterator[OutcomeLine]:
     """Yield lines about too few matches, and about too many wrong matches.
 
@@ -424,11 +361,11 @@ def _of_matches(
     """
     if not promises.gives_matches:
         code, parameters = _why_never(calibration, evidence, promises)
-        yield OutcomeLine(code, "failure", parameters)
+        yield _line(code, "failure", parameters)
         return
     if not promises.gives_guarantee:
         reasons = [one.shortfall for one in promises.matches if math.isfinite(one.threshold)]
-        yield OutcomeLine("match_not_guaranteed", "warning", {"reason": reasons[0]})
+        yield _line("match_not_guaranteed", "warning", {"reason": reasons[0]})
     present, match_share = ~evidence.absent, found.match_share or 0.0
     for place, promise in enumerate(promises.matches):
         rows = evidence.first_classes == place
@@ -443,16 +380,16 @@ def _of_matches(
                     "n_queries": stream.n_answered,
                     "n_more": _about(needed - stream.n_answered),
                 }
-            yield OutcomeLine(code, "warning", parameters)
+            yield _line(code, "warning", parameters)
     if match_share < LEAST_MATCH_SHARE:
         code, parameters = _why_seldom(calibration, promises, match_share)
-        yield OutcomeLine(code, "warning" if match_share else "failure", parameters)
+        yield _line(code, "warning" if match_share else "failure", parameters)
     error = found.match_error or 0.0
     n_matches = round(match_share * (found.n_queries or 0))
     if found.basis == "evaluation":
         least, _ = exact_interval(error, n_matches, _CONFIDENCE)
         if least > calibration.max_error:
-            yield OutcomeLine(
+            yield _line(
                 "error_above_bound",
                 "warning",
                 {"match_error": error, "max_error": calibration.max_error},
@@ -541,17 +478,17 @@ def _accepted(calibration: Calibration, match_share: float) -> dict[str, float |
 
 
 def _of_evidence(
-    calibration: Calibration, promises: Promises, found: Outcome, *, absent_evaluated: bool
+    calibration: Calibration, promises: Promises, found: GalleryOutcome, *, absent_evaluated: bool
 ) -> Iterator[OutcomeLine]:
     """Yield lines about shortfalls of the calibration queries."""
     if promises.unknown_rate is not None:
         known = absent_evaluated or promises.unknown_absence is None
         code = "false_match_rate_uncertain" if known else "false_match_rate_unknown"
-        yield OutcomeLine(code, "warning", {"reason": promises.unknown_rate})
+        yield _line(code, "warning", {"reason": promises.unknown_rate})
     if calibration.report.get("queries") == "views_of_items" and found.basis == "calibration":
-        yield OutcomeLine("only_views", "warning", {})
+        yield _line("only_views", "warning", {})
     n, alpha = len(calibration.outlier_scores), calibration.alpha
     if alpha * (n + 1) < 1:
         n_needed = math.ceil(1 / alpha) - 1
         parameters = {"alpha": alpha, "n_queries": n, "n_needed": n_needed}
-        yield OutcomeLine("never_flagged", "warning", parameters)
+        yield _line("never_flagged", "warning", parameters)

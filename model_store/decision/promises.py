@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from model_store.decision.absent_share import prior_shift
 from model_store.decision.evidence import SIZE_CLASSES, Evidence
-from model_store.decision.operating import MANY_TIMES, OperatingPoint, Stream, least_queries
+from model_store.decision.operating import MANY_TIMES, Stream, least_queries
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.result_sets import ResultSetRule
 from model_store.messages import Message, message
+from model_store.records import OperatingPoint
 
 WORST_RATE = 0.1
 """Largest useful upper bound of the false-match rate (FPIR). If absent queries have fewer than log
@@ -30,7 +31,7 @@ queries, no query gets the verdict `match`."""
 
 
 @dataclass(frozen=True, slots=True)
-class MatchPromise:
+class MatchThreshold:
     """The threshold of verdict `match` for one size class, and the guarantee of the threshold.
 
     Attributes
@@ -119,7 +120,7 @@ class Promises:
         return np.array([math.inf if one is None else one[0] for one in self._found])
 
     @cached_property
-    def roll_ups(self) -> tuple[tuple[MatchPromise, ...], ...]:
+    def roll_ups(self) -> tuple[tuple[MatchThreshold, ...], ...]:
         """The promises for answers at each level, by the size class of the likeliest label."""
         return self._rolled_up(self._levels, self._streams, self._likeliest_classes)
 
@@ -178,7 +179,7 @@ class Promises:
         return None if found is None else self._told(self.stream.point(found[0]))
 
     @cached_property
-    def matches(self) -> tuple[MatchPromise, ...]:
+    def matches(self) -> tuple[MatchThreshold, ...]:
         """The promise of each size class. The slow computation runs on first use."""
         return tuple(self._promise(place) for place in range(len(self._found)))
 
@@ -208,17 +209,17 @@ class Promises:
             return math.inf, False
         return max(threshold, by_rate), guaranteed
 
-    def _promise(self, size_class: int) -> MatchPromise:
+    def _promise(self, size_class: int) -> MatchThreshold:
         name, found = SIZE_CLASSES[size_class], self._found[size_class]
         of_class = self._of_class(size_class)
         if found is None:
             queries = "" if self._n_labels[size_class] == 0 else message(f"first_item_{name}")
-            return MatchPromise(name, math.inf, None, self._error_shortfall(of_class, queries))
+            return MatchThreshold(name, math.inf, None, self._error_shortfall(of_class, queries))
         threshold, guaranteed = found
         if math.isinf(threshold):
-            return MatchPromise(name, math.inf, None, self._rate_shortfall())
+            return MatchThreshold(name, math.inf, None, self._rate_shortfall())
         lacking = None if guaranteed else self._lacking(of_class)
-        return MatchPromise(
+        return MatchThreshold(
             name, threshold, self._told(of_class.point(threshold)), lacking, guaranteed
         )
 
@@ -253,7 +254,7 @@ class Promises:
 
     def _rolled_up(
         self, levels: Sequence[str], streams: Sequence[Stream], classes: NDArray[np.int8]
-    ) -> tuple[tuple[MatchPromise, ...], ...]:
+    ) -> tuple[tuple[MatchThreshold, ...], ...]:
         """Find thresholds for answers at each level, with the same maximum error.
 
         The finest level is first. A level answers only queries that no finer level answers. The
@@ -281,7 +282,7 @@ class Promises:
             promised.append(of_classes)
         return tuple(promised)
 
-    def _promise_of_level(self, level: str, size_class: int, stream: Stream) -> MatchPromise:
+    def _promise_of_level(self, level: str, size_class: int, stream: Stream) -> MatchThreshold:
         found = self._widest(stream, self.max_error)
         name = SIZE_CLASSES[size_class]
         if found is None:
@@ -294,10 +295,10 @@ class Promises:
                 n_queries=n,
                 n_needed=least,
             )
-            return MatchPromise(name, math.inf, None, shortfall)
+            return MatchThreshold(name, math.inf, None, shortfall)
         threshold, guaranteed = found
         lacking = None if guaranteed else self._lacking(stream)
-        return MatchPromise(
+        return MatchThreshold(
             name, threshold, self._told(stream.point(threshold)), lacking, guaranteed
         )
 
@@ -305,7 +306,7 @@ class Promises:
         """Return the point, without its FPIR if nothing is known about absent queries."""
         if self.unknown_absence is None:
             return point
-        return replace(point, false_match_rate=None, false_match_bound=None)
+        return point.model_copy(update={"false_match_rate": None, "false_match_bound": None})
 
     def _too_few_labels(self) -> Message | None:
         """Return a message if the absent queries have too few labels for a bound, else None."""

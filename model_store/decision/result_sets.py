@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class ResultSet:
+class ResultSetChoice:
     """Items that contain a true match with a stated probability.
 
     If one item of a label is a true match, all items of this label are true matches. So the set
@@ -116,7 +116,7 @@ class ResultSetRule:
         probabilities: Floats,
         classes: NDArray[np.int8],
         coverage: float,
-    ) -> ResultSet:
+    ) -> ResultSetChoice:
         """Choose the result set of one query.
 
         Parameters
@@ -129,10 +129,10 @@ class ResultSetRule:
         found = self._at(coverage)
         if found.thresholds is None:
             likeliest = np.sort(np.argsort(-probabilities, kind="stable")[:MOST_UNPROMISED])
-            return ResultSet(places[likeliest], coverage, (), found.shortfall)
+            return ResultSetChoice(places[likeliest], coverage, (), found.shortfall)
         chosen = probabilities >= found.thresholds[classes]
         chosen[probabilities.argmax()] = True
-        return ResultSet(places[chosen], coverage, found.promised_for, found.shortfall)
+        return ResultSetChoice(places[chosen], coverage, found.promised_for, found.shortfall)
 
     def _at(self, coverage: float) -> _Thresholds:
         known = self._known.get(coverage)

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from model_store.decision.calibration import Calibration
 from model_store.decision.found_labels import FoundLabels, MatchProbabilities, Retrieved, Terms
-from model_store.decision.hierarchy import RollUp
 from model_store.decision.logistic import bounded_logit
 from model_store.decision.operating import LEAST_THRESHOLD
 from model_store.decision.promises import Promises
-from model_store.decision.result_sets import ResultSet
+from model_store.decision.result_sets import ResultSetChoice
 from model_store.messages import Message, message
 from model_store.predictive import Predictive
+from model_store.records import RollUp
 from model_store.verdicts import Level, Verdict
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
@@ -101,7 +101,7 @@ class Decision:
     match_probabilities: Floats | None = None
     no_match_probability: float | None = None
     assumed_no_match: float | None = None
-    result_set: ResultSet | None = None
+    result_set: ResultSetChoice | None = None
     roll_up: RollUp | None = None
     guaranteed: bool = False
 
@@ -279,7 +279,9 @@ def _roll_up(
     for level, (place, probability) in enumerate(zip(places, of_parents, strict=True)):
         if place >= 0 and probability >= promises.level_threshold(level, size_class):
             label = hierarchy.parents[level][place]
-            return RollUp(hierarchy.levels[level], label, float(probability))
+            return RollUp(
+                level=hierarchy.levels[level], label=label, probability=float(probability)
+            )
     return None
 
 
@@ -290,7 +292,7 @@ def _result_set(
     fitted: Floats,
     allowed: NDArray[np.bool_] | None,
     terms: Terms,
-) -> ResultSet:
+) -> ResultSetChoice:
     """Choose the result set; ``fitted`` are probabilities for the fit's share of absent queries.
 
     The coverage counts only matched queries. So these probabilities depend neither on the expected
@@ -308,7 +310,7 @@ def _result_set(
         places = allowed.argmax(axis=1)
         missing = missing or message("coverage_not_under_filter")
     if len(labels) == 0:
-        return ResultSet(places[labels], coverage, (), missing)
+        return ResultSetChoice(places[labels], coverage, (), missing)
     chosen = promises.sets.choose(places[labels], fitted[labels], found.classes[labels], coverage)
     if missing is None:
         return chosen

@@ -25,7 +25,6 @@ from model_store.feedback.decisions import DECISIONS, Decided, DecisionKind, Pai
 from model_store.feedback.drawn import DrawnQuery, drawn_queries
 from model_store.feedback.log import (
     FeedbackLog,
-    FeedbackSummary,
     Reviews,
     SaidPairs,
 )
@@ -53,7 +52,6 @@ __all__ = [
     "DecisionKind",
     "DrawnQuery",
     "FeedbackLog",
-    "FeedbackSummary",
     "KeptQueries",
     "Leased",
     "NewCase",

@@ -17,6 +17,7 @@ from model_store.decision import MatchDraw, MatchReview
 from model_store.feedback import cases, decisions
 from model_store.feedback.decisions import Decided
 from model_store.feedback.file import FITTED_TO, columns, opened
+from model_store.records import FeedbackSummary
 
 _DRAW = tuple(field.name for field in fields(MatchDraw))
 """Columns of a drawn match. The last three columns are sums over the undrawn matches since the
@@ -47,23 +48,6 @@ class SaidPairs:
     weights: NDArray[np.float64]
     ordered: NDArray[np.bool_]
     n_others: int
-
-
-@dataclass(frozen=True, slots=True)
-class FeedbackSummary:
-    """A summary of the pairs with feedback: their mean served probability and confirmed share.
-
-    Attributes
-    ----------
-    n : number of pairs with feedback.
-    probability : mean served probability of these pairs.
-    share : share of these pairs that users confirmed as matches. The share is near ``probability``
-        if probabilities are calibrated and all pairs get feedback equally often.
-    """
-
-    n: int
-    probability: float
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +162,7 @@ class FeedbackLog:
                 "WHERE bundle = ?",
                 (bundle,),
             ).fetchone()
-        return FeedbackSummary(n, probability, share) if n else None
+        return FeedbackSummary(n=n, probability=probability, share=share) if n else None
 
     def ask(self, bundle: str, matches: Iterable[tuple[str, str, MatchDraw]]) -> None:
         """Store matches that were drawn for review, as tuples: query id, item id, draw.

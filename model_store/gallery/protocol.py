@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.encoder.contract import Embeddings
-from model_store.gallery.filters.facets import Facet
 from model_store.gallery.filters.grammar import Filter
 from model_store.gallery.index.allowed import Allowed
+from model_store.records import Facet
 from model_store.verdicts import Plan
 
 

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from model_store.records import QualityHint
+
 MEASURES = ("short_side", "brightness", "contrast", "sharpness", "aspect")
 """Names of the measures, in the order of the last axis of `quality_measures`."""
 
@@ -64,24 +66,6 @@ _REASONS: Mapping[str, _Reason] = {
     "blurred": _Reason("sharpness", 0.01, True, "Hold still, and let the camera focus."),
     "extreme_aspect": _Reason("aspect", 3, False, "Crop the picture to its important part."),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class QualityHint:
-    """One reason why a query may be poor.
-
-    Attributes
-    ----------
-    code : stable code of the reason, for programs.
-    measure : name of the measure.
-    value : value of the measure.
-    advice : one sentence for the photographer.
-    """
-
-    code: str
-    measure: str
-    value: float
-    advice: str
 
 
 def quality_measures(
@@ -146,7 +130,12 @@ def quality_hints(
     value_of = dict(zip(MEASURES, measures.tolist(), strict=True))
     known = ordinary or {}
     return [
-        QualityHint(code, reason.measure, value_of[reason.measure], reason.advice)
+        QualityHint(
+            code=code,
+            measure=reason.measure,
+            value=value_of[reason.measure],
+            advice=reason.advice,
+        )
         for code, reason in _REASONS.items()
         if reason.applies(value_of[reason.measure], known.get(code))
     ]
@@ -162,7 +151,7 @@ def degradation_hint(displacement: float | None, percentile: float | None) -> li
     """
     if displacement is None or percentile is None or percentile < _DEGRADED_FROM:
         return []
-    return [QualityHint("degraded", "aleatoric", displacement, _DEGRADED)]
+    return [QualityHint(code="degraded", measure="aleatoric", value=displacement, advice=_DEGRADED)]
 
 
 def ordinary_limits(measures: NDArray[np.float64]) -> dict[str, float]:

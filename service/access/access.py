@@ -338,15 +338,19 @@ class GuardedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
-            for scope in self.scopes:
-                await CHECKS[scope](request)
-            if self.scopes:
-                _require_seen(request)
-            if self.is_search:
-                await counts_as_search(request)
+            await self.check_caller(request)
             return await handle(request)
 
         return guarded
+
+    async def check_caller(self, request: Request) -> None:
+        """Check the scopes, the gallery and the search quota of the caller's key."""
+        for scope in self.scopes:
+            await CHECKS[scope](request)
+        if self.scopes:
+            _require_seen(request)
+        if self.is_search:
+            await counts_as_search(request)
 
 
 def open_access(settings: Settings) -> Access:

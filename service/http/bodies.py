@@ -1,58 +1,474 @@
-"""Bodies of requests: forms, base64 and accepted media types.
+"""Receives and parses the bodies of requests, with limits on size, memory, time and CPU time.
 
-`form_of` replaces FastAPI's form reader for searches with a form, the most frequent requests.
-FastAPI's reader inspects the model's annotations for each request. This is a quarter of the work of
-a search on the event loop.
+`BoundedBodies` limits each body, and the memory of all bodies together. `BoundedRequest` parses
+forms and JSON documents. `python_multipart` finds the parts of a form. Starlette's form reader is
+not used: it writes files to the disk, reads encodings other than UTF-8 as Latin-1, and accepts
+incomplete forms.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import TypeVar
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from tempfile import SpooledTemporaryFile
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.types import Message, Receive, Scope
 
-from model_store.errors import ImageTooLarge, UnsupportedMediaType
-from service.http.forms import check_charset
-from service.http.understood import is_empty
+from model_store.errors import (
+    ImageTooLarge,
+    InvalidForm,
+    InvalidRequest,
+    UnsupportedMediaType,
+    UploadTooSlow,
+)
+from model_store.gallery.filters.grammar import RepeatedName, read_json
+from service.fair_share import FairShare
+from service.http import limits
 
-MULTIPART = "multipart/form-data"
-JSON = "application/json"
-RAW = ("application/octet-stream", "image/*")
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+_PATH_OF_ITEMS = re.compile("/v1/galleries/[^/]+/items")
+_PATH_OF_GALLERIES = re.compile("/v1/galleries(/[^/]+(/rename)?)?")
+
+_UTF_8 = frozenset({b"utf-8", b"utf8", b"us-ascii"})
+
+_LIKE_ASCII = frozenset({b"iso-8859-1", b"iso-8859-15", b"windows-1252"})
+"""Encodings that are identical to ASCII for ASCII characters."""
+
+_PLAIN_ENCODINGS = {
+    "content-transfer-encoding": ("7bit", "8bit", "binary"),
+    "content-encoding": ("identity",),
+}
+"""Encoding headers of a part, with the values that mean "not encoded"."""
 
 _DATA_URI = re.compile(r"data:[\w.+/;=-]{0,200};base64,", re.ASCII)
 
+PIECE = 2**20
+"""Number of base64 characters in one decoding step; a multiple of four."""
 
-def body_of(*accepted: str, required: bool = True) -> Callable[[Request], Awaitable[None]]:
-    """Return a dependency that refuses media types other than ``accepted``.
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The size limit of a request body.
+
+    Attributes
+    ----------
+    n_bytes : maximum bytes of the encoded content, without boundaries and other fields.
+    held : noun that names the content in the error message.
+    n_bytes_held : the limit that the error message states, in bytes.
+    """
+
+    n_bytes: int
+    held: str
+    n_bytes_held: int
+
+    @property
+    def most(self) -> int:
+        """Maximum size of the whole body in bytes, with boundaries and other fields."""
+        return self.n_bytes + limits.FORM_ALLOWANCE
+
+    def check(self, n_bytes: int) -> None:
+        """Refuse a body if ``n_bytes``, the bytes received so far, exceed the limit.
+
+        Raises
+        ------
+        ImageTooLarge
+        """
+        if n_bytes > self.most:
+            raise ImageTooLarge(
+                f"The request has {n_bytes:,} bytes or more; {self.held} may have at most "
+                f"{self.n_bytes_held:,}. Send fewer bytes, such as smaller images."
+            )
+
+
+class BoundedBodies:
+    """Receives request bodies; limits the size of each body, and the memory of all bodies together.
+
+    A body stays in memory until its request is answered, and a slow client could hold this memory
+    for long. Therefore the service reads a large body only when there is memory for the whole body.
+    Callers take turns, and one caller gets at most half of this memory.
 
     Parameters
     ----------
-    accepted : media types; ``image/*`` accepts all image types.
-    required : whether a request without a Content-Type is refused.
+    least_rate : minimum average upload rate in bytes per second, after `UPLOAD_GRACE_S`. The
+        average is over the time in which the service waits for the client.
     """
 
-    async def check(request: Request) -> None:
-        declared = request.headers.get("content-type", "")
-        check_charset(declared)
-        received = declared.split(";")[0].strip().lower()
-        if not received and not required:
-            return
-        wide = f"{received.split('/')[0]}/*"
-        if received not in accepted and wide not in accepted:
-            raise UnsupportedMediaType(
-                f"The body is declared as {received[:100] or 'nothing'}; wanted: "
-                f"{' or '.join(accepted)}. Set the header Content-Type, or choose the path for "
-                "this type in /docs."
+    def __init__(self, max_image_bytes: int, max_batch_bytes: int, least_rate: float = 1.0) -> None:
+        self._least_rate = least_rate
+        self._max_image_bytes = max_image_bytes
+        self._max_batch_bytes = max_batch_bytes
+        self._room = FairShare(limits.HELD_BODIES_BYTES, limits.HELD_BODIES_BYTES // 2)
+
+    @asynccontextmanager
+    async def taken_in(self, scope: Scope, receive: Receive) -> AsyncIterator[Receive]:
+        """Yield an ASGI ``receive`` function that applies the limits to the request's body.
+
+        Raises
+        ------
+        ImageTooLarge : the declared or received size is too large.
+        UploadTooSlow : the average upload rate is below the minimum.
+        """
+        bound = self._bound(scope["path"])
+        declared = Headers(scope=scope).get("content-length", "")
+        n_bytes = int(declared) if declared.isdigit() else 0
+        bound.check(n_bytes)
+        n_places, received, who = n_bytes or bound.most, 0, None
+        waited_s, is_whole = 0.0, False
+
+        async def bounded() -> Message:
+            nonlocal received, who, waited_s, is_whole
+            if is_whole:
+                return await receive()
+            began = time.monotonic()
+            allowed_s = limits.UPLOAD_GRACE_S + received / self._least_rate
+            try:
+                async with asyncio.timeout(allowed_s - waited_s):
+                    message = await receive()
+            except TimeoutError as error:
+                raise UploadTooSlow(
+                    f"The upload is too slow: {received:,} bytes in {allowed_s:.0f} s. The minimum "
+                    f"is {self._least_rate:,.0f} bytes per second. Send a smaller image or use a "
+                    "faster network."
+                ) from error
+            waited_s += time.monotonic() - began
+            is_whole = not message.get("more_body", False)
+            received += len(message.get("body", b""))
+            bound.check(received)
+            if who is None and received > limits.SMALL_BODY_BYTES:
+                who = await self._room.enter(n_places)
+            return message
+
+        try:
+            yield bounded
+        finally:
+            if who is not None:
+                self._room.leave(who, n_places)
+
+    def _bound(self, path: str) -> _Bound:
+        """Return the size limit of a body sent to ``path``."""
+        if path.endswith(("/search/batch", "/review/import")) or _PATH_OF_ITEMS.fullmatch(path):
+            return _Bound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
+        if path.endswith(limits.VECTOR_PATHS):
+            most = limits.MAX_VECTOR_BYTES
+            return _Bound(most, "a document of vectors", most)
+        if path.endswith(limits.TEXT_PATH):
+            return _Bound(limits.MAX_TEXT_BYTES, "a document with a text", limits.MAX_TEXT_BYTES)
+        if path.endswith(("/feedback", "/review/leases")):
+            return _Bound(0, "feedback", limits.FORM_ALLOWANCE)
+        if _PATH_OF_GALLERIES.fullmatch(path):
+            return _Bound(0, "the description of a gallery", limits.FORM_ALLOWANCE)
+        image = self._max_image_bytes
+        in_base64 = 4 * -(-image // 3)
+        most = in_base64 if path.endswith("/search/json") else image
+        return _Bound(most, "an image", image)
+
+
+class BoundedRequest(Request):
+    """A request that refuses forms in encodings other than UTF-8, and JSON with too many elements.
+
+    Starlette decodes a form with the Python codec that the Content-Type names. Some codecs need
+    half a minute for a megabyte. A JSON document that consists of brackets needs fifty times its
+    size in memory. All forms are multipart: `service.http.routing.body_of` refuses other forms.
+    """
+
+    _fields: FormData | None = None
+    _document: bytes | None = None
+
+    async def form(self, **_: object) -> FormData:  # type: ignore[override] # FastAPI awaits it
+        """Return the fields of a multipart form; no fields for any other body."""
+        content_type = self.headers.get("content-type", "")
+        check_charset(content_type)
+        if self._fields is None:
+            is_multipart = content_type.partition(";")[0].strip().lower() == "multipart/form-data"
+            self._fields = FormData()
+            if is_multipart:
+                async with aclosing(self.stream()) as pieces:
+                    self._fields = await read_form(content_type, pieces)
+        return self._fields
+
+    async def body(self) -> bytes:
+        """Return the body; refuse a JSON document with too many elements while it arrives."""
+        if self._document is not None:
+            return self._document
+        is_document = "json" in self.headers.get("content-type", "")
+        parts = _Parts(limits.MAX_JSON_NUMBERS if self._holds_vectors else 0)
+        chunks: list[bytes] = []
+        try:
+            async for chunk in self.stream():
+                chunks.append(chunk)
+                if is_document:
+                    parts.add(chunk)
+            self._document = b"".join(chunks)
+        finally:
+            # After an error, FastAPI keeps this frame in a reference cycle. Emptying these names
+            # frees the body before the garbage collector runs.
+            chunks.clear()
+            chunk = b""
+        return self._document
+
+    @property
+    def _holds_vectors(self) -> bool:
+        """True for a path whose documents contain vectors."""
+        return self.url.path.endswith(limits.VECTOR_PATHS)
+
+    async def json(self) -> Any:  # noqa: ANN401 - as `Request` has it
+        """Return the parsed JSON document; a thread parses large documents."""
+        body = await self.body()
+        try:
+            if len(body) <= limits.AT_ONCE_BYTES:
+                return read_json(body)
+            return await asyncio.to_thread(read_json, body)
+        except RepeatedName as error:
+            raise InvalidRequest(f"The document {error}") from None
+
+
+class _Parts:
+    """Counts the brackets, commas and colons of a JSON document while it arrives.
+
+    Parameters
+    ----------
+    n_free : number of commas that do not count, because they separate the numbers of vectors.
+    """
+
+    def __init__(self, n_free: int) -> None:
+        self._n_free = n_free
+        self._n_structure = self._n_commas = 0
+
+    def add(self, piece: bytes) -> None:
+        """Count the elements in the next piece of the document.
+
+        Raises
+        ------
+        InvalidRequest : the document has too many elements.
+        """
+        self._n_structure += sum(map(piece.count, (b"[", b"{", b":")))
+        self._n_commas += piece.count(b",")
+        if self._n_structure + max(0, self._n_commas - self._n_free) > limits.MAX_JSON_PARTS:
+            raise InvalidRequest(
+                f"The document has more than {limits.MAX_JSON_PARTS:,} parts. Send only the fields "
+                "that /docs lists."
             )
 
-    return check
+
+async def read_form(content_type: str, body: AsyncIterator[bytes]) -> FormData:
+    """Read a form. After an error, nothing of the form stays in memory.
+
+    Raises
+    ------
+    InvalidForm : the form is malformed, has too many parts, or lacks its closing boundary.
+    UnsupportedMediaType : a part is encoded, or declares an encoding other than UTF-8.
+    """
+    form = _Form()
+    try:
+        await form.read(content_type, body)
+    except BaseException:
+        form.drop()
+        raise
+    return FormData(form.items)
+
+
+@dataclass(slots=True)
+class _Part:
+    """The part of a form that the parser is reading."""
+
+    header: list[tuple[bytes, bytes]] = field(default_factory=list)
+    name: str = ""
+    file_name: str | None = None
+    pieces: list[bytes] = field(default_factory=list)
+    n_bytes: int = 0
+
+
+class _Form:
+    """The fields and files of a form, collected by the callbacks of the parser."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[str, str | UploadFile]] = []
+        self._part = _Part()
+        self._header_name = self._header_value = b""
+        self._n_files = self._n_fields = 0
+        self._is_whole = False
+
+    async def read(self, content_type: str, body: AsyncIterator[bytes]) -> None:
+        """Read the whole form.
+
+        The parser accepts truncated forms, and ignores data after the closing boundary. This method
+        refuses both.
+        """
+        boundary = parse_options_header(content_type)[1].get(b"boundary")
+        if boundary is None:
+            raise _refusal("Missing boundary in multipart")
+        closing, before = b"--" + boundary + b"--", b""
+        try:
+            parser = MultipartParser(boundary, self._callbacks())
+            async for piece in body:
+                had_ended = self._is_whole
+                parser.write(piece)
+                if self._is_whole:
+                    after = piece if had_ended else (before + piece).partition(closing)[2]
+                    if after.strip():
+                        raise _refusal("it continues after its closing boundary")
+                before = (before + piece if len(piece) < len(closing) else piece)[-len(closing) :]
+        except FormParserError:
+            raise _refusal("Invalid multipart data") from None
+        finally:
+            piece = b""  # the traceback of an error would keep the piece in memory
+        if not self._is_whole:
+            raise _refusal("it ends before its closing boundary")
+
+    def drop(self) -> None:
+        """Close the files, and delete all parts."""
+        for _, value in self.items:
+            if isinstance(value, UploadFile):
+                value.file.close()
+        self.items.clear()
+        self._part = _Part()
+
+    def _callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self._on_part_begin,
+            "on_header_field": self._on_header_field,
+            "on_header_value": self._on_header_value,
+            "on_header_end": self._on_header_end,
+            "on_headers_finished": self._on_headers_finished,
+            "on_part_data": self._on_part_data,
+            "on_part_end": self._on_part_end,
+            "on_end": self._on_end,
+        }
+
+    def _on_part_begin(self) -> None:
+        self._part = _Part()
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        self._part.header.append((self._header_name.lower(), self._header_value))
+        self._header_name = self._header_value = b""
+
+    def _on_headers_finished(self) -> None:
+        """Begin a file or a field, and refuse a part with encoded content."""
+        part = self._part
+        disposition = dict(part.header).get(b"content-disposition")
+        options = parse_options_header(disposition)[1]
+        if b"name" not in options:
+            raise _refusal('The Content-Disposition header field "name" must be provided')
+        part.name = _decoded(options[b"name"])
+        if b"filename" in options:
+            part.file_name = _decoded(options[b"filename"])
+            self._n_files += 1
+        else:
+            self._n_fields += 1
+        for n, most, what in (
+            (self._n_files, limits.MAX_FILES, "files"),
+            (self._n_fields, limits.MAX_FIELDS, "fields"),
+        ):
+            if n > most:
+                raise _refusal(f"Too many {what}. Maximum number of {what} is {most}")
+        header = Headers(raw=part.header)
+        for name, plain in _PLAIN_ENCODINGS.items():
+            encoding = header.get(name, "").strip().lower()
+            if encoding and encoding not in plain:
+                raise UnsupportedMediaType(
+                    f"The part {part.name[:100]!r} is encoded as {encoding[:40]!r} "
+                    f"({name.title()}), which the service does not decode. Send its bytes "
+                    "unencoded."
+                )
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        part = self._part
+        part.n_bytes += end - start
+        if part.file_name is None and part.n_bytes > limits.MAX_FIELD_BYTES:
+            raise _refusal(f"Part exceeded maximum size of {limits.MAX_FIELD_BYTES // 1024}KB")
+        part.pieces.append(data[start:end])
+
+    def _on_part_end(self) -> None:
+        """Join all pieces of the part in one step; otherwise, each piece would copy the data."""
+        part, content = self._part, b"".join(self._part.pieces)
+        part.pieces.clear()
+        if part.file_name is None:
+            self.items.append((part.name, _text_of(part, content)))
+            return
+        file: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(max_size=0)  # noqa: SIM115 - of the request
+        upload = UploadFile(
+            file=file,  # type: ignore[arg-type]
+            size=file.write(content),
+            filename=part.file_name,
+            headers=Headers(raw=part.header),
+        )
+        file.seek(0)
+        self.items.append((part.name, upload))
+
+    def _on_end(self) -> None:
+        self._is_whole = True
+
+
+def _text_of(part: _Part, content: bytes) -> str:
+    """Return the text of a field.
+
+    Raises
+    ------
+    UnsupportedMediaType : the part declares an encoding other than UTF-8.
+    InvalidForm : the bytes are not valid UTF-8.
+    """
+    # Java clients declare ISO-8859-1. For ASCII text, its bytes are the same as in UTF-8.
+    allowed = _UTF_8 | _LIKE_ASCII if content.isascii() else _UTF_8
+    check_charset(Headers(raw=part.header).get("content-type", ""), allowed)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise _refusal(
+            f"its field {part.name[:100]!r} is not text in UTF-8; a file needs a file name "
+            '(filename="…" in its Content-Disposition)'
+        ) from None
+
+
+def check_charset(content_type: str, allowed: frozenset[bytes] = _UTF_8) -> None:
+    """Refuse a Content-Type whose ``charset`` is not one of the ``allowed`` encodings.
+
+    Raises
+    ------
+    UnsupportedMediaType : the charset is another encoding.
+    """
+    if "charset" not in content_type.lower():  # the usual case, which needs no parser
+        return
+    charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
+    if charset.lower() not in allowed:
+        raise UnsupportedMediaType(
+            f"Content-Type declares the charset {charset[:40].decode('latin-1')!r}; only UTF-8 is "
+            "accepted. Send UTF-8, and omit the charset in Content-Type."
+        )
+
+
+def _decoded(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return name.decode("latin-1")
+
+
+def _refusal(why: str) -> InvalidForm:
+    return InvalidForm(
+        f"The form cannot be read: {why}. Nothing was done. Send the whole form as "
+        "multipart/form-data, with the boundary that Content-Type names."
+    )
 
 
 def from_base64(text: str, max_bytes: int) -> bytes:
@@ -91,52 +507,3 @@ def from_base64(text: str, max_bytes: int) -> bytes:
             ]
         )
     return b"".join(decoded)
-
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
-
-_check_media_type = body_of(MULTIPART)
-
-PIECE = 2**20
-"""Number of base64 characters in one decoding step; a multiple of four."""
-
-
-@asynccontextmanager
-async def form_of(request: Request, model: type[ModelT]) -> AsyncIterator[ModelT]:
-    """Read the form of a request as ``model``, and close the form's files afterwards.
-
-    As in FastAPI, an empty field is treated as a missing field.
-
-    Raises
-    ------
-    UnsupportedMediaType : the Content-Type is not ``multipart/form-data``.
-    RequestValidationError : a field is missing or invalid.
-    InvalidForm : the form is incomplete or malformed.
-    """
-    await _check_media_type(request)
-    form = await request.form()
-    try:
-        sent = {name: value for name, value in form.items() if not is_empty(value)}
-        yield validated(model, sent, "body")
-    finally:
-        await form.close()
-
-
-def validated(model: type[ModelT], sent: Mapping[str, object], place: str) -> ModelT:
-    """Validate the values that were sent, and return them as ``model``.
-
-    Parameters
-    ----------
-    place : part of the request with the values, for error messages: ``query`` or ``body``.
-
-    Raises
-    ------
-    RequestValidationError : a value is missing or invalid.
-    """
-    try:
-        return model.model_validate(sent)
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-        raise RequestValidationError(
-            [{**entry, "loc": (place, *entry["loc"])} for entry in errors]
-        ) from None

@@ -13,7 +13,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from service.http import limits
 from service.http.problems import head_refusal
 from service.http.transport import BoundedTransport, one_of_the_most_frequent
-from service.http.understood import is_cut_off
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -157,3 +156,12 @@ class BoundedConnection(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self.flow.resume_reading()
             self.bounded.linger()
+
+
+def is_cut_off(method: bytes, address: bytes) -> bool:
+    """Return whether the parser would cut the address at a `#` or `?`; an id can contain both.
+
+    The parser reads ``/items/a#b`` as ``/items/a``, and ``/items/who?`` as ``/items/who``. A write
+    would then change another item.
+    """
+    return b"#" in address or (method in {b"PUT", b"DELETE"} and address.endswith(b"?"))

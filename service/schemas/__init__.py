@@ -23,6 +23,19 @@ A model that only one module of `service.http.routes` uses is in that module.
     keywords     search options as Python keyword arguments
 """
 
+from model_store.records import (
+    Explanation,
+    Facet,
+    FacetValue,
+    FeedbackSummary,
+    GalleryOutcome,
+    OperatingPoint,
+    OutcomeLine,
+    OutcomeNumbers,
+    QualityHint,
+    ReliabilityBin,
+    RollUp,
+)
 from model_store.verdicts import CaseReason
 from service.schemas.bundles import (
     Activation,
@@ -32,7 +45,6 @@ from service.schemas.bundles import (
     BundleState,
     CalibrationState,
     CalibrationStatus,
-    OutcomeNumbers,
 )
 from service.schemas.changes import BatchItemWritten, BatchWritten, ItemChange, ItemWritten
 from service.schemas.created import (
@@ -54,31 +66,24 @@ from service.schemas.feedback import (
     FeedbackAnswer,
     FeedbackCorrection,
     FeedbackRequest,
-    FeedbackSummary,
     ItemOfQuery,
 )
-from service.schemas.filters import Explanation, FilterText
+from service.schemas.filters import FilterText
 from service.schemas.galleries import (
     AbsentState,
     AdoptedShare,
     CalibrationReport,
     DriftReport,
     EncoderState,
-    Facet,
     FacetList,
-    FacetValue,
     GalleryDetail,
     GalleryList,
     GalleryName,
-    GalleryOutcome,
     LabelList,
     LevelPromise,
     MatchPromise,
-    OperatingPoint,
     OperatingPointAnswer,
     OperatorDecision,
-    OutcomeLine,
-    ReliabilityBin,
     ResultSetOutcome,
     Sample,
     TextState,
@@ -129,10 +134,8 @@ from service.schemas.search import (
     ListFields,
     OnUncertain,
     Quality,
-    QualityHint,
     Result,
     ResultSet,
-    RollUp,
     SearchAnswer,
     SearchFields,
     SearchRequest,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from model_store.verdicts import OutcomeBasis
+from model_store.records import OutcomeNumbers
 from service.schemas.reasons import HasReason
 
 CalibrationStatus = Literal["valid", "drifting", "stale", "missing"]
@@ -36,41 +36,6 @@ class BundleState(BaseModel):
 
     id: str
     calibration: CalibrationState
-
-
-class OutcomeNumbers(BaseModel):
-    """Quality of a gallery's answers, measured at calibration.
-
-    A number is null if it is unknown.
-    """
-
-    basis: OutcomeBasis | None = Field(
-        description="Source of the numbers. `evaluation`: separate queries. `calibration`: the "
-        "calibration queries, cross-fitted. Null without calibration."
-    )
-    n_queries: int | None = Field(description="Queries with a match in the gallery.")
-    recall_at_1: float | None = Field(
-        description="Share of these queries whose first result is right."
-    )
-    match_share: float | None = Field(description="Share of these queries with verdict `match`.")
-    match_error: float | None = Field(
-        description="Observed share of wrong answers among matches. Queries are weighted so that "
-        "absent queries have their expected share."
-    )
-    match_error_bound: float | None = Field(description="Upper confidence bound of `match_error`.")
-    max_error: float | None = Field(description="Accepted maximum share of wrong matches.")
-    false_match_rate: float | None = Field(
-        description="Share of absent queries with verdict `match`."
-    )
-    false_match_bound: float | None = Field(
-        description="Upper confidence bound of `false_match_rate`."
-    )
-    flagged_share: float | None = Field(
-        description="Share of queries with a match that are flagged out of distribution."
-    )
-    absent_flagged_share: float | None = Field(
-        description="Share of absent queries that are flagged out of distribution."
-    )
 
 
 class BundleCalibration(OutcomeNumbers):

@@ -141,14 +141,6 @@ class DecisionList(BaseModel):
     )
 
 
-class FeedbackSummary(BaseModel):
-    """Served match probabilities compared with users' feedback."""
-
-    n: int
-    probability: float = Field(description="Mean of the probabilities.")
-    share: float = Field(description="Confirmed pairs as a share of all pairs that users judged.")
-
-
 class ErrorsOverTime(BaseModel):
     """The error rate of verdict `match`, from reviews of answers that were drawn at random.
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, Field
-
-from model_store.verdicts import IndexedBy, Plan
+from pydantic import BeforeValidator, Field
 
 
 def _as_text(value: object) -> object:
@@ -24,22 +22,6 @@ FILTER_DESCRIPTION = (
     "list holds the value) and `exists`. `and`, `or` and `not` join filters. A filter restricts "
     "the listed items; match probabilities are for the whole gallery, see `filter_means`."
 )
-
-
-class Explanation(BaseModel):
-    """How the items that pass a filter were found."""
-
-    plan: Plan = Field(
-        description="`exact`: every item that passes was compared with the query. `filter_first`: "
-        "the index searched only the items that pass. `search_first`: the index was searched "
-        "for more items than requested, and items that do not pass were removed."
-    )
-    estimated_share: float = Field(description="Estimated share of the gallery's items that pass.")
-    indexes: dict[str, IndexedBy] = Field(
-        description="Index that was used for each field of the filter. `bundle`: an index stored "
-        "in the bundle. `memory`: an index built in memory at the first filter with this field. "
-        "`none`: no index, so every item was read."
-    )
 
 
 EXPLAIN = Field(description="How the items under the filter were found; null without a filter.")

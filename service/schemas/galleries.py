@@ -7,14 +7,20 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from model_store.verdicts import Absence, Order, OutcomeSeverity
+from model_store.records import (
+    Facet,
+    FeedbackSummary,
+    GalleryOutcome,
+    OperatingPoint,
+    ReliabilityBin,
+)
+from model_store.verdicts import Absence, Order
 from service.schemas.bundles import (
     BundleState,
     CalibrationState,
     CalibrationStatus,
-    OutcomeNumbers,
 )
-from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection, FeedbackSummary
+from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection
 from service.schemas.reasons import HasReason
 from service.schemas.requests import RequestModel
 
@@ -63,24 +69,6 @@ class Sample(BaseModel):
     belongs: bool = Field(description="Whether the gallery holds a true match.")
     image_url: str
     thumbnail_url: str = Field(description="URL of a small version of the image.")
-
-
-class OperatingPoint(BaseModel):
-    """The rates if one threshold is used for the match probability of the first result."""
-
-    threshold: float = Field(
-        description="A first result with at least this match probability is a match."
-    )
-    coverage: float = Field(description="Share of queries that get a match.")
-    error: float = Field(description="Share of these matches that are wrong.")
-    error_bound: float = Field(description="Upper confidence bound of `error`.")
-    false_match_rate: float | None = Field(
-        description="FPIR: share of the queries without a match in the gallery that still get a "
-        "match. Null if the calibration has too few queries without a match."
-    )
-    false_match_bound: float | None = Field(
-        description="Upper confidence bound of `false_match_rate`."
-    )
 
 
 class MatchPromise(HasReason):
@@ -194,18 +182,6 @@ class OperatorDecision(BaseModel):
     )
 
 
-class ReliabilityBin(BaseModel):
-    """Calibration queries whose first results have about the same match probability."""
-
-    n: int
-    probability: float = Field(description="Mean of the probabilities.")
-    share: float = Field(
-        description="Share of the first results that are true matches. With perfect calibration, "
-        "this share equals `probability`."
-    )
-    weight: float = Field(description="Share of the query stream that this bin represents.")
-
-
 class ResultSetOutcome(BaseModel):
     """The measured coverage and size of result sets, for one requested coverage."""
 
@@ -302,29 +278,6 @@ class OperatingPointAnswer(BaseModel):
     )
 
 
-class OutcomeLine(BaseModel):
-    """One line of a gallery's quality summary."""
-
-    code: str = Field(description="Stable name of the line's subject, such as `recall_low`.")
-    severity: OutcomeSeverity = Field(
-        description="`fact`: no shortfall. `warning`: a shortfall. `failure`: the gallery is of "
-        "little use."
-    )
-    parameters: dict[str, float | int | str | None] = Field(
-        description="The values in the line; shares are between 0 and 1."
-    )
-    sentence: str = Field(description="The line in English.")
-
-
-class GalleryOutcome(OutcomeNumbers):
-    """Quality of the gallery's answers, measured at calibration, with the shortfalls found."""
-
-    lines: list[OutcomeLine] = Field(
-        description="At most ten lines. The facts are first. The shortfalls follow, with their "
-        "causes and next steps."
-    )
-
-
 class GalleryDetail(BaseModel):
     """One gallery."""
 
@@ -359,30 +312,6 @@ class GalleryDetail(BaseModel):
     image_origins: list[str] = Field(
         description="Other origins from which the service's page may load the `image_url` in "
         "items' metadata."
-    )
-
-
-class FacetValue(BaseModel):
-    """A value of a field."""
-
-    value: str | int | float | bool
-    n_items: int = Field(description="Number of items with this value.")
-
-
-class Facet(BaseModel):
-    """A field of a gallery's items, and its values."""
-
-    field: str = Field(description="Name of the field in a filter.")
-    comparison: Literal["eq", "has"] = Field(
-        description="Comparison for a filter on this field: `has` if the items have lists of "
-        "values."
-    )
-    n_items: int = Field(description="Number of items with a value.")
-    n_values: int = Field(description="Number of distinct values.")
-    least: float | None = Field(description="Smallest number; null without numbers.")
-    greatest: float | None = Field(description="Largest number; null without numbers.")
-    values: list[FacetValue] = Field(
-        description="The most frequent values; empty if no two items share a value."
     )
 
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from model_store.gallery.filters.grammar import MAX_BYTES
+from model_store.records import Explanation, QualityHint, RollUp
 from model_store.verdicts import MAX_TEXT_CHARACTERS, Absence, FilterMeans, Order, Verdict
 from service.schemas.bundles import BundleState
-from service.schemas.filters import EXPLAIN, FILTER_DESCRIPTION, Explanation, FilterText
+from service.schemas.filters import EXPLAIN, FILTER_DESCRIPTION, FilterText
 from service.schemas.galleries import EncoderState
 from service.schemas.items import ItemDetail
 from service.schemas.problems import Problem
@@ -240,21 +241,6 @@ class ResultSet(HasReason):
     reason: str | None = Field(description="Why the coverage is not guaranteed for all labels.")
 
 
-class RollUp(BaseModel):
-    """A parent label as answer: the most specific parent label that meets the error bound.
-
-    The guarantee is the same as for `match`: among the answers of one level, at most the share
-    `max_error` is wrong.
-    """
-
-    level: str = Field(description="Name of the level, such as `genus`.")
-    label: str = Field(description="Label of this level, such as `Panthera`.")
-    probability: float = Field(
-        description="Probability that the query has a true match with a label below this parent "
-        "label. It is the sum of the probabilities of these labels."
-    )
-
-
 ROLL_UP = Field(
     description="Answer to an `ambiguous` query with a parent label that meets the error bound. "
     "Null if no parent label meets the bound, or if labels have no parents."
@@ -327,20 +313,6 @@ class SearchAnswer(HasReason):
     bundle: BundleState
     cache: CacheOutcome
     timing_ms: dict[str, float]
-
-
-class QualityHint(BaseModel):
-    """A reason why a picture may be a poor query, with advice for the photographer."""
-
-    code: str = Field(
-        description="`too_small`, `too_dark`, `flat`, `blurred`, `extreme_aspect` or `degraded`."
-    )
-    measure: str = Field(
-        description="Name of the measure: a key of `measures`, or `aleatoric` for the aleatoric "
-        "uncertainty."
-    )
-    value: float
-    advice: str = Field(description="One sentence on what to do.")
 
 
 class Quality(BaseModel):

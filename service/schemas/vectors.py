@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
+from model_store.records import RollUp
 from model_store.verdicts import Verdict
 from service.schemas.bundles import BundleState
 from service.schemas.queries import Query
@@ -21,7 +22,6 @@ from service.schemas.search import (
     DecisionFields,
     JsonSearchFields,
     ResultSet,
-    RollUp,
 )
 
 MAX_NUMBERS = 16_384

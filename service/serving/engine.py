@@ -19,13 +19,14 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.manifest import BundleFiles
 from model_store.bundles.operator import OperatorSettings, change_operator, read_operator
 from model_store.bundles.secret import secret_of
-from model_store.decision import Outcome, outcome_of
+from model_store.decision import outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import InternalError, NotReady, PointerUnreadable, QueryNotFound
 from model_store.gallery import Thumbnail, Vector
 from model_store.images import encode_thumbnail
 from model_store.predictive import N_SAMPLES, Predictive
+from model_store.records import GalleryOutcome
 from model_store.retriever import Retriever
 from model_store.text_queries import embed_text
 from model_store.vector_queries import VectorQuery, predictive_of
@@ -115,7 +116,7 @@ class SearchEngine:
         self.closed = False
 
     @cached_property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> GalleryOutcome:
         """The outcome of the gallery's calibration when the calibration was fitted."""
         return outcome_of(self.bundle.retriever.calibration, self.bundle.manifest.metrics)
 

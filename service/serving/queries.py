@@ -16,8 +16,8 @@ from model_store.decision import Assessment, FilterMeans
 from model_store.errors import ItemNotFound
 from model_store.feedback import DecisionKind
 from model_store.gallery import Allowed, Filter, Gallery, Item, Thumbnail
-from model_store.images.quality import QualityHint
 from model_store.predictive import Predictive
+from model_store.records import QualityHint
 from model_store.search import EVERYTHING, Diversity
 from model_store.vector_queries import ListDecision, NeighbourList, VectorQuery
 from model_store.verdicts import Order

@@ -15,9 +15,12 @@ from index_builder.commands import outcome as outcome_module
 from index_builder.commands.outcome import OutcomeReport
 from index_builder.progress import console
 from model_store.bundles.directory import current_id, locate
-from model_store.decision import Calibration, Outcome, OutcomeLine, outcome_of
+from model_store.decision import Calibration, outcome_of
+from model_store.decision.outcome import _line
 from model_store.errors import RequirementNotMet
+from model_store.records import GalleryOutcome
 from tests.support.build_command import Done, vouch_build
+from tests.support.calibration_evidence import outcome
 from tests.support.collection_files import write_drawings
 
 pytestmark = pytest.mark.bundle
@@ -45,7 +48,7 @@ def index(place: Path, encoder: Path, *options: str) -> Done:
     return vouch_build(*command, cwd=place)
 
 
-def outcome_in(root: Path) -> Outcome:
+def outcome_in(root: Path) -> GalleryOutcome:
     return outcome_of(Calibration.load(locate(root)))
 
 
@@ -70,7 +73,7 @@ def test_json_is_the_only_output_on_stdout(place: Path, indexed: Done) -> None:
     found = json.loads(done.stdout)
     assert found.pop("bundle") == str(locate(root))
     assert (found.pop("report"), found.pop("unmet")) == (None, [])
-    assert found == json.loads(json.dumps(outcome_in(root).as_json()))
+    assert found == json.loads(json.dumps(outcome_in(root).model_dump()))
     assert found["max_error"] == 0.2
     assert found["lines"][0]["sentence"] not in done.stderr
 
@@ -186,7 +189,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, *severities: Any) -> str:
     monkeypatch.setattr(outcome_module, "error_console", terminal)
     report = OutcomeReport((), as_json=False)
     line = {"recall_at_1": 0.08}
-    report.check(Outcome(lines=tuple(OutcomeLine("recall_low", one, line) for one in severities)))
+    report.check(outcome(lines=[_line("recall_low", one, line) for one in severities]))
     report.show()
     return text.getvalue()
 
@@ -207,11 +210,8 @@ def test_quiet_command_prints_failures_only(
 ) -> None:
     monkeypatch.setattr(console, "quiet", True)
     report, low = OutcomeReport((), as_json=False), {"recall_at_1": 0.08}
-    lines = (
-        OutcomeLine("flagged", "fact", {"alpha": 0.05}),
-        OutcomeLine("recall_low", "failure", low),
-    )
-    report.check(Outcome(lines=lines))
+    lines = [_line("flagged", "fact", {"alpha": 0.05}), _line("recall_low", "failure", low)]
+    report.check(outcome(lines=lines))
     report.show()
     assert capsys.readouterr().err.startswith("Recall at 1 is 8 %")
 
@@ -221,4 +221,4 @@ def test_outcome_of_an_evaluation_is_refused_without_a_word_on_publishing(
 ) -> None:
     report = OutcomeReport.of("recall_at_1>=0.9", as_json=False, to_stdout=True)
     with pytest.raises(RequirementNotMet, match=r"recall_at_1 is 0.5 \(wanted >= 0.9\)\.$"):
-        report.check(Outcome(recall_at_1=0.5))
+        report.check(outcome(recall_at_1=0.5))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from index_builder.configuration.requirements import parse_requirements
-from model_store.decision import Outcome
 from model_store.errors import UsageError
 from model_store.verdicts import OUTCOME_NUMBERS
+from tests.support.calibration_evidence import outcome
 
-FOUND = Outcome(recall_at_1=0.8, match_share=0.3, n_queries=40)
+FOUND = outcome(recall_at_1=0.8, match_share=0.3, n_queries=40)
 
 
 def shortfalls(text: str) -> list[str]:

@@ -360,7 +360,7 @@ class TestAGallery:
         }
         evaluation = json.loads((bundle.directory / "evaluation.json").read_text("utf-8"))
         assert gallery["metrics"] == evaluation
-        outcome = outcome_of(retriever.calibration, evaluation).as_json()
+        outcome = outcome_of(retriever.calibration, evaluation).model_dump()
         assert gallery["outcome"] == json.loads(json.dumps(outcome))
         assert gallery["outcome"]["basis"] == "evaluation"
         assert gallery["outcome"]["lines"][0]["sentence"].startswith("The first result is right")

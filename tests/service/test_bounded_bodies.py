@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope
 from model_store.errors import ImageTooLarge, UploadTooSlow
 from service.fair_share import caller
 from service.http import limits
-from service.http.bounded_bodies import BoundedBodies
+from service.http.bodies import BoundedBodies
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 from starlette.types import Message
 
-from service.http.bounded_request import BoundedRequest
+from service.http.bodies import BoundedRequest
 from tests.end_to_end.questions import search
 
 StartClient = Callable[..., TestClient]

@@ -80,7 +80,7 @@ def test_an_answer_explains_how_its_items_were_found(
     found = bundle.retriever.search(digit, 3, where=parse_filter(where)).explain
     assert found is not None
     share = np.mean(bundle.retriever.gallery.matching(parse_filter(where)).mask())
-    assert found.share == pytest.approx(share, abs=0.06)
+    assert found.estimated_share == pytest.approx(share, abs=0.06)
     asked = {"limit": "3", "filter": json.dumps(where)}
     for answer in (
         search(client, digit, **asked).json(),
@@ -88,7 +88,7 @@ def test_an_answer_explains_how_its_items_were_found(
     ):
         assert answer["explain"] == {
             "plan": "exact",
-            "estimated_share": found.share,
+            "estimated_share": found.estimated_share,
             "indexes": {"label": "bundle", "shelf": "memory"},
         }
     assert search(client, digit, limit=3).json()["explain"] is None

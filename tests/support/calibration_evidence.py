@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from model_store.decision import Evidence
+from model_store.records import GalleryOutcome
 
 
 def evidence(n_present: int = 300, n_absent: int = 300, seed: int = 0, **changes: Any) -> Evidence:
@@ -51,3 +52,9 @@ def of_critical(
         else classes.astype(np.int8),
         **changes,
     )
+
+
+def outcome(**known: Any) -> GalleryOutcome:
+    """Return an outcome with these numbers and lines; all other numbers are None."""
+    unknown: dict[str, Any] = dict.fromkeys(GalleryOutcome.model_fields)
+    return GalleryOutcome(**unknown | {"lines": []} | known)

@@ -10,13 +10,14 @@ from typing import Any
 
 from index_builder.configuration.objective import OF_VIEWS
 from index_builder.objectives.registry import OBJECTIVES
-from index_builder.pipeline.run import Run, write_json
+from index_builder.pipeline.run import Run
 from index_builder.progress import console
+from index_builder.reproduction.cells import write_cell
 from index_builder.reproduction.comparison.measure import PRIORS, Cell, measure_encoder
 from index_builder.reproduction.comparison.table import markdown, summary_of, write_page
 from index_builder.reproduction.protocols import ProtocolConfig, protocol_config
+from index_builder.reproduction.summary import publish
 from model_store.errors import BuildError, ConfigError
-from model_store.files import replacing
 
 DATA_SETS = ("caltech-101", "fashion-mnist-tiny", "omniglot-small")
 """Names of protocols; the quickest protocol is first."""
@@ -109,7 +110,7 @@ def run_grid(grid: Grid) -> tuple[list[Cell], list[str]]:
         path = grid.path(data_set, objective, seed)
         if not path.exists():
             try:
-                _write(path, _measured(grid, data_set, objective, seed))
+                write_cell(path, _measured(grid, data_set, objective, seed))
             except BuildError as error:
                 failures.append(f"{data_set}, {objective}, seed {seed}: {error}")
                 continue
@@ -136,7 +137,7 @@ def _require_same_settings(grid: Grid) -> None:
     path = grid.directory / "settings.json"
     configs = {name: grid.config(name, "contrastive", 0) for name in grid.data_sets}
     if not path.exists():
-        _write(path, {name: config.model_dump(mode="json") for name, config in configs.items()})
+        write_cell(path, {name: config.model_dump(mode="json") for name, config in configs.items()})
         return
     before = json.loads(path.read_text(encoding="utf-8"))
     if any(name not in before or configs[name].changed_since(before[name]) for name in configs):
@@ -144,12 +145,6 @@ def _require_same_settings(grid: Grid) -> None:
             f"{grid.directory} has measurements with other settings. Set another --out directory, "
             "or use the same settings."
         )
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as unfinished:
-        write_json(unfinished, content)
 
 
 def compare_objectives(
@@ -178,13 +173,4 @@ def compare_objectives(
     if not cells:
         raise BuildError(failures[0])
     summary = summary_of(cells, failures)
-    write_json(directory / "report.json", summary)
-    write_page(summary, directory / "report.html")
-    tables = markdown(summary)
-    (directory / "table.md").write_text(tables, encoding="utf-8")
-    if failures:
-        raise BuildError(
-            f"{len(failures)} encoders could not be measured. The tables in {directory} have "
-            f"all others. {'; '.join(failures)}"
-        )
-    return tables
+    return publish(directory, summary, markdown(summary), write_page, failures, len(cells))

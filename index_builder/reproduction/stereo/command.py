@@ -15,7 +15,6 @@ from torch import Tensor
 
 from index_builder.datasets.idx import DATA_DIR_VARIABLE
 from index_builder.metrics import error_auroc, retrieval_calibration_error
-from index_builder.pipeline.run import write_json
 from index_builder.progress import console
 from index_builder.reproduction.resources import machine
 from index_builder.reproduction.stereo.matching import (
@@ -27,7 +26,7 @@ from index_builder.reproduction.stereo.matching import (
 )
 from index_builder.reproduction.stereo.network import BATCH, PATCH, train_patches
 from index_builder.reproduction.stereo.pairs import KITTI, StereoPair, kitti, made_pairs
-from index_builder.reproduction.summary import figure, summarised
+from index_builder.reproduction.summary import figure, publish, summarised
 from model_store.errors import ConfigError
 
 TRIPLETS_PER_EPOCH = 100 * BATCH
@@ -96,11 +95,7 @@ def measure_stereo(
         "epochs": epochs or EPOCHS,
         "machine": machine(),
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / "report.json", report)
-    table = _markdown(report)
-    (directory / "table.md").write_text(table, encoding="utf-8")
-    return table
+    return publish(directory, report, _markdown(report))
 
 
 def _over_seeds(seeds: Sequence[Figures]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from model_store.gallery.files.previews import PREVIEWS_FILE, Previews
 from model_store.gallery.files.row_file import load_rows
 from model_store.gallery.files.variances import NORMS_FILE, SCALES_FILE, VARIANCES_FILE, Variances
 from model_store.gallery.filters.columns import Column
-from model_store.gallery.filters.facets import Counted, Facet, facet_of
+from model_store.gallery.filters.facets import Counted, facet_of
 from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.build import REPORT_FILE, IndexReport
@@ -28,6 +28,7 @@ from model_store.gallery.protocol import (
     NewItem,
     Thumbnail,
 )
+from model_store.records import Facet
 
 LABELS_FILE = "labels.npy"
 GALLERY_FILES = (

@@ -5,38 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery.filters.columns import FALSE, FIRST_VALUE, LIST, TRUE, Column, Postings
 from model_store.gallery.filters.grammar import Scalar
-
-
-@dataclass(frozen=True, slots=True)
-class Facet:
-    """The values of a field, and their counts.
-
-    Attributes
-    ----------
-    field : name of the field in a filter.
-    comparison : the comparison that a filter for one value must use. It is ``has`` if more items
-        have a list in the field than a single value, else ``eq``.
-    n_items : number of items with a value of the field.
-    n_values : number of distinct values. A value is a number, a text, true or false.
-    least, greatest : smallest and largest number in the field; None if it has no numbers.
-    values : the most frequent values, each with its number of items. Equally frequent values are in
-        ascending order. Empty if no two items have the same value.
-    """
-
-    field: str
-    comparison: Literal["eq", "has"]
-    n_items: int
-    n_values: int
-    least: float | None
-    greatest: float | None
-    values: tuple[tuple[Scalar, int], ...]
+from model_store.records import Facet, FacetValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +48,9 @@ class Counted:
 def facet_of(field: str, parts: Sequence[Counted], most: int) -> Facet:
     """Describe a field, with at most ``most`` of its values.
 
+    The comparison is ``has`` if more items have a list in the field than a single value. Equally
+    frequent values are in ascending order. There are no values if no two items have the same value.
+
     Each item is in exactly one of ``parts``. The time for the first part grows with its number of
     distinct values and its number of removed items. The time for each later part grows with its
     number of items.
@@ -96,7 +74,9 @@ def facet_of(field: str, parts: Sequence[Counted], most: int) -> Facet:
         n_values=int(np.count_nonzero(counts)) + len(others),
         least=min(ends, default=None),
         greatest=max(ends, default=None),
-        values=tuple(ranked[:most]) if ranked and ranked[0][1] > 1 else (),
+        values=[FacetValue(value=value, n_items=n) for value, n in ranked[:most]]
+        if ranked and ranked[0][1] > 1
+        else [],
     )
 
 

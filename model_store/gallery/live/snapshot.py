@@ -16,7 +16,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import FaissGallery, similarities_of
 from model_store.gallery.filters.columns import Column
-from model_store.gallery.filters.facets import Counted, Facet, facet_of
+from model_store.gallery.filters.facets import Counted, facet_of
 from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.live.allowed import RowsOfAll, RowsOfBase
@@ -33,6 +33,7 @@ from model_store.gallery.protocol import (
 )
 from model_store.gallery.writable import Upsert, Vector
 from model_store.half_precision import HalfRows
+from model_store.records import Facet
 
 NumberT = TypeVar("NumberT", bound=np.generic)
 

@@ -23,6 +23,7 @@ killed server. Milvus 2.3 loses properties that are set after the creation of a 
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from model_store.addresses import require_no_user, split_address
 from model_store.errors import BundleMismatch, ConfigError, GalleryUnavailable
 from model_store.files import json_text
 from model_store.gallery.milvus.availability import Availability
@@ -98,6 +100,42 @@ class MilvusAccess:
     token: str | None = field(default=None, repr=False)
     timeout_s: float = 5.0
     log: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of_environment(cls, named: str | None, timeout_s: float) -> MilvusAccess:
+        """Return the access that the environment describes, with the variables of the service.
+
+        Parameters
+        ----------
+        named : address from a configuration; ``VOUCH_MILVUS_URI`` overrides this address. The token
+            ``VOUCH_MILVUS_TOKEN`` is sent only to an address that the operator has set.
+
+        Raises
+        ------
+        ConfigError : a variable is not an address. The message does not contain the value, which
+            may contain a password.
+        """
+        uri, token, log = (
+            os.environ.get(f"VOUCH_MILVUS_{name}") or None for name in ("URI", "TOKEN", "LOG")
+        )
+        for name, value, check in (("URI", uri, check_address), ("LOG", log, check_log)):
+            try:
+                if value is not None:
+                    check(value)
+            except ValueError as error:
+                raise ConfigError(f"VOUCH_MILVUS_{name} {error}.") from None
+        return cls(uri or named, token, timeout_s, log)
+
+
+def check_address(uri: str) -> None:
+    """Raise `ValueError` if ``uri`` is a URL of another kind, or contains a user."""
+    if "://" in uri:
+        require_no_user(split_address(uri, ("http", "https", "tcp", "unix")), "VOUCH_MILVUS_TOKEN")
+
+
+def check_log(url: str) -> None:
+    """Raise `ValueError` if ``url`` is not the address of a PostgreSQL database."""
+    split_address(url, ("postgresql", "postgres"))
 
 
 NO_ACCESS = MilvusAccess()

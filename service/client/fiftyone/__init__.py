@@ -16,9 +16,9 @@ import fiftyone.operators as foo
 from fiftyone.operators import types
 
 from service.client.client import VouchClient
-from service.client.fiftyone.verdicts import Written, write_verdicts
+from service.client.fiftyone.verdicts import WrittenVerdicts, write_verdicts
 
-__all__ = ["WriteVerdicts", "Written", "register", "write_verdicts"]
+__all__ = ["WriteVerdicts", "WrittenVerdicts", "register", "write_verdicts"]
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 

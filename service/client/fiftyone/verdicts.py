@@ -28,7 +28,7 @@ _ASKED_TOGETHER = 4
 
 
 @dataclass
-class Written:
+class WrittenVerdicts:
     """The number of answered samples, and the problems of the unanswered samples.
 
     Attributes
@@ -46,7 +46,7 @@ def write_verdicts(
     gallery: str,
     prefix: str = "",
     progress: Callable[[float], object] | None = None,
-) -> Written:
+) -> WrittenVerdicts:
     """Search with each sample, and write the answer into the sample's fields.
 
     The fields are `vouch_verdict`, `match_probability` (of the first result), `uncertainty` and
@@ -65,7 +65,7 @@ def write_verdicts(
     names = {name: prefix + name for name in _FIELDS}
     ids, paths = samples.values(["id", "filepath"])
     _declare(getattr(samples, "_dataset", samples), names)
-    written = Written()
+    written = WrittenVerdicts()
     with ThreadPoolExecutor(_ASKED_TOGETHER) as pool:
         for chunk in _chunks(list(zip(ids, paths, strict=True))):
             found: dict[str, dict[str, Any]] = {name: {} for name in names.values()}

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
-from model_store.decision import Calibration, MatchPromise, OperatingPoint, estimate_error
+from model_store.decision import Calibration, MatchThreshold, estimate_error
 from model_store.decision.calibration import DEFAULT_ABSENT, written_at
-from model_store.feedback import FeedbackSummary
 from model_store.messages import message
+from model_store.records import FeedbackSummary
 from model_store.verdicts import Order
 from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
@@ -56,7 +56,7 @@ def gallery_detail(
         text=_text_state(lease),
         calibration=None if manifest.calibration is None else dict(manifest.calibration),
         metrics=None if manifest.metrics is None else dict(manifest.metrics),
-        outcome=schemas.GalleryOutcome.model_validate(lease.engine.outcome.as_json()),
+        outcome=lease.engine.outcome,
         samples=[
             schemas.Sample(
                 id=sample.id,
@@ -90,22 +90,7 @@ def facet_list(bundle: Bundle, most: int) -> schemas.FacetList:
     return schemas.FacetList(
         gallery=bundle.name,
         bundle_id=bundle.manifest.id,
-        facets=[
-            schemas.Facet(
-                field=facet.field,
-                comparison=facet.comparison,
-                n_items=facet.n_items,
-                n_values=facet.n_values,
-                least=facet.least,
-                greatest=facet.greatest,
-                values=[
-                    schemas.FacetValue(value=value, n_items=n_items)
-                    for value, n_items in facet.values
-                    if value is not None
-                ],
-            )
-            for facet in facets or []
-        ],
+        facets=facets or [],
         reason=message("fields_not_counted") if facets is None else None,
     )
 
@@ -161,15 +146,13 @@ def calibration_report(
                 strict=True,
             )
         ],
-        point=_operating_point(promises.point) if promises.gives_matches else None,
+        point=promises.point if promises.gives_matches else None,
         top1_ece=of_first["top1_ece"],
         reliability=[schemas.ReliabilityBin(**one) for one in of_first["reliability"]],
-        risk_coverage=[_operating_point(one) for one in (promises.curve() if with_curve else ())],
+        risk_coverage=promises.curve() if with_curve else [],
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
-        feedback=None
-        if feedback is None
-        else schemas.FeedbackSummary.model_validate(feedback, from_attributes=True),
+        feedback=feedback,
         errors_over_time=_errors_over_time(lease.watch.audit),
         correction=None if correction is None else schemas.FeedbackCorrection(**correction),
         written_at=written_at(lease.bundle.directory, lease.bundle.retriever.kind),
@@ -177,7 +160,7 @@ def calibration_report(
 
 
 def _matches(
-    promised: Sequence[MatchPromise], calibration: Calibration
+    promised: Sequence[MatchThreshold], calibration: Calibration
 ) -> list[schemas.MatchPromise]:
     """Describe the error bound for each size class of labels, such as labels with one item."""
     return [
@@ -185,7 +168,7 @@ def _matches(
             size_class=promise.size_class,
             n_labels=int(n_labels),
             threshold=None if promise.point is None else promise.threshold,
-            point=None if promise.point is None else _operating_point(promise.point),
+            point=promise.point,
             reason=promise.shortfall,
         )
         for promise, n_labels in zip(promised, calibration.n_labels, strict=True)
@@ -268,10 +251,7 @@ def operating_point(
     if calibration is not None and state is not None:
         share = state.used if expected_absent is None else expected_absent
         point = calibration.promises(share, source, order).at(max_error)
-    return schemas.OperatingPointAnswer(
-        max_error=max_error,
-        point=None if point is None else _operating_point(point),
-    )
+    return schemas.OperatingPointAnswer(max_error=max_error, point=point)
 
 
 def _errors_over_time(audit: Audit) -> schemas.ErrorsOverTime | None:
@@ -290,7 +270,3 @@ def _errors_over_time(audit: Audit) -> schemas.ErrorsOverTime | None:
         log_evidence=test.log_evidence,
         alarm=test.alarmed,
     )
-
-
-def _operating_point(point: OperatingPoint) -> schemas.OperatingPoint:
-    return schemas.OperatingPoint.model_validate(point, from_attributes=True)

@@ -84,7 +84,7 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
         reason=message("items_have_no_probability"),
         uncertainty=serializers.uncertainty(decision.assessment, bundle.retriever.posterior),
         results=[serializers.result(match, urls) for match in answer.matches],
-        explain=serializers.explanation(answer),
+        explain=answer.explain,
         bundle=bundle_state(lease),
         timing_ms=serializers.milliseconds(similar.seconds),
     )
@@ -100,13 +100,7 @@ def assessment_answer(
         request_id=request_id,
         gallery=bundle.name,
         query=query(bundle, assessed, assessed.assessment, assessed.alpha),
-        quality=schemas.Quality(
-            hints=[
-                schemas.QualityHint.model_validate(hint, from_attributes=True)
-                for hint in assessed.hints
-            ],
-            measures=measured,
-        ),
+        quality=schemas.Quality(hints=assessed.hints, measures=measured),
         bundle=bundle_state(lease),
     )
 

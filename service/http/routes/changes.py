@@ -26,11 +26,11 @@ from model_store.gallery import ItemFields, Receipt, Written
 from service import schemas
 from service.access.access import requires
 from service.access.caller import Caller
-from service.http.bodies import JSON, MULTIPART, body_of
 from service.http.problems import problem_document, responses
 from service.http.routes.bundles import activation
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.http.routes.search import BODY_ERRORS, IMAGE_ERRORS, ONE_IMAGE
+from service.http.routing import JSON, MULTIPART, body_of
 from service.schemas.changes import MAX_CHANGES, BatchOptions, ItemId, UploadOptions
 from service.serving.writer import Upload, WriteContext
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query
 
@@ -74,7 +74,19 @@ async def list_label_errors(
     """
     ranked = order == "confidence"
     page, after = await _page(lease, state, LABEL_ERRORS, confidence, limit, cursor, ranked=ranked)
-    return _label_error_list(lease, page, after)
+    urls = picture_urls(lease.bundle)
+    return schemas.LabelErrorList(
+        items=[
+            schemas.PossibleLabelError(
+                item=item_detail(page.items[one.row], urls),
+                suggested_label=page.gallery.labels[one.suggested],
+                confidence=one.confidence,
+                neighbours=_near(urls, page.items, one.neighbours, one.similarities.tolist()),
+            )
+            for one in page.found
+        ],
+        **_described(lease, page, after),
+    )
 
 
 @router.get(
@@ -106,7 +118,17 @@ async def list_near_duplicates(
     page, after = await _page(
         lease, state, NEAR_DUPLICATES, threshold, limit, cursor, ranked=ranked
     )
-    return _near_duplicate_list(lease, page, after)
+    urls = picture_urls(lease.bundle)
+    return schemas.NearDuplicateList(
+        items=[
+            schemas.ItemWithDuplicates(
+                item=item_detail(page.items[one.row], urls),
+                duplicates=_near(urls, page.items, one.duplicates, one.similarities.tolist()),
+            )
+            for one in page.found
+        ],
+        **_described(lease, page, after),
+    )
 
 
 async def _page(
@@ -132,50 +154,16 @@ async def _page(
     return page, cursors.to_page_after(page.row, *signed)
 
 
-def _label_error_list(
-    lease: Lease, page: ExaminedPage[LabelError], next_cursor: str | None
-) -> schemas.LabelErrorList:
-    """Describe possible label errors."""
-    urls = picture_urls(lease.bundle)
-    return schemas.LabelErrorList(
-        gallery=lease.bundle.name,
-        bundle_id=lease.bundle.manifest.id,
-        n_items=page.gallery.n_items,
-        n_examined=page.n_examined,
-        n_unranked=page.n_unranked,
-        items=[
-            schemas.PossibleLabelError(
-                item=item_detail(page.items[one.row], urls),
-                suggested_label=page.gallery.labels[one.suggested],
-                confidence=one.confidence,
-                neighbours=_near(urls, page.items, one.neighbours, one.similarities.tolist()),
-            )
-            for one in page.found
-        ],
-        next_cursor=next_cursor,
-    )
-
-
-def _near_duplicate_list(
-    lease: Lease, page: ExaminedPage[NearDuplicates], next_cursor: str | None
-) -> schemas.NearDuplicateList:
-    """Describe near duplicates."""
-    urls = picture_urls(lease.bundle)
-    return schemas.NearDuplicateList(
-        gallery=lease.bundle.name,
-        bundle_id=lease.bundle.manifest.id,
-        n_items=page.gallery.n_items,
-        n_examined=page.n_examined,
-        n_unranked=page.n_unranked,
-        items=[
-            schemas.ItemWithDuplicates(
-                item=item_detail(page.items[one.row], urls),
-                duplicates=_near(urls, page.items, one.duplicates, one.similarities.tolist()),
-            )
-            for one in page.found
-        ],
-        next_cursor=next_cursor,
-    )
+def _described(lease: Lease, page: ExaminedPage[FoundT], next_cursor: str | None) -> dict[str, Any]:
+    """Return the fields that the pages of all checks have."""
+    return {
+        "gallery": lease.bundle.name,
+        "bundle_id": lease.bundle.manifest.id,
+        "n_items": page.gallery.n_items,
+        "n_examined": page.n_examined,
+        "n_unranked": page.n_unranked,
+        "next_cursor": next_cursor,
+    }
 
 
 def _near(

@@ -15,10 +15,9 @@ from model_store.gallery import read_filter
 from model_store.search import Diversity
 from service import schemas
 from service.access.access import requires
-from service.http.bodies import MULTIPART, ModelT, validated
-from service.http.bounded_request import BoundedRoute
 from service.http.cursors import MAX_ITEMS_LENGTH
 from service.http.problems import responses
+from service.http.routing import MULTIPART, CheckedRoute, ModelT, validated
 from service.http.state import ServiceState
 from service.observability.records import current_record
 from service.serving.lease import Lease
@@ -52,7 +51,7 @@ def gallery_router(tag: str) -> APIRouter:
         prefix="/v1/galleries",
         tags=[tag],
         responses=responses(InternalError),
-        route_class=BoundedRoute,
+        route_class=CheckedRoute,
         dependencies=[Depends(requires("read"))],
     )
 

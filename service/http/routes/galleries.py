@@ -18,9 +18,9 @@ from model_store.verdicts import Order
 from service import schemas
 from service.access.access import requires
 from service.http import answers
-from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
+from service.http.routing import JSON, body_of
 
 router = gallery_router("galleries")
 

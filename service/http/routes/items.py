@@ -27,7 +27,6 @@ from model_store.paths import inside
 from service import schemas
 from service.access.access import counts_as_search
 from service.http import answers, cursors
-from service.http.bounded_request import BoundedDirectRoute
 from service.http.problems import responses
 from service.http.routes.dependencies import (
     LeaseOf,
@@ -39,6 +38,7 @@ from service.http.routes.dependencies import (
     parameters_of,
     state_of,
 )
+from service.http.routing import DirectRoute
 from service.serving.queries import page_of, picture_of
 
 IMMUTABLE = "public, max-age=86400"
@@ -106,7 +106,7 @@ router.add_api_route(
     methods=["GET"],
     operation_id="get_similar",
     responses=responses(GalleryNotFound, ItemNotFound, InvalidRequest, InvalidFilter),
-    route_class_override=BoundedDirectRoute,
+    route_class_override=DirectRoute,
     dependencies=[Depends(counts_as_search), Depends(options_in_address(schemas.ListFields))],
 )
 

@@ -15,9 +15,9 @@ from model_store.errors import Forbidden, InternalError, NotReady
 from service import schemas
 from service.access.access import Access, requires
 from service.access.caller import Caller
-from service.http.bounded_request import BoundedRoute
 from service.http.problems import responses
 from service.http.routes.dependencies import StateOf
+from service.http.routing import CheckedRoute
 from service.observability.metrics import METRICS_MEDIA_TYPE
 from service.serving.registry import Galleries
 
@@ -67,7 +67,7 @@ class Ready(BaseModel):
     )
 
 
-router = APIRouter(tags=["operations"], route_class=BoundedRoute)
+router = APIRouter(tags=["operations"], route_class=CheckedRoute)
 
 
 @router.get(

@@ -25,10 +25,10 @@ from service.access.access import requires
 from service.access.caller import Caller
 from service.http import answers
 from service.http.answers import labelling
-from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.dependencies import After, LeaseOf, StateOf, gallery_router
 from service.http.routes.feedback import hear, require_feedback
+from service.http.routing import JSON, body_of
 
 router = gallery_router("review")
 

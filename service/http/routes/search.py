@@ -27,8 +27,7 @@ from model_store.search import N_CANDIDATES
 from service import schemas
 from service.access.access import Access, counts_as_search
 from service.http import answers, cursors
-from service.http.bodies import JSON, MULTIPART, RAW, body_of, form_of, from_base64
-from service.http.bounded_request import BoundedDirectRoute
+from service.http.bodies import from_base64
 from service.http.problems import problem_document, responses
 from service.http.routes.dependencies import (
     LeaseOf,
@@ -41,6 +40,7 @@ from service.http.routes.dependencies import (
     parameters_of,
     state_of,
 )
+from service.http.routing import JSON, MULTIPART, RAW, DirectRoute, body_of, form_of
 from service.http.state import ServiceState
 from service.schemas.requests import RequestModel
 from service.serving.lease import Lease
@@ -112,7 +112,7 @@ router.add_api_route(
     methods=["POST"],
     operation_id="search",
     responses=UPLOAD_ERRORS,
-    route_class_override=BoundedDirectRoute,
+    route_class_override=DirectRoute,
     dependencies=[Depends(counts_as_search), Depends(fields_of_form(SearchForm))],
 )
 
@@ -135,7 +135,7 @@ router.add_api_route(
     operation_id="search_raw",
     responses=UPLOAD_ERRORS,
     openapi_extra=RAW_BODY,
-    route_class_override=BoundedDirectRoute,
+    route_class_override=DirectRoute,
     dependencies=[
         Depends(counts_as_search),
         Depends(options_in_address(schemas.SearchFields)),

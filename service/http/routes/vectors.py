@@ -19,10 +19,10 @@ from service.access.access import counts_as_search
 from service.http import answers
 from service.http.answers.bundles import bundle_state
 from service.http.answers.search import absent_share, query
-from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router, parameters_of
-from service.serializers import milliseconds, result_set, roll_up
+from service.http.routing import JSON, body_of
+from service.serializers import milliseconds, result_set
 from service.serving.lease import Lease
 from service.serving.queries import DecidedList, SearchParameters
 
@@ -151,7 +151,7 @@ def _decision_answer(lease: Lease, found: DecidedList, request_id: str) -> schem
         verdict=decision.verdict,
         reason=decision.reason,
         guaranteed=decision.guaranteed,
-        roll_up=roll_up(decision),
+        roll_up=decision.roll_up,
         no_match_probability=decision.no_match_probability,
         absent=absent_share(lease, decision, found.share_origin),
         query=query(bundle, found, decision.assessment, found.alpha),

@@ -16,12 +16,13 @@ from index_builder.calibration.leave_one_out import ENOUGH
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet
-from index_builder.metrics import ReliabilityBin, auroc, calibration_error, reliability
+from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.decision import SIZE_CLASSES, Calibration, Recalibration
 from model_store.decision.absent_share import ServedShare
 from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
+from model_store.records import ReliabilityBin
 from model_store.search import N_CANDIDATES
 
 from .answers import Answers, answer_all

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import astuple
-
 import numpy as np
 import pytest
 import torch
@@ -66,7 +64,7 @@ def test_equal_probabilities_have_no_order() -> None:
         moved = None if of_each is None else of_each[order]
         again = reliability(some[order], right[order], weights=moved)
         for one, other in zip(bins, again, strict=True):
-            assert astuple(other) == pytest.approx(astuple(one))
+            assert other.model_dump() == pytest.approx(one.model_dump())
 
 
 def test_what_is_equal_has_the_mean_outcome_of_its_equals() -> None:

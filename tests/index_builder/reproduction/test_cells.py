@@ -28,7 +28,7 @@ def test_two_commands_do_not_share_the_galleries_that_they_search(
         cells, "load_protocol", lambda _: MagicMock(test_outliers={"far": MagicMock()})
     )
     monkeypatch.setattr(cells, "evaluate_decision", evaluated)
-    monkeypatch.setattr(cells, "_write", lambda *_: None)
+    monkeypatch.setattr(cells, "write_cell", lambda *_: None)
     plan = ExperimentPlan(protocol_config("digits", epochs=1), [DECISION], [0], tmp_path)
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(run_cells, plan) for _ in range(2)]

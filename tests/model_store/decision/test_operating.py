@@ -14,12 +14,12 @@ from model_store.decision import Evidence, Recalibration, Stream
 from model_store.decision.operating import (
     LEAST_THRESHOLD,
     OF_ACCEPTED,
-    OperatingPoint,
     errors_allowed,
     label_bound,
     label_p_values,
     upper_bound,
 )
+from model_store.records import OperatingPoint
 from tests.support.calibration_evidence import evidence
 
 DELTA = 0.1
@@ -227,7 +227,14 @@ def test_the_threshold_of_an_fpir_is_the_least_whose_bound_keeps_it(fpir: float)
 
 def test_beyond_all_thresholds_nothing_is_accepted_and_nothing_promised() -> None:
     stream = stream_of(evidence())
-    assert stream.point(math.inf) == OperatingPoint(math.inf, 0.0, 0.0, 1.0, 0.0, 0.0)
+    assert stream.point(math.inf) == OperatingPoint(
+        threshold=math.inf,
+        coverage=0.0,
+        error=0.0,
+        error_bound=1.0,
+        false_match_rate=0.0,
+        false_match_bound=0.0,
+    )
     assert stream.error_bound(np.zeros(600, dtype=np.bool_)) == 1
 
 

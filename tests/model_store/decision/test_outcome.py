@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from model_store.decision import Evidence, Outcome, OutcomeLine, outcome_of
+from model_store.decision import Evidence, outcome_of
 from model_store.decision.outcome import (
     LEAST_RECALL,
     MOST_LINES,
     _about,
     percent,
 )
+from model_store.records import GalleryOutcome, OutcomeLine
 from model_store.verdicts import OUTCOME_NUMBERS
 from tests.support.calibration_evidence import evidence
 from tests.support.certified_bundles import calibration
@@ -22,18 +23,20 @@ from tests.support.certified_bundles import calibration
 REPORT = {"queries": "held_out_images", "n_leave_one_out": 0}
 
 
-def outcome(of: Evidence, evaluation: dict[str, Any] | None = None, **changes: Any) -> Outcome:
+def outcome(
+    of: Evidence, evaluation: dict[str, Any] | None = None, **changes: Any
+) -> GalleryOutcome:
     """Return the outcome of evidence at 5 % error."""
     given = {"report": REPORT, "max_false_match_rate": None} | changes
     return outcome_of(calibration(of, **given), evaluation)
 
 
-def line(found: Outcome, code: str) -> OutcomeLine:
+def line(found: GalleryOutcome, code: str) -> OutcomeLine:
     [one] = [line for line in found.lines if line.code == code]
     return one
 
 
-def codes(found: Outcome) -> list[str]:
+def codes(found: GalleryOutcome) -> list[str]:
     return [line.code for line in found.lines]
 
 
@@ -59,10 +62,10 @@ def surely(n: int, n_wrong: int = 0, n_absent: int = 300, **changes: Any) -> Evi
 
 
 def test_names_of_numbers_are_those_of_the_class() -> None:
-    named = {field.name for field in fields(Outcome)} - {"basis", "lines"}
+    named = set(GalleryOutcome.model_fields) - {"basis", "lines"}
     assert set(OUTCOME_NUMBERS) == named
     found = outcome(evidence())
-    assert set(found.as_json()) == named | {"basis", "lines"}
+    assert set(found.model_dump()) == named | {"basis", "lines"}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,7 @@ def test_uncalibrated_gallery_has_an_outcome() -> None:
     assert sentence.startswith(
         "Answers have no probabilities: the gallery is not calibrated. Next:"
     )
-    assert set(found.numbers().values()) == {None}
+    assert {getattr(found, name) for name in OUTCOME_NUMBERS} == {None}
 
 
 def test_low_recall_advises_another_encoder() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -417,4 +417,4 @@ def test_an_error_is_promised_of_the_likeliest_where_they_come_first() -> None:
 
 def test_an_infinite_threshold_errs_never_and_answers_none() -> None:
     point = stream_of(evidence(50, 50)).point(math.inf)
-    assert astuple(point) == (math.inf, 0.0, 0.0, 1.0, 0.0, 0.0)
+    assert tuple(point.model_dump().values()) == (math.inf, 0.0, 0.0, 1.0, 0.0, 0.0)

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binom, binomtest
 
 from model_store.decision import ResultSetRule
-from model_store.decision.result_sets import MOST_UNPROMISED, ResultSet
+from model_store.decision.result_sets import MOST_UNPROMISED, ResultSetChoice
 from tests.support.calibration_evidence import of_critical
 
 RNG = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def test_photographs_that_are_all_right_are_no_more_evidence_than_their_objects(
 
 def choose(
     rule: ResultSetRule, places: list[int], probabilities: list[float], coverage: float
-) -> ResultSet:
+) -> ResultSetChoice:
     classes = np.full(len(places), 2, dtype=np.int8)
     return rule.choose(np.array(places), np.array(probabilities), classes, coverage)
 
