@@ -89,13 +89,19 @@ class _Sums:
         total = self.products - n * np.outer(mean, mean)
         size = len(within)
         within[np.diag_indices(size)] += np.trace(within) / n_features
+        # Bisection finds a part of the eigenvectors, divide and conquer finds all. If a third is
+        # wanted, divide and conquer is faster: half of 530 take 34 ms instead of 52 ms. Bisection
+        # is faster for a fifth of 1,280. `_span` returns directions of ascending variance. In such
+        # coordinates, only the upper triangle gives float32 its full precision.
+        n_kept = min(embedding_dim, size)
         _, directions = eigh(
             total.astype(dtype),
             within.astype(dtype),
-            subset_by_index=[max(size - embedding_dim, 0), size - 1],
+            lower=False,
+            subset_by_index=None if 3 * n_kept > size else [size - n_kept, size - 1],
             check_finite=False,
         )
-        layer: Floats = directions[:, ::-1].T.astype(np.float64)
+        layer: Floats = directions[:, -n_kept:][:, ::-1].T.astype(np.float64)
         return layer
 
 
@@ -169,11 +175,12 @@ def cross_fitted_whitenings(
     rows = np.asarray(features if basis is None else features @ basis, dtype=np.float64)
     whole = np.asarray(weight if basis is None else weight @ basis, dtype=np.float64)
     sums = _Sums.of([rows], codes, n_labels)
+    back = None if basis is None else basis.T.astype(np.float32)  # as precise as the layers
     for fold in left_out:
         rest = sums - _Sums.of([rows[fold]], codes[fold], n_labels)
         layer = rest.layer(n_kept, n_features, np.float32)  # features are float32, too
-        turned = _nearest_rotation(whole @ rest.products @ layer.T) @ layer
-        yield (turned if basis is None else turned @ basis.T).astype(np.float32)
+        turned = (_nearest_rotation(whole @ rest.products @ layer.T) @ layer).astype(np.float32)
+        yield turned if back is None else turned @ back
 
 
 def _nearest_rotation(products: Floats) -> Floats:
