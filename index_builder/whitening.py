@@ -175,11 +175,13 @@ def cross_fitted_whitenings(
     rows = np.asarray(features if basis is None else features @ basis, dtype=np.float64)
     whole = np.asarray(weight if basis is None else weight @ basis, dtype=np.float64)
     sums = _Sums.of([rows], codes, n_labels)
+    of_whole = whole @ sums.products
     back = None if basis is None else basis.T.astype(np.float32)  # as precise as the layers
     for fold in left_out:
         rest = sums - _Sums.of([rows[fold]], codes[fold], n_labels)
         layer = rest.layer(n_kept, n_features, np.float32)  # features are float32, too
-        turned = (_nearest_rotation(whole @ rest.products @ layer.T) @ layer).astype(np.float32)
+        of_rest = of_whole - (whole @ rows[fold].T) @ rows[fold]
+        turned = (_nearest_rotation(of_rest @ layer.T) @ layer).astype(np.float32)
         yield turned if back is None else turned @ back
 
 

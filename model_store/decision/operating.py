@@ -489,11 +489,12 @@ class Stream:
         odds = (1 - self.expected) / self.expected * self.no_match / any_match
         if not levels:
             return []
-        foretold = []
-        for _, accepted in levels:
-            present = accepted & self.counted
-            rate = min(float(odds[present].sum()) / self.n_objects, 1.0)
-            foretold.append(self._test(int(present.sum()), float(wrong[present].mean()), rate))
+        present = np.array([accepted & self.counted for _, accepted in levels], dtype=np.float64)
+        sums = present @ np.stack([np.ones(len(wrong)), wrong, odds], axis=1)
+        foretold = [
+            self._test(int(n), n_wrong / n, min(n_absent / self.n_objects, 1.0))
+            for n, n_wrong, n_absent in sums.tolist()
+        ]
         best, least = _strongest(foretold, max_error)
         if least > (1 - OF_ACCEPTED) * self.delta:  # none succeeds
             p_values = [test.p_value for test in foretold]
