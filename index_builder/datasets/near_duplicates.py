@@ -64,7 +64,8 @@ def _blurring() -> Fingerprint:
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / BLUR) ** 2)
     mirrored = np.pad(np.eye(SIDE), ((reach, reach), (0, 0)), mode="symmetric")
     shifted = np.lib.stride_tricks.sliding_window_view(mirrored, 2 * reach + 1, axis=0)
-    return (shifted @ (weights / weights.sum())).astype(np.float32)
+    matrix: Fingerprint = (shifted @ (weights / weights.sum())).astype(np.float32)
+    return matrix
 
 
 _BLURRING = _blurring()
@@ -83,7 +84,8 @@ def fingerprint(pixels: NDArray[np.uint8]) -> Fingerprint | None:
         return None
     small = Image.fromarray(pixels).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     grey = np.asarray(small, dtype=np.float32)
-    cells = (grey - _BLURRING @ grey @ _BLURRING.T).ravel()
+    blurred: Fingerprint = _BLURRING @ grey @ _BLURRING.T
+    cells = (grey - blurred).ravel()
     cells -= cells.mean()
     norm = float(np.linalg.norm(cells))
     if norm < LEAST_SPREAD * SIDE:

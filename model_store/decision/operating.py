@@ -132,7 +132,7 @@ class _ErrorTest:
         if self.of_absent is None:
             return 0
         steps = self._coarse(max_error)
-        return steps.start + _STRIDE * int(self._products(max_error, steps).argmax())
+        return int(steps.start + _STRIDE * self._products(max_error, steps).argmax())
 
     def least(self, max_error: float, step: int) -> float:
         """Return a lower bound of `p_value`, from the step of the coarse search near ``step``."""
