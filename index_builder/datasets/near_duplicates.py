@@ -84,7 +84,7 @@ def fingerprint(pixels: NDArray[np.uint8]) -> Fingerprint | None:
         return None
     small = Image.fromarray(pixels).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     grey = np.asarray(small, dtype=np.float32)
-    blurred: Fingerprint = _BLURRING @ grey @ _BLURRING.T
+    blurred = (_BLURRING @ grey @ _BLURRING.T).astype(np.float32, copy=False)
     cells = (grey - blurred).ravel()
     cells -= cells.mean()
     norm = float(np.linalg.norm(cells))
