@@ -44,7 +44,7 @@ from service.http.routes.dependencies import (
 )
 from service.http.routing import JSON, MULTIPART, RAW, DirectRoute, body_of, form_of
 from service.http.state import ServiceState
-from service.schemas.requests import RequestModel
+from service.schemas.base import RequestModel
 from service.serving.lease import Lease
 
 router = gallery_router("searching")
