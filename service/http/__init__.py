@@ -12,7 +12,8 @@
     bodies             receives and parses bodies, within limits
     routing            the classes of routes; they refuse what a route does not read
     routes             the paths of the service, which call the core
-    answers            convert values of the core to JSON
+    answers            answers that several modules of routes give
+    labelling          review cases in the formats of labelling tools
     cursors            positions in long lists, for the next page
     problems           convert errors to problem documents (RFC 9457)
     openapi            the OpenAPI document

@@ -35,7 +35,7 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from model_store.errors import InvalidHead, UnsupportedMediaType
 from service.access.access import GuardedRoute
 from service.http.bodies import BoundedRequest, check_charset
-from service.schemas.requests import suggestion
+from service.schemas.base import suggestion
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"

@@ -6,8 +6,7 @@ A model that only one module of `service.http.routes` uses is in that module.
 
     bundles      the bundle that answers, and the state of its calibration
     queries      the query: its uncertainty, outlier test and input
-    search       options, text queries, results and verdicts
-    filters      filters, and how the items that pass were found
+    search       options, filters, text queries, results and verdicts
     vectors      vectors in place of images, neighbours of other stores
     items        the items of a gallery, near duplicates and possible label errors
     changes      changes of a gallery
@@ -18,8 +17,7 @@ A model that only one module of `service.http.routes` uses is in that module.
     unknown      groups of queries without a match
     shadow       comparisons of a shadow bundle with the served bundle
     problems     errors in the format of RFC 9457
-    reasons      codes and parameters of reasons, for programs
-    requests     the base class of requests
+    base         the base classes of requests and of answers with reasons
     keywords     search options as Python keyword arguments
 """
 
@@ -68,7 +66,6 @@ from service.schemas.feedback import (
     FeedbackRequest,
     ItemOfQuery,
 )
-from service.schemas.filters import FilterText
 from service.schemas.galleries import (
     AbsentState,
     AdoptedShare,
@@ -131,6 +128,7 @@ from service.schemas.search import (
     BatchItem,
     CacheOutcome,
     EmbeddingAnswer,
+    FilterText,
     ListFields,
     OnUncertain,
     Quality,

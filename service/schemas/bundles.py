@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from model_store.records import OutcomeNumbers
-from service.schemas.reasons import HasReason
+from service.schemas.base import HasReason
 
 CalibrationStatus = Literal["valid", "drifting", "stale", "missing"]
 """`drifting`: the caller's recent queries differ from the calibration queries, or a label has lost

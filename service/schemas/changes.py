@@ -18,8 +18,8 @@ from pydantic import (
 
 from model_store.gallery.filters.grammar import RepeatedName, read_json
 from model_store.item_ids import MAX_ID_LENGTH, check_item_id, check_text
+from service.schemas.base import RequestModel
 from service.schemas.problems import Problem
-from service.schemas.requests import RequestModel
 
 MAX_METADATA_BYTES = 16 * 2**10
 """Maximum size of metadata as JSON. Keep larger data in another store, under the item's id."""

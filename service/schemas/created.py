@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from model_store.bundles.directory import GALLERY_NAME
-from service.schemas.requests import RequestModel
+from service.schemas.base import RequestModel
 
 Name = Annotated[
     str,

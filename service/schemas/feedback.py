@@ -7,8 +7,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from service.schemas.base import RequestModel
 from service.schemas.changes import ItemId, ItemWritten, Label, Metadata
-from service.schemas.requests import RequestModel
 
 DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
 

@@ -15,14 +15,13 @@ from model_store.records import (
     ReliabilityBin,
 )
 from model_store.verdicts import Absence, Order
+from service.schemas.base import HasReason, RequestModel
 from service.schemas.bundles import (
     BundleState,
     CalibrationState,
     CalibrationStatus,
 )
 from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection
-from service.schemas.reasons import HasReason
-from service.schemas.requests import RequestModel
 
 
 class GalleryName(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from model_store.verdicts import Level
-from service.schemas.reasons import HasReason
+from service.schemas.base import HasReason
 
 
 class PictureState(BaseModel):

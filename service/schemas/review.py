@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from model_store.verdicts import CaseReason
-from service.schemas.requests import RequestModel
+from service.schemas.base import RequestModel
 
 CaseState = Literal["open", "settled"]
 ExportFormat = Literal["label_studio", "label_studio_interface", "fiftyone"]

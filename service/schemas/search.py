@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from model_store.gallery.filters.grammar import MAX_BYTES
 from model_store.records import Explanation, QualityHint, RollUp
 from model_store.verdicts import MAX_TEXT_CHARACTERS, Absence, FilterMeans, Order, Verdict
+from service.schemas.base import HasReason, RequestModel
 from service.schemas.bundles import BundleState
-from service.schemas.filters import EXPLAIN, FILTER_DESCRIPTION, FilterText
 from service.schemas.galleries import EncoderState
 from service.schemas.items import ItemDetail
 from service.schemas.problems import Problem
 from service.schemas.queries import Query, Uncertainty
-from service.schemas.reasons import HasReason
-from service.schemas.requests import RequestModel
+
+
+def _as_text(value: object) -> object:
+    """Return the JSON text of a filter that is an object; return any other value unchanged."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+
+FilterText = Annotated[str | None, BeforeValidator(_as_text)]
+
+FILTER_DESCRIPTION = (
+    'Condition on the items to list, as JSON: `{"label": "shoe", "year": {"gte": 2000}}`. Fields '
+    "are `id`, `label` and keys of the metadata; dots separate the keys of nested objects. A bare "
+    "value means `eq`. The other comparisons are `ne`, `in`, `gt`, `gte`, `lt`, `lte`, `has` (a "
+    "list holds the value) and `exists`. `and`, `or` and `not` join filters. A filter restricts "
+    "the listed items; match probabilities are for the whole gallery, see `filter_means`."
+)
+
+
+EXPLAIN = Field(description="How the items under the filter were found; null without a filter.")
 
 ShareOrigin = Literal["request", "key", "adopted", "bundle"]
 """The origin of a share of absent queries: the request, the caller's key, the operator (`adopted`),

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from model_store.verdicts import ChangeReason, Verdict
-from service.schemas.requests import RequestModel
+from service.schemas.base import RequestModel
 
 REASONS = (
     "`outlier`: only one of the bundles flags the query as out of distribution. `first_item`: the "

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import BaseModel, Field, WithJsonSchema, field_validator
 
 from model_store.item_ids import MAX_ID_LENGTH
+from service.schemas.base import RequestModel
 from service.schemas.changes import ItemId, LabelText, Metadata
-from service.schemas.requests import RequestModel
 
 MAX_ENROLLED = 1000
 

@@ -11,10 +11,9 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from model_store.records import RollUp
 from model_store.verdicts import Verdict
+from service.schemas.base import HasReason, RequestModel
 from service.schemas.bundles import BundleState
 from service.schemas.queries import Query
-from service.schemas.reasons import HasReason
-from service.schemas.requests import RequestModel
 from service.schemas.search import (
     GUARANTEED,
     ROLL_UP,

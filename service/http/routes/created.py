@@ -26,9 +26,9 @@ from model_store.errors import (
 from service import schemas
 from service.access.access import requires
 from service.access.caller import Caller
-from service.http import answers
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router, leased
+from service.http.routes.galleries import gallery_detail
 from service.http.routing import JSON, body_of
 from service.http.state import ServiceState
 from service.serving.calibration_runs import LastCalibration, n_item_queries
@@ -176,7 +176,7 @@ async def _detail(name: str, state: ServiceState) -> schemas.GalleryDetail:
     async with leased(name, state) as lease:
         settings = state.settings
         url = settings.record_urls.get(name)
-        return answers.gallery_detail(lease, url, settings.image_origins)
+        return gallery_detail(lease, url, settings.image_origins)
 
 
 def _require_allowed(caller: Caller, name: str) -> None:

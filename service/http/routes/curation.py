@@ -20,7 +20,7 @@ from model_store.gallery import Item
 from service import schemas
 from service.access.access import counts_as_search
 from service.http import cursors
-from service.http.answers.items import item_detail, picture_urls
+from service.http.answers import item_detail, picture_urls
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, PageCursor, StateOf, gallery_router
 from service.http.state import ServiceState

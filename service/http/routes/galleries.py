@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import Depends, Query, Request
 
+from model_store.bundles.bundle import Bundle
 from model_store.bundles.operator import OperatorSettings
+from model_store.decision import Calibration, MatchThreshold, estimate_error
+from model_store.decision.calibration import DEFAULT_ABSENT, written_at
 from model_store.encoder.contract import QueryKind
 from model_store.errors import (
     GalleryNotFound,
@@ -14,6 +21,8 @@ from model_store.errors import (
     InvalidRequest,
     UnsupportedMediaType,
 )
+from model_store.messages import message
+from model_store.records import FeedbackSummary
 from model_store.verdicts import Order
 from service import schemas
 from service.access.access import requires
@@ -21,8 +30,13 @@ from service.http import answers
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.http.routing import JSON, body_of
+from service.serving.audit import Audit
+from service.serving.lease import Lease
 
 router = gallery_router("galleries")
+
+N_LABELS = 12
+"""Maximum number of labels in a gallery's description; there may be hundreds of thousands."""
 
 OrderAsked = Annotated[
     Order | None,
@@ -41,13 +55,19 @@ KindAsked = Annotated[
 @router.get("", operation_id="list_galleries")
 async def list_galleries(request: Request, state: StateOf) -> schemas.GalleryList:
     """List the served galleries that the caller's key can use."""
-    return answers.gallery_list(await state.created.listed(), request.state.caller.sees)
+    return schemas.GalleryList(
+        galleries=[
+            schemas.GalleryName.model_validate(one, from_attributes=True)
+            for one in await state.created.listed()
+            if request.state.caller.sees(one.name)
+        ]
+    )
 
 
 @router.get("/{gallery}", operation_id="get_gallery", responses=responses(GalleryNotFound))
 async def get_gallery(lease: LeaseOf, state: StateOf) -> schemas.GalleryDetail:
     """Describe a gallery: size, encoder, calibration, measured quality, and sample queries."""
-    return answers.gallery_detail(
+    return gallery_detail(
         lease,
         state.settings.record_urls.get(lease.bundle.name),
         state.settings.image_origins,
@@ -62,7 +82,7 @@ async def list_facets(
     ] = 20,
 ) -> schemas.FacetList:
     """List the indexed fields for filters, with the most frequent values of each field."""
-    return await lease.engine.compute(lambda: answers.facet_list(lease.bundle, limit))
+    return await lease.engine.compute(lambda: _facet_list(lease.bundle, limit))
 
 
 @router.get("/{gallery}/labels", operation_id="list_labels", responses=responses(GalleryNotFound))
@@ -76,7 +96,7 @@ async def list_labels(
     ] = None,
 ) -> schemas.LabelList:
     """List the gallery's labels by name, page by page."""
-    return await lease.engine.compute(lambda: answers.label_list(lease, after, limit))
+    return await lease.engine.compute(lambda: _label_list(lease, after, limit))
 
 
 @router.get(
@@ -99,7 +119,7 @@ async def get_calibration(
     lease = lease.for_kind(kind)
     kept, key = state.feedback, lease.watch.key
     said = None if kept is None else await lease.engine.compute(lambda: kept.summary(key))
-    return answers.calibration_report(lease, said, order, with_curve=curve)
+    return _calibration_report(lease, said, order, with_curve=curve)
 
 
 @router.post(
@@ -118,7 +138,7 @@ async def adopt_absent_share(
     estimates the share from served queries (`absent.estimated`).
     """
     persisted = await lease.engine.decide_as_operator(lambda now: now.with_share(body.share))
-    return answers.operator_decision(lease, (), persisted=persisted)
+    return _operator_decision(lease, (), persisted=persisted)
 
 
 @router.delete(
@@ -130,7 +150,7 @@ async def adopt_absent_share(
 async def reset_absent_share(lease: LeaseOf) -> schemas.OperatorDecision:
     """Reset the gallery's share of absent queries to the share in its configuration."""
     persisted = await lease.engine.decide_as_operator(lambda now: now.with_share(None))
-    return answers.operator_decision(lease, (), persisted=persisted)
+    return _operator_decision(lease, (), persisted=persisted)
 
 
 @router.post(
@@ -148,7 +168,7 @@ async def acknowledge_drift(lease: LeaseOf) -> schemas.OperatorDecision:
     watches = lease.engine.watches.values()
     alarmed = sorted({caller for one in watches for caller in one.drift.report.alarmed})
     persisted = await lease.engine.decide_as_operator(OperatorSettings.acknowledged)
-    return answers.operator_decision(lease, alarmed, persisted=persisted)
+    return _operator_decision(lease, alarmed, persisted=persisted)
 
 
 @router.get(
@@ -173,4 +193,223 @@ async def get_operating_point(
 ) -> schemas.OperatingPointAnswer:
     """Find the threshold with the most `match` verdicts and an error of at most `max_error`."""
     lease = lease.for_kind(kind)
-    return answers.operating_point(lease, max_error, expected_absent, source, order)
+    calibration, state, point = lease.bundle.retriever.calibration, lease.absent_share, None
+    if calibration is not None and state is not None:
+        share = state.used if expected_absent is None else expected_absent
+        point = calibration.promises(share, source, order).at(max_error)
+    return schemas.OperatingPointAnswer(max_error=max_error, point=point)
+
+
+def gallery_detail(
+    lease: Lease, record_url: str | None, image_origins: Sequence[str]
+) -> schemas.GalleryDetail:
+    """One gallery."""
+    bundle = lease.bundle
+    manifest, labels = bundle.manifest, bundle.retriever.gallery.held_labels
+    return schemas.GalleryDetail(
+        name=bundle.name,
+        title="" if bundle.entry is None else bundle.entry.title,
+        description=bundle.description,
+        created_at=None if bundle.entry is None else bundle.entry.created_at,
+        n_items=bundle.retriever.gallery.n_items,
+        n_labels=len(labels),
+        labels=heapq.nsmallest(N_LABELS, labels),
+        bundle=answers.bundle_state(lease),
+        encoder=answers.encoder_state(bundle),
+        text=_text_state(lease),
+        calibration=None if manifest.calibration is None else dict(manifest.calibration),
+        metrics=None if manifest.metrics is None else dict(manifest.metrics),
+        outcome=lease.engine.outcome,
+        samples=[
+            schemas.Sample(
+                id=sample.id,
+                caption=sample.caption,
+                belongs=sample.belongs,
+                image_url=(url := f"{answers.gallery_url(bundle)}/samples/{quote(sample.id)}"),
+                thumbnail_url=f"{url}?size=thumbnail",
+            )
+            for sample in manifest.samples
+        ],
+        record_url=record_url,
+        image_origins=list(image_origins),
+    )
+
+
+def _text_state(lease: Lease) -> schemas.TextState | None:
+    text = lease.bundle.retriever.text
+    if text is None:
+        return None
+    return schemas.TextState(
+        fingerprint=text.fingerprint,
+        context_length=text.context_length,
+        posterior=text.metadata.posterior,
+        calibration=answers.bundle_state(lease.for_kind("text")).calibration,
+    )
+
+
+def _facet_list(bundle: Bundle, most: int) -> schemas.FacetList:
+    """Describe the indexed fields of the items, with at most ``most`` values for each field."""
+    facets = bundle.retriever.gallery.facets(most)
+    return schemas.FacetList(
+        gallery=bundle.name,
+        bundle_id=bundle.manifest.id,
+        facets=facets or [],
+        reason=message("fields_not_counted") if facets is None else None,
+    )
+
+
+def _label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList:
+    """Return at most ``limit`` labels after the label ``after``, in alphabetical order."""
+    bundle = lease.bundle
+    labels = sorted(bundle.retriever.gallery.held_labels)
+    start = 0 if after is None else bisect_right(labels, after)
+    shown = labels[start : start + limit]
+    return schemas.LabelList(
+        gallery=bundle.name,
+        bundle_id=bundle.manifest.id,
+        n_labels=len(labels),
+        labels=shown,
+        next_after=shown[-1] if start + limit < len(labels) else None,
+    )
+
+
+def _calibration_report(
+    lease: Lease, feedback: FeedbackSummary | None, order: Order | None, *, with_curve: bool = True
+) -> schemas.CalibrationReport:
+    """Describe the calibration for result lists in ``order``, and the feedback on its results."""
+    calibration = lease.bundle.retriever.calibration
+    state = answers.bundle_state(lease).calibration
+    share = lease.absent_share
+    if calibration is None or share is None:
+        return _uncalibrated(state, _drift(lease))
+    correction = calibration.report.get("feedback")
+    measured = calibration.report["cross_fitted"]
+    order = calibration.order if order is None else order
+    of_first = measured["orders"][order]
+    promises = calibration.promises(share.used, order=order)
+    return schemas.CalibrationReport(
+        status=state.status,
+        n_queries=state.n_queries,
+        queries=calibration.report["queries"],
+        alpha=calibration.alpha,
+        coverage=calibration.coverage,
+        max_error=calibration.max_error,
+        max_false_match_rate=calibration.max_false_match_rate,
+        delta=calibration.delta,
+        absent=share,
+        drift=_drift(lease),
+        order=order,
+        sources=list(calibration.sources),
+        matches=_matches(promises.matches, calibration),
+        levels=[
+            schemas.LevelPromise(level=name, matches=_matches(of_level, calibration))
+            for name, of_level in zip(
+                () if calibration.hierarchy is None else calibration.hierarchy.levels,
+                promises.roll_ups,
+                strict=True,
+            )
+        ],
+        point=promises.point if promises.gives_matches else None,
+        top1_ece=of_first["top1_ece"],
+        reliability=[schemas.ReliabilityBin(**one) for one in of_first["reliability"]],
+        risk_coverage=promises.curve() if with_curve else [],
+        result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
+        outlier_auroc=measured["outlier_auroc"],
+        feedback=feedback,
+        errors_over_time=_errors_over_time(lease.watch.audit),
+        correction=None if correction is None else schemas.FeedbackCorrection(**correction),
+        written_at=written_at(lease.bundle.directory, lease.bundle.retriever.kind),
+    )
+
+
+def _matches(
+    promised: Sequence[MatchThreshold], calibration: Calibration
+) -> list[schemas.MatchPromise]:
+    """Describe the error bound for each size class of labels, such as labels with one item."""
+    return [
+        schemas.MatchPromise(
+            size_class=promise.size_class,
+            n_labels=int(n_labels),
+            threshold=None if promise.point is None else promise.threshold,
+            point=promise.point,
+            reason=promise.shortfall,
+        )
+        for promise, n_labels in zip(promised, calibration.n_labels, strict=True)
+        if n_labels
+    ]
+
+
+def _drift(lease: Lease) -> schemas.DriftReport:
+    """Describe the drift tests of a gallery, without the names of callers."""
+    report = lease.watch.drift.report
+    return schemas.DriftReport(
+        reason=report.reason,
+        n_served=report.n_served,
+        log_capital=report.log_capital,
+        drifted=report.drifted,
+        n_streams=report.n_streams,
+        n_alarmed=len(report.alarmed),
+    )
+
+
+def _operator_decision(
+    lease: Lease, alarmed: Sequence[str], *, persisted: bool
+) -> schemas.OperatorDecision:
+    """Describe the settings of a gallery after a decision of the operator."""
+    share, operator = lease.absent_share, lease.engine.operator
+    return schemas.OperatorDecision(
+        gallery=lease.bundle.name,
+        absent_share=DEFAULT_ABSENT if share is None else share.used,
+        adopted_at=operator.adopted_at,
+        alarmed=list(alarmed),
+        persisted=persisted,
+    )
+
+
+def _uncalibrated(
+    state: schemas.CalibrationState, drift: schemas.DriftReport
+) -> schemas.CalibrationReport:
+    """Return the report of a gallery without a calibration: most fields are null."""
+    return schemas.CalibrationReport(
+        status=state.status,
+        n_queries=state.n_queries,
+        queries=None,
+        alpha=None,
+        coverage=None,
+        max_error=None,
+        max_false_match_rate=None,
+        delta=None,
+        absent=None,
+        drift=drift,
+        order=None,
+        sources=[],
+        matches=[],
+        levels=[],
+        point=None,
+        top1_ece=None,
+        reliability=[],
+        risk_coverage=[],
+        result_sets=[],
+        outlier_auroc={},
+        feedback=None,
+        errors_over_time=None,
+        correction=None,
+    )
+
+
+def _errors_over_time(audit: Audit) -> schemas.ErrorsOverTime | None:
+    """Describe the error rate of `match` in reviews; None if no answers are drawn for review."""
+    if not audit.watches:
+        return None
+    test, estimate = audit.test, estimate_error(audit.reviews)
+    return schemas.ErrorsOverTime(
+        max_error=audit.max_error,
+        audit_share=audit.share,
+        n_asked=audit.n_asked,
+        n_reviewed=test.n,
+        n_wrong=test.n_wrong,
+        error=estimate.rate,
+        error_interval=estimate.interval,
+        log_evidence=test.log_evidence,
+        alarm=test.alarmed,
+    )

@@ -23,8 +23,9 @@ from model_store.errors import (
 from model_store.gallery import read_filter
 from model_store.gallery.filters.grammar import MAX_BYTES
 from model_store.images import encode_icon
+from model_store.messages import message
 from model_store.paths import inside
-from service import schemas
+from service import schemas, serializers
 from service.access.access import counts_as_search
 from service.http import answers, cursors
 from service.http.problems import responses
@@ -83,9 +84,19 @@ async def list_items(
     """
     passes = None if where is None else read_filter(where)
     selection = cursors.ListSelection.by_filter(where)
-    after = cursors.row_before(cursor, lease.bundle.manifest.id, lease.engine.secret, selection)
+    signed = lease.bundle.manifest.id, lease.engine.secret, selection
+    after = cursors.row_before(cursor, *signed)
     page = await lease.engine.compute(lambda: page_of(lease.bundle, after, limit, passes))
-    return answers.item_list(lease, page, selection)
+    bundle = lease.bundle
+    urls = answers.picture_urls(bundle)
+    return schemas.ItemList(
+        gallery=bundle.name,
+        bundle_id=bundle.manifest.id,
+        n_items=bundle.retriever.gallery.n_items,
+        n_passing=page.n_passing,
+        items=[answers.item_detail(item, urls) for item in page.items],
+        next_cursor=cursors.to_page_after(page.last, *signed),
+    )
 
 
 async def get_similar(request: Request, gallery: str, item_id: str) -> schemas.SimilarAnswer:
@@ -97,7 +108,21 @@ async def get_similar(request: Request, gallery: str, item_id: str) -> schemas.S
     options = options_of(request, schemas.ListFields)
     async with leased(gallery, await state_of(request), request) as lease:
         similar = await lease.similar(item_id, parameters_of(options))
-        return answers.similar_answer(lease, similar, request.state.request_id)
+        bundle, answer = lease.bundle, similar.answer
+        decision = answer.decision
+        urls = answers.picture_urls(bundle)
+        return schemas.SimilarAnswer(
+            request_id=request.state.request_id,
+            gallery=bundle.name,
+            item=answers.item_detail(similar.item, urls),
+            verdict=decision.verdict,
+            reason=message("items_have_no_probability"),
+            uncertainty=serializers.uncertainty(decision.assessment, bundle.retriever.posterior),
+            results=[serializers.result(match, urls) for match in answer.matches],
+            explain=answer.explain,
+            bundle=answers.bundle_state(lease),
+            timing_ms=serializers.milliseconds(similar.seconds),
+        )
 
 
 router.add_api_route(

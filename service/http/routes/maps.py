@@ -26,7 +26,7 @@ from model_store.gallery_map import (
 )
 from service import schemas
 from service.access.access import counts_as_search
-from service.http.answers.items import item_detail, picture_urls
+from service.http.answers import item_detail, picture_urls
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.schemas.items import ItemDetail

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from model_store.bundles.bundle import Bundle
 from model_store.errors import (
     FeedbackNotKept,
     GalleryNotFound,
@@ -19,16 +22,24 @@ from model_store.errors import (
     UnsupportedMediaType,
     VouchError,
 )
-from model_store.feedback import CASE_REASONS, Case, Decided, ReviewQueue
+from model_store.feedback import (
+    CASE_REASONS,
+    Case,
+    CaseReason,
+    CaseState,
+    Decided,
+    Leased,
+    ReviewQueue,
+)
 from service import schemas
 from service.access.access import requires
 from service.access.caller import Caller
-from service.http import answers
-from service.http.answers import labelling
+from service.http import answers, labelling
 from service.http.problems import responses
 from service.http.routes.dependencies import After, LeaseOf, StateOf, gallery_router
 from service.http.routes.feedback import hear, require_feedback
 from service.http.routing import JSON, body_of
+from service.serving.reviewing import ReviewTerms
 
 router = gallery_router("review")
 
@@ -91,7 +102,7 @@ async def list_review_cases(
     where = {} if reason is None else {"reason": reason}
     key = lease.bundle.key
     found = await asyncio.to_thread(queue.listed, key, where, state, after, limit + 1)
-    return answers.case_list(lease.bundle, found, limit)
+    return _case_list(lease.bundle, found, limit)
 
 
 @router.get(
@@ -106,7 +117,7 @@ async def get_review_summary(
     """Count the queries in the queue by reason and state, and show the queue's settings."""
     counts = await asyncio.to_thread(queue.counts, lease.bundle.key)
     terms, settings = lease.engine.reviews.terms, state.settings
-    return answers.review_summary(counts, terms, settings.audit_share, settings.review_retention_s)
+    return _review_summary(counts, terms, settings.audit_share, settings.review_retention_s)
 
 
 @router.post(
@@ -134,7 +145,7 @@ async def lease_review_cases(
         wanted.seconds,
         wanted.reasons or CASE_REASONS,
     )
-    return answers.leases(lease.bundle, given)
+    return _leases(lease.bundle, given)
 
 
 @router.get(
@@ -231,7 +242,7 @@ async def get_review_case(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> 
     case = await asyncio.to_thread(queue.find, lease.bundle.key, query_id)
     if case is None:
         raise _not_kept(query_id)
-    return answers.review_case(lease.bundle, case)
+    return _review_case(lease.bundle, case)
 
 
 @router.get(
@@ -295,4 +306,83 @@ def _not_kept(query_id: str) -> QueryNotFound:
     return QueryNotFound(
         f"The query {query_id[:12]}… or its image is not stored. `GET …/review` lists the stored "
         "queries."
+    )
+
+
+def _review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
+    """Describe a review case. Decisions are omitted, so that reviewers decide independently."""
+    urls = answers.picture_urls(bundle)
+    return schemas.ReviewCase(
+        number=case.number,
+        query_id=case.query_id,
+        reason=case.reason,
+        drawn=case.drawn,
+        draw_probability=case.draw_probability,
+        state="open" if case.settled_at is None else "settled",
+        verdict=case.verdict,
+        found=[
+            schemas.FoundItem(
+                id=item.item_id,
+                label=item.label,
+                match_probability=item.match_probability,
+                thumbnail_url=urls(item.item_id)[0],
+            )
+            for item in case.found
+        ],
+        no_match_probability=case.no_match_probability,
+        image_url=image_url(bundle, case),
+        reviewers=case.wanted,
+        bundle=case.bundle,
+        kept_at=datetime.fromtimestamp(case.kept_at, UTC),
+        settled_at=(
+            None if case.settled_at is None else datetime.fromtimestamp(case.settled_at, UTC)
+        ),
+    )
+
+
+def image_url(bundle: Bundle, case: Case | None) -> str | None:
+    """Return the URL path of the image of a review case; None if no image is stored."""
+    if case is None or case.media_type is None:
+        return None
+    return f"{answers.gallery_url(bundle)}/review/{case.query_id}/image"
+
+
+def _case_list(bundle: Bundle, found: Sequence[Case], limit: int) -> schemas.CaseList:
+    """Describe the first ``limit`` review cases in ``found``; the rest is on the next page."""
+    shown = found[:limit]
+    return schemas.CaseList(
+        cases=[_review_case(bundle, case) for case in shown],
+        next_after=shown[-1].number if len(found) > limit else None,
+    )
+
+
+def _leases(bundle: Bundle, leased: Sequence[Leased]) -> schemas.Leases:
+    """Describe the review cases that a reviewer has leased."""
+    return schemas.Leases(
+        leases=[
+            schemas.LeasedCase(
+                case=_review_case(bundle, one.case), until=datetime.fromtimestamp(one.until, UTC)
+            )
+            for one in leased
+        ]
+    )
+
+
+def _review_summary(
+    counts: dict[tuple[CaseReason, CaseState], int],
+    terms: ReviewTerms,
+    random_share: float,
+    retention_s: int,
+) -> schemas.ReviewSummary:
+    """Describe the review queue of a gallery."""
+    return schemas.ReviewSummary(
+        counts=[
+            schemas.ReviewCount(reason=reason, state=state, n=n)
+            for (reason, state), n in sorted(counts.items())
+        ],
+        reasons=list(terms.reasons),
+        image=terms.image,
+        random_share=random_share if "random" in terms.reasons else 0.0,
+        retention_s=retention_s,
+        reviewers=terms.reviewers,
     )

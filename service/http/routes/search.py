@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from model_store.errors import (
     UnsupportedImage,
     UnsupportedMediaType,
 )
+from model_store.images.quality import MEASURES
 from model_store.search import N_CANDIDATES
 from service import schemas
 from service.access.access import Access, counts_as_search
@@ -42,7 +44,7 @@ from service.http.routes.dependencies import (
 )
 from service.http.routing import JSON, MULTIPART, RAW, DirectRoute, body_of, form_of
 from service.http.state import ServiceState
-from service.schemas.requests import RequestModel
+from service.schemas.base import RequestModel
 from service.serving.lease import Lease
 
 router = gallery_router("searching")
@@ -251,7 +253,17 @@ async def assess(
     bytes is a cache hit.
     """
     assessed = await lease.assess(await form.image.read(), form.alpha)
-    return answers.assessment_answer(lease, assessed, request.state.request_id)
+    bundle = lease.bundle
+    return schemas.AssessmentAnswer(
+        request_id=request.state.request_id,
+        gallery=bundle.name,
+        query=answers.query(bundle, assessed, assessed.assessment, assessed.alpha),
+        quality=schemas.Quality(
+            hints=assessed.hints,
+            measures=dict(zip(MEASURES, assessed.measures.tolist(), strict=True)),
+        ),
+        bundle=answers.bundle_state(lease),
+    )
 
 
 @router.post(
@@ -270,7 +282,20 @@ async def embed(
     Compare embeddings only if they have the same `encoder.fingerprint`.
     """
     embedded = await lease.embed(await form.image.read(), form.alpha)
-    return answers.embedding_answer(lease, embedded, request.state.request_id)
+    bundle, predictive = lease.bundle, embedded.predictive
+    score = predictive.outlier_score
+    return schemas.EmbeddingAnswer(
+        request_id=request.state.request_id,
+        gallery=bundle.name,
+        query=answers.query(bundle, embedded, embedded.assessment, embedded.alpha),
+        direction=predictive.direction.tolist(),
+        variance=predictive.variance.tolist(),
+        concentration=predictive.concentration,
+        spherical_variance=predictive.spherical_variance,
+        outlier_score=None if math.isnan(score) else score,
+        encoder=answers.encoder_state(bundle),
+        bundle=answers.bundle_state(lease),
+    )
 
 
 async def _answer(

@@ -24,9 +24,9 @@ from model_store.errors import (
 from model_store.feedback import Case
 from service import schemas
 from service.access.access import requires
-from service.http.answers.review import image_url
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
+from service.http.routes.review import image_url
 from service.http.routing import JSON, body_of
 from service.http.state import ServiceState
 from service.serving.lease import Lease

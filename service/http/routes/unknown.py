@@ -27,7 +27,7 @@ from model_store.gallery import Receipt
 from model_store.identities import PRECISION
 from service import schemas
 from service.access.access import requires
-from service.http.answers.items import gallery_url
+from service.http.answers import gallery_url
 from service.http.problems import responses
 from service.http.routes.changes import WRITE_ERRORS, ContextOf, noted
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router

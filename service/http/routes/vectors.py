@@ -17,8 +17,7 @@ from model_store.vector_queries import NeighbourList, VectorQuery
 from service import schemas
 from service.access.access import counts_as_search
 from service.http import answers
-from service.http.answers.bundles import bundle_state
-from service.http.answers.search import absent_share, query
+from service.http.answers import absent_share, bundle_state, query
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router, parameters_of
 from service.http.routing import JSON, body_of

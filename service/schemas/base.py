@@ -1,4 +1,4 @@
-"""The base class of requests, which refuses unknown fields."""
+"""The base classes of requests and of answers with reasons."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from model_store.messages import Message
 
 
 class RequestModel(BaseModel):
@@ -66,3 +68,28 @@ def _kinds(annotation: Any) -> set[Any]:  # noqa: ANN401 - any type
     """Return the members of an optional type; return any other type as the only member."""
     members = get_args(annotation)
     return set(members) if type(None) in members else {annotation}
+
+
+class ReasonCode(BaseModel):
+    """A reason as a code with parameters, for programs and translations."""
+
+    code: str = Field(description="Stable name of the reason, for programs.")
+    parameters: dict[str, Any] = Field(
+        description="Numbers and texts that the reason's sentence contains. A nested reason has "
+        "its own code and parameters."
+    )
+
+
+class HasReason(BaseModel):
+    """A record with a ``reason``."""
+
+    reason_code: ReasonCode | None = Field(
+        None, description="Code and parameters of `reason`; null without a reason."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_code(cls, values: Any) -> Any:  # noqa: ANN401 - pydantic's
+        if isinstance(values, dict) and isinstance(reason := values.get("reason"), Message):
+            return {**values, "reason_code": reason.as_json()}
+        return values

@@ -1,21 +1,86 @@
-"""Answers to queries: searches, similar items, assessments and embeddings."""
+"""Answers, and parts of answers, that several modules of routes give."""
 
 from __future__ import annotations
 
-import math
+import re
+from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Assessment, Decision
-from model_store.images.quality import MEASURES
+from model_store.gallery import Item
 from model_store.messages import Message, message
 from service import schemas, serializers
-from service.http.answers.bundles import bundle_state, encoder_state
-from service.http.answers.items import item_detail, picture_urls
+from service.access.proxies import root_path
 from service.http.cursors import SearchCursor, write
 from service.observability.metrics import Telemetry, counted_as
 from service.observability.records import SearchRecord, current_record
+from service.serializers import PictureUrls
 from service.serving.lease import Lease
-from service.serving.queries import Assessed, DecidedList, Embedded, SearchResult, SimilarItems
+from service.serving.queries import (
+    Assessed,
+    DecidedList,
+    Embedded,
+    SearchResult,
+)
+
+_PLAIN = re.compile(r"[\w.~/-]*", re.ASCII)
+
+
+def bundle_state(lease: Lease) -> schemas.BundleState:
+    """Describe the served bundle, and whether its calibration is valid."""
+    bundle = lease.bundle
+    calibration = bundle.retriever.calibration
+    return serializers.bundle_state(bundle.manifest.id, calibration, lease.stale, lease.drift)
+
+
+def encoder_state(bundle: Bundle) -> schemas.EncoderState:
+    """Describe the encoder of a bundle."""
+    encoder = bundle.retriever.encoder
+    return schemas.EncoderState(
+        fingerprint=encoder.fingerprint,
+        provider=encoder.provider,
+        dim=encoder.dim,
+        posterior=encoder.metadata.posterior,
+    )
+
+
+def item_detail(item: Item, urls: PictureUrls) -> schemas.ItemDetail:
+    """One item; ``urls`` are the `picture_urls` of its bundle."""
+    thumbnail, preview = urls(item.id)
+    return schemas.ItemDetail(
+        id=item.id,
+        label=item.label,
+        metadata=dict(item.metadata),
+        thumbnail_url=thumbnail,
+        preview_url=preview,
+    )
+
+
+def gallery_url(bundle: Bundle) -> str:
+    """Return the URL path of a gallery, with the path prefix of the client's proxy."""
+    return f"{root_path.get()}/v1/galleries/{_quoted(bundle.name)}"
+
+
+def picture_urls(bundle: Bundle) -> PictureUrls:
+    """Return a function that maps an item's id to the URL paths of its thumbnail and preview.
+
+    The thumbnail is None in a gallery of vectors, the preview in a gallery without previews.
+    """
+    if not bundle.retriever.encoder.metadata.takes_images:
+        return lambda _: (None, None)
+    items = f"{gallery_url(bundle)}/items/"
+    has_previews = bundle.retriever.gallery.preview_side is not None
+
+    def urls(item_id: str) -> tuple[str, str | None]:
+        thumbnail = f"{items}{_quoted(item_id)}/thumbnail"
+        return thumbnail, f"{thumbnail}?size=preview" if has_previews else None
+
+    return urls
+
+
+def _quoted(text: str) -> str:
+    """Percent-encode an id; call `quote`, which is slow, only for an id with special characters."""
+    return text if _PLAIN.fullmatch(text) else quote(text)
 
 
 def search_answer(
@@ -71,40 +136,6 @@ def search_answer(
     )
 
 
-def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> schemas.SimilarAnswer:
-    """Describe the items that are similar to an item of the gallery."""
-    bundle, answer = lease.bundle, similar.answer
-    decision = answer.decision
-    urls = picture_urls(bundle)
-    return schemas.SimilarAnswer(
-        request_id=request_id,
-        gallery=bundle.name,
-        item=item_detail(similar.item, urls),
-        verdict=decision.verdict,
-        reason=message("items_have_no_probability"),
-        uncertainty=serializers.uncertainty(decision.assessment, bundle.retriever.posterior),
-        results=[serializers.result(match, urls) for match in answer.matches],
-        explain=answer.explain,
-        bundle=bundle_state(lease),
-        timing_ms=serializers.milliseconds(similar.seconds),
-    )
-
-
-def assessment_answer(
-    lease: Lease, assessed: Assessed, request_id: str
-) -> schemas.AssessmentAnswer:
-    """Describe the assessment of an image: quality, uncertainty and outlier test."""
-    bundle = lease.bundle
-    measured = dict(zip(MEASURES, assessed.measures.tolist(), strict=True))
-    return schemas.AssessmentAnswer(
-        request_id=request_id,
-        gallery=bundle.name,
-        query=query(bundle, assessed, assessed.assessment, assessed.alpha),
-        quality=schemas.Quality(hints=assessed.hints, measures=measured),
-        bundle=bundle_state(lease),
-    )
-
-
 def _not_yet_calibrated(lease: Lease) -> Message | None:
     """Return the reason of `not_calibrated` for a gallery created over HTTP, and the remedy."""
     entry = lease.bundle.entry
@@ -155,21 +186,3 @@ def absent_share(
     """Describe the share of absent queries that a decision used; None without calibration."""
     calibration, adopted_at = lease.bundle.retriever.calibration, lease.engine.operator.adopted_at
     return serializers.absent_share(calibration, decision, origin, adopted_at)
-
-
-def embedding_answer(lease: Lease, embedded: Embedded, request_id: str) -> schemas.EmbeddingAnswer:
-    """One image's embedding."""
-    bundle, predictive = lease.bundle, embedded.predictive
-    score = predictive.outlier_score
-    return schemas.EmbeddingAnswer(
-        request_id=request_id,
-        gallery=bundle.name,
-        query=query(bundle, embedded, embedded.assessment, embedded.alpha),
-        direction=predictive.direction.tolist(),
-        variance=predictive.variance.tolist(),
-        concentration=predictive.concentration,
-        spherical_variance=predictive.spherical_variance,
-        outlier_score=None if math.isnan(score) else score,
-        encoder=encoder_state(bundle),
-        bundle=bundle_state(lease),
-    )
