@@ -19,7 +19,7 @@ from model_store.decision.picture import DisplacementModel, log_features
 from model_store.encoder.contract import Encoder
 from model_store.images.quality import ordinary_limits, quality_measures
 
-N_DEGRADED, LEAST_DEGRADED = 128, 40
+N_DEGRADED, LEAST_DEGRADED = 160, 40
 """Maximum and minimum number of gallery images in a fit. The fit also uses one degraded copy of
 each image. More images are slightly better, but each image is encoded twice. The AUROC of degraded
 against clean photographs of Caltech-101 is 0.890 after a fit to 96 images, 0.894 after 128, 0.898
