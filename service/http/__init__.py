@@ -5,7 +5,6 @@
     server             starts uvicorn with the limits of this package
     drain              the delay between a stop signal and the end of the service
     connections        limits on connections and request heads
-    transport          closes a connection without losing the answer; timeouts
     middleware         request ids, body limits, security headers, log lines
     limits             the limits of one request and of one connection
     admission          limits on concurrent requests, and deadlines
@@ -19,5 +18,4 @@
     openapi            the OpenAPI document
     page               the web page at ``/``
     page_files         serves the files of the page
-    state              the objects that routes use
 """

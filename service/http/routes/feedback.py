@@ -27,9 +27,15 @@ from service import schemas
 from service.access.access import requires
 from service.http.problems import responses
 from service.http.routes.changes import WRITE_ERRORS, ContextOf, item_written, noted
-from service.http.routes.dependencies import LAST, After, LeaseOf, StateOf, gallery_router
+from service.http.routes.dependencies import (
+    LAST,
+    After,
+    LeaseOf,
+    ServiceState,
+    StateOf,
+    gallery_router,
+)
 from service.http.routing import JSON, body_of
-from service.http.state import ServiceState
 from service.serving.engine import SearchEngine
 from service.serving.enrolment import item_of_query
 from service.serving.lease import Lease
