@@ -9,6 +9,7 @@
     limits             the limits of one request and of one connection
     admission          limits on concurrent requests, and deadlines
     bodies             receives and parses bodies, within limits
+    forms              reads multipart forms into memory
     routing            the classes of routes; they refuse what a route does not read
     routes             the paths of the service, which call the core
     answers            answers that several modules of routes give
