@@ -35,7 +35,7 @@ from service.http.openapi import description_route, document
 from service.http.page_files import PageFiles, page_response
 from service.http.problems import add_problem_handlers
 from service.http.routes import ROUTERS
-from service.http.state import ServiceState
+from service.http.routes.dependencies import ServiceState
 from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
 from service.processes.open_files import galleries_at_once

@@ -6,6 +6,5 @@
     place       the interface of a place
     bucket      S3, Google Cloud Storage, Azure
     hub         a repository of the Hugging Face Hub
-    model_card  the model card of a bundle, for the Hub
     pull        copies a bundle into a directory of bundles
 """

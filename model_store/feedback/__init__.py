@@ -10,7 +10,6 @@
     cases      queries for review, with their answers
     queue      the review queue: cases with pictures, and leases of cases
     drawn      queries drawn at random, as evidence about served answers
-    turns      the order of cases for reviewers
     agreement  agreement of independent reviewers
 """
 

@@ -11,13 +11,12 @@
 and the integrations with other tools; an integration needs the library of its tool::
 
     mcp_server    ``vouch-mcp``, a server of the Model Context Protocol
-    mcp_tools     the tools of this server
+    mcp_tools     the tools of this server, and answers in plain words
     langchain     a retriever of LangChain
     llama_index   a retriever of LlamaIndex
     fiftyone      a plugin of FiftyOne
     vouched       only results with the verdict `match`
     images        reads an image from a path or ``data:`` URI
-    words         answers in plain words
 """
 
 from service.client.client import VouchClient

@@ -10,6 +10,7 @@
     limits             the limits of one request and of one connection
     admission          limits on concurrent requests, and deadlines
     bodies             receives and parses bodies, within limits
+    forms              reads multipart forms into memory
     routing            the classes of routes; they refuse what a route does not read
     routes             the paths of the service, which call the core
     answers            answers that several modules of routes give
@@ -19,5 +20,4 @@
     openapi            the OpenAPI document
     page               the web page at ``/``
     page_files         serves the files of the page
-    state              the objects that routes use
 """

@@ -20,7 +20,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.decision import outcome_of
 from model_store.gallery import Gallery
 from service import schemas
-from service.client.words import search_in_words
+from service.client.mcp_tools import search_in_words
 from service.http.routes.items import ICON_SIDE
 from service.settings import Settings
 from tests.end_to_end.questions import assess, picture, search

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Hierarchy, LevelEvidence
 from service import schemas
-from service.client.words import search_in_words
+from service.client.mcp_tools import search_in_words
 from tests.end_to_end.questions import embed, search
 from tests.service.test_calibration import of_calibration
 from tests.support.narrowing import not_none

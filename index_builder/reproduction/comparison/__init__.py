@@ -4,6 +4,5 @@
 
     grid        data sets, objectives, seeds: measure missing cells, and report
     measure     one encoder with its posteriors and the decision layer
-    halves      a trained torch encoder with the interface of search and calibration
     table       means over seeds as Markdown, JSON and HTML
 """

@@ -3,7 +3,6 @@
 ::
 
     collection    access to a server, and the collection's schema
-    availability  a circuit breaker for a server that is down
     writer        writes items into a collection
     entities      conversion between items and Milvus entities, and a cache of entities
     rows          row numbers of items, and the rows that pass a filter

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastapi import Depends
 
-from model_store.bundles.history import BundleSummary
 from model_store.errors import ActivationRefused, BundleNotFound, GalleryNotFound
 from service import schemas
 from service.access.access import requires
@@ -26,7 +23,14 @@ async def list_bundles(lease: LeaseOf, state: StateOf) -> schemas.BundleList:
     """
     bundle, galleries = lease.bundle, state.galleries
     refused = galleries.refused.get(bundle.name)
-    return _bundle_list(bundle.manifest.id, await galleries.history(bundle), refused)
+    return schemas.BundleList(
+        serving=bundle.manifest.id,
+        bundles=[
+            schemas.BundleRecord.model_validate({**one.as_json(), "reason": one.reason})
+            for one in await galleries.history(bundle)
+        ],
+        refused=refused,
+    )
 
 
 @router.post(
@@ -52,20 +56,6 @@ async def activate_bundle(gallery: str, bundle_id: str, state: StateOf) -> schem
 async def rollback_bundle(gallery: str, state: StateOf) -> schemas.Activation:
     """Serve the previous bundle again."""
     return activation(gallery, await state.galleries.rollback(gallery))
-
-
-def _bundle_list(
-    serving: str, history: Sequence[BundleSummary], refused: str | None
-) -> schemas.BundleList:
-    """Describe the bundles of a gallery, of which it serves the bundle with the id ``serving``."""
-    return schemas.BundleList(
-        serving=serving,
-        bundles=[
-            schemas.BundleRecord.model_validate({**one.as_json(), "reason": one.reason})
-            for one in history
-        ],
-        refused=refused,
-    )
 
 
 def activation(gallery: str, switched: Switched) -> schemas.Activation:

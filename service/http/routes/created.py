@@ -27,10 +27,9 @@ from service import schemas
 from service.access.access import requires
 from service.access.caller import Caller
 from service.http.problems import responses
-from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router, leased
+from service.http.routes.dependencies import LeaseOf, ServiceState, StateOf, gallery_router, leased
 from service.http.routes.galleries import gallery_detail
 from service.http.routing import JSON, body_of
-from service.http.state import ServiceState
 from service.serving.calibration_runs import LastCalibration, n_item_queries
 from service.serving.lease import Lease
 

@@ -22,8 +22,13 @@ from service.access.access import counts_as_search
 from service.http import cursors
 from service.http.answers import item_detail, picture_urls
 from service.http.problems import responses
-from service.http.routes.dependencies import LeaseOf, PageCursor, StateOf, gallery_router
-from service.http.state import ServiceState
+from service.http.routes.dependencies import (
+    LeaseOf,
+    PageCursor,
+    ServiceState,
+    StateOf,
+    gallery_router,
+)
 from service.serializers import PictureUrls
 from service.serving.curation import Check, ExaminedPage, examined_page
 from service.serving.lease import Lease

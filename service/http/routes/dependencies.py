@@ -4,24 +4,69 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Form, Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from model_store.errors import InternalError
+from model_store.feedback import FeedbackLog
 from model_store.gallery import read_filter
 from model_store.search import Diversity
 from service import schemas
 from service.access.access import requires
+from service.encoding.cache import Cache
 from service.http.cursors import MAX_ITEMS_LENGTH
+from service.http.drain import Drain
 from service.http.problems import responses
 from service.http.routing import MULTIPART, CheckedRoute, ModelT, validated
-from service.http.state import ServiceState
+from service.observability.metrics import Telemetry
 from service.observability.records import current_record
+from service.serving.calibration_runs import CalibrationRuns
+from service.serving.created import CreatedGalleries
+from service.serving.curation import GalleryPlanes, Rankings
 from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
+from service.serving.registry import Galleries
+from service.serving.shadows import Shadows
+from service.serving.unknown import QueryGrouper
+from service.serving.writer import ItemWriter
+from service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """The galleries, and their shared resources.
+
+    Attributes
+    ----------
+    calibrations : calibrations that clients start.
+    sandbox : sandbox parts that confine the decoders.
+    shadows : manager of the shadow bundles.
+    n_workers : function that returns the number of worker processes.
+    drain : state of the drain, which begins when the service stops.
+    unknown : cache of the groups of stored queries without a match.
+    planes : cache of the axes of the galleries' maps.
+    rankings : cache of the rankings of what checks find in the galleries.
+    """
+
+    galleries: Galleries
+    created: CreatedGalleries
+    calibrations: CalibrationRuns
+    shadows: Shadows
+    writer: ItemWriter
+    cache: Cache
+    telemetry: Telemetry
+    feedback: FeedbackLog | None
+    sandbox: tuple[str, ...]
+    settings: Settings
+    n_workers: Callable[[], int]
+    drain: Drain
+    unknown: QueryGrouper = field(default_factory=QueryGrouper)
+    planes: GalleryPlanes = field(default_factory=GalleryPlanes)
+    rankings: Rankings = field(default_factory=Rankings)
+
 
 PageCursor = Annotated[
     str | None,

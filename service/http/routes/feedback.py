@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
@@ -27,9 +26,15 @@ from service import schemas
 from service.access.access import requires
 from service.http.problems import responses
 from service.http.routes.changes import WRITE_ERRORS, ContextOf, item_written, noted
-from service.http.routes.dependencies import LAST, After, LeaseOf, StateOf, gallery_router
+from service.http.routes.dependencies import (
+    LAST,
+    After,
+    LeaseOf,
+    ServiceState,
+    StateOf,
+    gallery_router,
+)
 from service.http.routing import JSON, body_of
-from service.http.state import ServiceState
 from service.serving.engine import SearchEngine
 from service.serving.enrolment import item_of_query
 from service.serving.lease import Lease
@@ -94,7 +99,20 @@ async def give_feedback(
     asked = await lease.engine.compute(
         lambda: [kept.asked(written.bundle, written.query_id, p.item_id) for p in written.pairs]
     )
-    return _feedback_answer(written, receipt, audited=any(asked))
+    pair = next((pair for pair in written.pairs if pair.item_id == written.item_id), None)
+    return schemas.FeedbackAnswer(
+        number=written.number,
+        query_id=written.query_id,
+        decision=written.decision,
+        item_id=written.item_id,
+        correct=None
+        if written.item_id is None or written.decision == "new"
+        else written.decision != "not_this_item",
+        rank=None if pair is None else pair.rank,
+        match_probability=None if pair is None else pair.match_probability,
+        audited=any(asked),
+        item=None if receipt is None else item_written(written.gallery, receipt),
+    )
 
 
 async def _enrol(
@@ -140,7 +158,11 @@ async def list_feedback(
     """List the decisions on queries of a gallery, oldest first. Undone decisions are included."""
     kept, key = require_feedback(state), lease.bundle.key
     found = await lease.engine.compute(lambda: kept.decided(key, after, limit + 1))
-    return _decision_list(found, limit)
+    shown = found[:limit]
+    return schemas.DecisionList(
+        decisions=[_decision(one) for one in shown],
+        next_after=shown[-1].number if len(found) > limit else None,
+    )
 
 
 @router.delete(
@@ -173,40 +195,6 @@ def require_feedback(state: ServiceState) -> FeedbackLog:
             "file."
         )
     return state.feedback
-
-
-def _feedback_answer(
-    kept: Decided, receipt: Receipt | None, *, audited: bool
-) -> schemas.FeedbackAnswer:
-    """Describe the stored decision.
-
-    Parameters
-    ----------
-    receipt : receipt of the new item, if the query became an item; otherwise None.
-    """
-    pair = next((pair for pair in kept.pairs if pair.item_id == kept.item_id), None)
-    return schemas.FeedbackAnswer(
-        number=kept.number,
-        query_id=kept.query_id,
-        decision=kept.decision,
-        item_id=kept.item_id,
-        correct=None
-        if kept.item_id is None or kept.decision == "new"
-        else kept.decision != "not_this_item",
-        rank=None if pair is None else pair.rank,
-        match_probability=None if pair is None else pair.match_probability,
-        audited=audited,
-        item=None if receipt is None else item_written(kept.gallery, receipt),
-    )
-
-
-def _decision_list(found: Sequence[Decided], limit: int) -> schemas.DecisionList:
-    """Describe the first ``limit`` decisions in ``found``; the rest is on the next page."""
-    shown = found[:limit]
-    more = len(found) > limit
-    return schemas.DecisionList(
-        decisions=[_decision(one) for one in shown], next_after=shown[-1].number if more else None
-    )
 
 
 def _decision(kept: Decided) -> schemas.Decision:

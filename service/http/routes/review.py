@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
@@ -25,10 +24,7 @@ from model_store.errors import (
 from model_store.feedback import (
     CASE_REASONS,
     Case,
-    CaseReason,
-    CaseState,
     Decided,
-    Leased,
     ReviewQueue,
 )
 from service import schemas
@@ -39,7 +35,6 @@ from service.http.problems import responses
 from service.http.routes.dependencies import After, LeaseOf, StateOf, gallery_router
 from service.http.routes.feedback import hear, require_feedback
 from service.http.routing import JSON, body_of
-from service.serving.reviewing import ReviewTerms
 
 router = gallery_router("review")
 
@@ -102,7 +97,11 @@ async def list_review_cases(
     where = {} if reason is None else {"reason": reason}
     key = lease.bundle.key
     found = await asyncio.to_thread(queue.listed, key, where, state, after, limit + 1)
-    return _case_list(lease.bundle, found, limit)
+    shown = found[:limit]
+    return schemas.CaseList(
+        cases=[_review_case(lease.bundle, case) for case in shown],
+        next_after=shown[-1].number if len(found) > limit else None,
+    )
 
 
 @router.get(
@@ -117,7 +116,17 @@ async def get_review_summary(
     """Count the queries in the queue by reason and state, and show the queue's settings."""
     counts = await asyncio.to_thread(queue.counts, lease.bundle.key)
     terms, settings = lease.engine.reviews.terms, state.settings
-    return _review_summary(counts, terms, settings.audit_share, settings.review_retention_s)
+    return schemas.ReviewSummary(
+        counts=[
+            schemas.ReviewCount(reason=reason, state=state_of_cases, n=n)
+            for (reason, state_of_cases), n in sorted(counts.items())
+        ],
+        reasons=list(terms.reasons),
+        image=terms.image,
+        random_share=settings.audit_share if "random" in terms.reasons else 0.0,
+        retention_s=settings.review_retention_s,
+        reviewers=terms.reviewers,
+    )
 
 
 @router.post(
@@ -145,7 +154,15 @@ async def lease_review_cases(
         wanted.seconds,
         wanted.reasons or CASE_REASONS,
     )
-    return _leases(lease.bundle, given)
+    return schemas.Leases(
+        leases=[
+            schemas.LeasedCase(
+                case=_review_case(lease.bundle, one.case),
+                until=datetime.fromtimestamp(one.until, UTC),
+            )
+            for one in given
+        ]
+    )
 
 
 @router.get(
@@ -345,44 +362,3 @@ def image_url(bundle: Bundle, case: Case | None) -> str | None:
     if case is None or case.media_type is None:
         return None
     return f"{answers.gallery_url(bundle)}/review/{case.query_id}/image"
-
-
-def _case_list(bundle: Bundle, found: Sequence[Case], limit: int) -> schemas.CaseList:
-    """Describe the first ``limit`` review cases in ``found``; the rest is on the next page."""
-    shown = found[:limit]
-    return schemas.CaseList(
-        cases=[_review_case(bundle, case) for case in shown],
-        next_after=shown[-1].number if len(found) > limit else None,
-    )
-
-
-def _leases(bundle: Bundle, leased: Sequence[Leased]) -> schemas.Leases:
-    """Describe the review cases that a reviewer has leased."""
-    return schemas.Leases(
-        leases=[
-            schemas.LeasedCase(
-                case=_review_case(bundle, one.case), until=datetime.fromtimestamp(one.until, UTC)
-            )
-            for one in leased
-        ]
-    )
-
-
-def _review_summary(
-    counts: dict[tuple[CaseReason, CaseState], int],
-    terms: ReviewTerms,
-    random_share: float,
-    retention_s: int,
-) -> schemas.ReviewSummary:
-    """Describe the review queue of a gallery."""
-    return schemas.ReviewSummary(
-        counts=[
-            schemas.ReviewCount(reason=reason, state=state, n=n)
-            for (reason, state), n in sorted(counts.items())
-        ],
-        reasons=list(terms.reasons),
-        image=terms.image,
-        random_share=random_share if "random" in terms.reasons else 0.0,
-        retention_s=retention_s,
-        reviewers=terms.reviewers,
-    )

@@ -33,6 +33,7 @@ from service.http.bodies import from_base64
 from service.http.problems import problem_document, responses
 from service.http.routes.dependencies import (
     LeaseOf,
+    ServiceState,
     StateOf,
     fields_of_form,
     gallery_router,
@@ -43,7 +44,6 @@ from service.http.routes.dependencies import (
     state_of,
 )
 from service.http.routing import JSON, MULTIPART, RAW, DirectRoute, body_of, form_of
-from service.http.state import ServiceState
 from service.schemas.base import RequestModel
 from service.serving.lease import Lease
 

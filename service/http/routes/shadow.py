@@ -25,10 +25,9 @@ from model_store.feedback import Case
 from service import schemas
 from service.access.access import requires
 from service.http.problems import responses
-from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
+from service.http.routes.dependencies import LeaseOf, ServiceState, StateOf, gallery_router
 from service.http.routes.review import image_url
 from service.http.routing import JSON, body_of
-from service.http.state import ServiceState
 from service.serving.lease import Lease
 from service.serving.shadow import Shadow
 
