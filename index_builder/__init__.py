@@ -8,7 +8,7 @@ step        input → output                                              packag
 ==========  ==========================================================  =========================
 train       images → encoder and parameters of its objective            `training`, `methods`
 fit         encoder → posterior: Laplace, ensemble, learned, …          `methods`
-export      encoder and posterior → ONNX, checked against torch         `pipeline.export`
+export      encoder and posterior → ONNX, compared with its source      `pipeline.export`
 index       gallery images → FAISS, variances, items                    `indexing`
 calibrate   held-out queries → decision layer                           `calibration`
 evaluate    other held-out queries → table and JSON                     `calibration`, `metrics`
@@ -16,7 +16,10 @@ publish     all parts → a verified bundle, by one rename                `model
 ==========  ==========================================================  =========================
 
 `pipeline` imports two chains of packages. The chain ``methods → training → objectives → posteriors
-→ networks`` needs torch. The chain ``indexing → calibration → datasets`` does not need torch.
+→ networks`` needs torch where something is trained. An existing encoder with a whitening and a
+Laplace posterior has a closed form: `pipeline.closed_form` builds it without torch, and `arrays`
+lets the same mathematics work on arrays of NumPy and on tensors. The chain ``indexing → calibration
+→ datasets`` never needs torch.
 `vectors` caches features and embeddings for all steps. `storage` reads files from buckets and the
 web. `configuration` defines the settings. `progress` shows progress, `output` reports write errors,
 and `interrupts` handles Ctrl+C. `whitening` fits a last layer in closed form. `encoders` has the

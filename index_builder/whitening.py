@@ -89,13 +89,19 @@ class _Sums:
         total = self.products - n * np.outer(mean, mean)
         size = len(within)
         within[np.diag_indices(size)] += np.trace(within) / n_features
+        # Bisection finds a part of the eigenvectors, divide and conquer finds all. If a third is
+        # wanted, divide and conquer is faster: half of 530 take 34 ms instead of 52 ms. Bisection
+        # is faster for a fifth of 1,280. The coordinates of `_span` have ascending variances. For
+        # such coordinates, only the upper triangle gives float32 its full precision.
+        n_kept = min(embedding_dim, size)
         _, directions = eigh(
             total.astype(dtype),
             within.astype(dtype),
-            subset_by_index=[max(size - embedding_dim, 0), size - 1],
+            lower=False,
+            subset_by_index=None if 3 * n_kept > size else [size - n_kept, size - 1],
             check_finite=False,
         )
-        layer: Floats = directions[:, ::-1].T.astype(np.float64)
+        layer: Floats = directions[:, -n_kept:][:, ::-1].T.astype(np.float64)
         return layer
 
 
@@ -133,15 +139,16 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
     n_features = first.shape[1]
     if embedding_dim > n_features:
         raise ValueError(f"{embedding_dim=}, but there are {n_features} features")
-    blocks, basis = chain([first], blocks), None
+    blocks, features = chain([first], blocks), None
     n_kept = min(embedding_dim, max(len(codes) // 2, 1))
     if n_kept < len(codes) < n_features:
         features = np.concatenate(list(blocks))
-        basis = _span(features)
-        blocks = [features @ basis]
+        coordinates, coefficients = _span(features)
+        blocks = [coordinates]
     weight = np.zeros((embedding_dim, n_features))
     kept = _Sums.of(blocks, codes, n_labels).layer(n_kept, n_features)
-    weight[: len(kept)] = kept if basis is None else kept @ basis.T  # fewer rows for copies
+    # For copies, there are fewer rows.
+    weight[: len(kept)] = kept if features is None else kept @ coefficients.T @ features
     largest = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)
     return weight * np.sign(largest)
 
@@ -165,15 +172,21 @@ def cross_fitted_whitenings(
     n_kept = int(np.any(weight != 0, axis=1).sum())
     _, codes = np.unique(codes, return_inverse=True)
     n_labels = int(codes.max(initial=0)) + 1
-    basis = _span(features) if n_kept < len(features) < n_features else None
-    rows = np.asarray(features if basis is None else features @ basis, dtype=np.float64)
-    whole = np.asarray(weight if basis is None else weight @ basis, dtype=np.float64)
+    rows, whole, basis = np.asarray(features, np.float64), np.asarray(weight, np.float64), None
+    if n_kept < len(features) < n_features:
+        whole = whole @ rows.T
+        rows, coefficients = _span(rows)
+        whole = whole @ coefficients
+        # float32 is as precise as the layers.
+        basis = coefficients.T.astype(np.float32) @ features.astype(np.float32, copy=False)
     sums = _Sums.of([rows], codes, n_labels)
+    of_whole = whole @ sums.products
     for fold in left_out:
         rest = sums - _Sums.of([rows[fold]], codes[fold], n_labels)
         layer = rest.layer(n_kept, n_features, np.float32)  # features are float32, too
-        turned = _nearest_rotation(whole @ rest.products @ layer.T) @ layer
-        yield (turned if basis is None else turned @ basis.T).astype(np.float32)
+        of_rest = of_whole - (whole @ rows[fold].T) @ rows[fold]
+        turned = (_nearest_rotation(of_rest @ layer.T) @ layer).astype(np.float32)
+        yield turned if basis is None else turned @ basis
 
 
 def _nearest_rotation(products: Floats) -> Floats:
@@ -188,10 +201,13 @@ def _nearest_rotation(products: Floats) -> Floats:
     return rotation
 
 
-def _span(features: Features) -> Floats:
-    """Return an orthonormal basis (F, r) of the span of N ≤ F rows."""
+def _span(features: Features) -> tuple[Floats, Floats]:
+    """Return the coordinates (N, r) of N ≤ F rows in an orthonormal basis of their span.
+
+    Also return the coefficients (N, r) of the basis: ``features.T @ coefficients`` is the basis.
+    """
     rows = np.asarray(features, dtype=np.float64)
     values, vectors = np.linalg.eigh(rows @ rows.T)
     kept = values > _ROUNDING * values[-1]
-    basis: Floats = (rows.T @ vectors[:, kept]) / np.sqrt(values[kept])
-    return basis
+    lengths = np.sqrt(values[kept])
+    return vectors[:, kept] * lengths, vectors[:, kept] / lengths

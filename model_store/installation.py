@@ -19,11 +19,16 @@ def installed_version() -> str:
 
 def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
     """Return the versions of ``distributions``, except those that are not installed."""
-    found = {}
-    for name in distributions:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    found = {name: _version_of(name) for name in distributions}
+    return {name: known for name, known in found.items() if known is not None}
+
+
+@cache
+def _version_of(distribution: str) -> str | None:
+    """Return the version of a distribution, whose files are read once; None if not installed."""
+    with suppress(PackageNotFoundError):
+        return version(distribution)
+    return None
 
 
 def how_to_install(extra: str) -> str:

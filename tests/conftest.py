@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from index_builder.configuration.build import BuildConfig, load_config
 from model_store.bundles.directory import locate
@@ -27,6 +28,10 @@ from model_store.bundles.publish import publish
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.files import lock_between_processes
 from tests.support.build_command import vouch_build
+
+# A busy machine may take any time for an example. A test that hangs ends with pytest's timeout.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 ROOT = Path(__file__).parents[1]
 BUILT = ROOT / "build" / "tests"
@@ -143,8 +148,8 @@ def built_digits(digits_config: BuildConfig) -> Path:
         return Path(given)
 
     def build(making: Path) -> None:
+        from index_builder.pipeline.build import build_all
         from index_builder.pipeline.run import Run
-        from index_builder.pipeline.steps import build_all
 
         build_all(digits_config, Run(making / "run"), making / "bundles")
 

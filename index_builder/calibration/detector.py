@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,9 +44,11 @@ If the detector had no reference image of a small or new label, a query of this 
 like an outlier."""
 
 Rows = NDArray[np.float32]
+Codes = NDArray[np.integer[Any]]
+Indices = NDArray[np.int64]
 
 
-def fit_detector(embeddings: Embeddings, label_codes: NDArray[np.integer[Any]]) -> OutlierDetector:
+def fit_detector(embeddings: Embeddings, label_codes: Codes) -> OutlierDetector:
     """Fit the outlier detector on gallery images.
 
     Parameters
@@ -57,43 +61,61 @@ def fit_detector(embeddings: Embeddings, label_codes: NDArray[np.integer[Any]]) 
     ------
     CalibrationError : there are fewer than `MIN_REFERENCES` images.
     """
-    if len(embeddings) < MIN_REFERENCES:
-        raise CalibrationError(
-            f"The gallery has {len(embeddings)} images; outlier detection needs at least "
-            f"{MIN_REFERENCES}. Index more images."
-        )
+    return next(fit_detectors(embeddings, label_codes, [np.arange(len(embeddings))]))
+
+
+def fit_detectors(
+    embeddings: Embeddings, label_codes: Codes, subsets: Iterable[Indices]
+) -> Iterator[OutlierDetector]:
+    """Fit an outlier detector on each subset of the gallery images.
+
+    The result equals `fit_detector` for each subset. The products of the images are computed once
+    for all subsets: 20 fits to most of 570 images take 0.6 of the time of 20 separate fits.
+
+    Parameters
+    ----------
+    embeddings, label_codes : see `fit_detector`.
+    subsets : indices of the images in each subset, in ascending order.
+
+    Raises
+    ------
+    CalibrationError : a subset has fewer than `MIN_REFERENCES` images.
+    """
     n_averaged = averaging(embeddings.features.shape[1])
-    features = averaged_features(embeddings.features, n_averaged)
-    rows = unit_rows(features)
-    n_features = rows.shape[1]
-    rank = min(RANK, len(rows) // 2, n_features, MOST_BASIS_ENTRIES // n_features)
-    centre = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
-    basis = _principal_directions(rows - centre, rank)
-    coordinates = (rows - centre) @ basis
-    _, codes, counts = np.unique(label_codes, return_inverse=True, return_counts=True)
-    n_labels = len(counts)
-    if len(rows) - len(counts) < rank:  # too few images to estimate the spread within labels
-        codes, counts = np.zeros_like(codes), np.array([len(rows)])
-    means = np.zeros((len(counts), rank))
-    np.add.at(means, codes, coordinates)
-    means /= counts[:, None]
-    n_references = min(max(REFERENCES_PER_LABEL * n_labels, LEAST_REFERENCES), MOST_REFERENCES)
-    references = _references(label_codes, n_references)
-    residual = ((rows - centre) ** 2).sum() - (coordinates.astype(np.float64) ** 2).sum()
-    n_outside = max(len(rows) * (n_features - rank), 1)
-    return OutlierDetector(
-        n_averaged,
-        centre,
-        basis,
-        coordinates[references],
-        means.astype(np.float32),
-        _whitening(coordinates - means[codes], len(rows) - len(counts)),
-        float(max(residual / n_outside, np.finfo(np.float32).eps)),
-        unit_direction(embeddings.mean[references]),
-    )
+    images = _Images.of(unit_rows(averaged_features(embeddings.features, n_averaged)))
+    n_features = images.deviations.shape[1]
+    for subset in subsets:
+        if len(subset) < MIN_REFERENCES:
+            raise CalibrationError(
+                f"The gallery has {len(subset)} images; outlier detection needs at least "
+                f"{MIN_REFERENCES}. Index more images."
+            )
+        rank = min(RANK, len(subset) // 2, n_features, MOST_BASIS_ENTRIES // n_features)
+        centre, basis, coordinates, squares = images.projected(subset, rank)
+        of_subset = label_codes[subset]
+        _, codes, counts = np.unique(of_subset, return_inverse=True, return_counts=True)
+        n_labels = len(counts)
+        if len(subset) - n_labels < rank:  # too few images to estimate the spread within labels
+            codes, counts = np.zeros_like(codes), np.array([len(subset)])
+        order, starts = np.argsort(codes, kind="stable"), np.cumsum(counts) - counts
+        means = np.add.reduceat(coordinates[order], starts, dtype=np.float64) / counts[:, None]
+        n_references = min(max(REFERENCES_PER_LABEL * n_labels, LEAST_REFERENCES), MOST_REFERENCES)
+        references = _references(of_subset, n_references)
+        residual = squares - (coordinates.astype(np.float64) ** 2).sum()
+        n_outside = max(len(subset) * (n_features - rank), 1)
+        yield OutlierDetector(
+            n_averaged,
+            centre,
+            basis,
+            coordinates[references],
+            means.astype(np.float32),
+            _whitening(coordinates - means[codes], len(subset) - len(counts)),
+            float(max(residual / n_outside, np.finfo(np.float32).eps)),
+            unit_direction(embeddings.mean[subset[references]]),
+        )
 
 
-def _references(label_codes: NDArray[np.integer[Any]], n_references: int) -> NDArray[np.int64]:
+def _references(label_codes: Codes, n_references: int) -> Indices:
     """Choose reference images: first `LEAST_OF_LABEL` images of each label, then further images."""
     order = np.argsort(label_codes, kind="stable")
     _, starts, counts = np.unique(label_codes[order], return_index=True, return_counts=True)
@@ -103,21 +125,63 @@ def _references(label_codes: NDArray[np.integer[Any]], n_references: int) -> NDA
     return np.sort(chosen)
 
 
-def _principal_directions(deviations: Rows, rank: int) -> Rows:
-    """Return the ``rank`` leading principal directions (F, rank) of ``deviations`` (N, F).
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """Unit features of N images, and their products, for fits on subsets of the images.
 
-    They come from the eigenvectors of the smaller one of two matrices of products: of the features
-    (F, F), or of the images (N, N).
+    Attributes
+    ----------
+    centre : (F,) mean of the unit features.
+    deviations : (N, F) differences from ``centre``.
+    products : the smaller one of two matrices of products of ``deviations``: of the images (N, N),
+        or of the features (F, F).
     """
-    from scipy.linalg import eigh  # noqa: PLC0415 - slow
 
-    few = len(deviations) < deviations.shape[1]
-    products = deviations @ deviations.T if few else deviations.T @ deviations
-    last = len(products) - 1
-    vectors = eigh(products, subset_by_index=[last + 1 - rank, last], check_finite=False)[1]
-    # A QR decomposition returns orthonormal directions even if some images are copies.
-    directions: Rows = np.linalg.qr(deviations.T @ vectors if few else vectors)[0]
-    return np.ascontiguousarray(directions[:, ::-1])
+    centre: Rows
+    deviations: Rows
+    products: Rows
+
+    @classmethod
+    def of(cls, rows: Rows) -> _Images:
+        centre = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        deviations = rows - centre
+        few = len(rows) < rows.shape[1]
+        products = deviations @ deviations.T if few else deviations.T @ deviations
+        return cls(centre, deviations, products)
+
+    def projected(self, subset: Indices, rank: int) -> tuple[Rows, Rows, Rows, float]:
+        """Project a subset of n images on its ``rank`` leading principal directions.
+
+        Returns
+        -------
+        The centre (F,) of the subset, the principal directions (F, rank), the coordinates (n, rank)
+        of the images, and the sum of squared distances from the centre.
+        """
+        from scipy.linalg import eigh  # noqa: PLC0415 - slow
+
+        few = len(self.products) < self.deviations.shape[1]
+        rows = self.deviations if len(subset) == len(self.deviations) else self.deviations[subset]
+        offset = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        if few:
+            products = self.products[np.ix_(subset, subset)]
+            means = products.mean(axis=0, dtype=np.float64).astype(np.float32)
+            products -= means
+            products -= (means - means.mean())[:, None]
+        else:
+            left_out = np.delete(self.deviations, subset, axis=0)
+            products = (
+                self.products - left_out.T @ left_out - len(subset) * np.outer(offset, offset)
+            )
+        squares = float(np.trace(products, dtype=np.float64))
+        last = len(products) - 1
+        of_leading = [last + 1 - rank, last]
+        vectors = eigh(products, subset_by_index=of_leading, overwrite_a=True, check_finite=False)[
+            1
+        ]
+        # A QR decomposition returns orthonormal directions even if some images are copies.
+        directions: Rows = np.linalg.qr(rows.T @ vectors if few else vectors)[0]
+        basis = np.ascontiguousarray(directions[:, ::-1])
+        return self.centre + offset, basis, rows @ basis - offset @ basis, squares
 
 
 def _whitening(deviations: NDArray[np.floating[Any]], degrees_of_freedom: int) -> Rows:

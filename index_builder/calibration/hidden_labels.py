@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
+from index_builder.calibration.detector import MIN_REFERENCES, fit_detectors
 from model_store.decision import OutlierDetector
 from model_store.encoder.contract import Embeddings
 
@@ -76,11 +76,9 @@ def fit_label_folds(
     """
     names, codes = np.unique(np.array(labels), return_inverse=True)
     folds = np.random.default_rng(seed).permutation(len(names)) % min(n_folds, len(names))
-    detectors: list[OutlierDetector | None] = []
-    for fold in range(int(folds.max()) + 1):
-        kept = np.flatnonzero(folds[codes] != fold)
-        if len(kept) < MIN_REFERENCES:
-            detectors.append(None)
-        else:
-            detectors.append(fit_detector(embeddings.at(kept), codes[kept]))
-    return LabelFolds(dict(zip(names.tolist(), folds.tolist(), strict=True)), tuple(detectors))
+    kept = [np.flatnonzero(folds[codes] != fold) for fold in range(int(folds.max()) + 1)]
+    enough = [len(rows) >= MIN_REFERENCES for rows in kept]
+    subsets = [rows for rows, held in zip(kept, enough, strict=True) if held]
+    fitted = fit_detectors(embeddings, codes, subsets)
+    detectors = tuple(next(fitted) if held else None for held in enough)
+    return LabelFolds(dict(zip(names.tolist(), folds.tolist(), strict=True)), detectors)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
+from index_builder.calibration.detector import MIN_REFERENCES, fit_detectors
 from index_builder.datasets import LabelledImages
 from model_store.decision import OutlierDetector
 from model_store.encoder.contract import Embeddings
@@ -197,13 +197,11 @@ class DetectorFolds:
         embeddings, codes : embeddings and label codes of the images, in random order.
         groups : (N,) group numbers; a group is never split between folds.
         """
-        detectors: list[OutlierDetector | None] = []
-        for fold in range(n_folds):
-            kept = np.flatnonzero(groups % n_folds != fold)
-            is_empty = len(kept) == len(groups) and n_folds > 1
-            fitted = None if is_empty else fit_detector(embeddings.at(kept), codes[kept])
-            detectors.append(fitted)
-        return cls(tuple(detectors))
+        kept = [np.flatnonzero(groups % n_folds != fold) for fold in range(n_folds)]
+        is_empty = [len(rows) == len(groups) and n_folds > 1 for rows in kept]
+        subsets = [rows for rows, empty in zip(kept, is_empty, strict=True) if not empty]
+        fitted = fit_detectors(embeddings, codes, subsets)
+        return cls(tuple(None if empty else next(fitted) for empty in is_empty))
 
     def scores(self, embeddings: Embeddings, groups: NDArray[np.int64]) -> NDArray[np.float64]:
         """Score each image with a detector fitted without the image's group; return (B,).

@@ -19,10 +19,12 @@ from model_store.decision.picture import DisplacementModel, log_features
 from model_store.encoder.contract import Encoder
 from model_store.images.quality import ordinary_limits, quality_measures
 
-N_DEGRADED, LEAST_DEGRADED = 160, 40
+N_DEGRADED, LEAST_DEGRADED = 128, 40
 """Maximum and minimum number of gallery images in a fit. The fit also uses one degraded copy of
-each image. After a fit to 160 images, the AUROC of degraded against clean photographs is no lower
-than after a fit to 300 images (0.95 on new photographs of 38 labels)."""
+each image. More images are slightly better, but each image is encoded twice. The AUROC of degraded
+against clean photographs of Caltech-101 is 0.890 after a fit to 96 images, 0.894 after 128, 0.898
+after 160 and 0.906 after 300 (190 new photographs of the gallery's 38 labels, means of 12 draws of
+the images). For 200 photographs of other labels, it is 0.870, 0.875, 0.877 and 0.886."""
 
 RIDGE = 0.5
 """Ridge penalty divided by the number of features."""

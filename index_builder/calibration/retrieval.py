@@ -66,7 +66,8 @@ class RetrievedQueries:
     Attributes
     ----------
     spherical_variances : (B,) spherical variances of the embeddings.
-    similarity_stds : (B,), see `Assessment.uncertainty`; NaN without a candidate.
+    similarity_stds : (B,), see `Assessment.uncertainty`; NaN without a candidate, or if the query's
+        label is hidden.
     outlier_scores : (B,), see `OutlierDetector.scores`.
     similarities : (B, n) similarities of the candidates.
     label_codes : (B, n) label codes of the candidates.
@@ -251,10 +252,13 @@ def look_up(
             rest = _means_without(gallery, item_codes, codes, hidden)
             without = np.einsum("bd,bd->b", directions, rest)[:, None]
             of_means = np.where(label_codes == codes[:, None], without, of_means)
+    # The calibration uses the uncertainties of matched queries only.
+    nearest = slice(0, 0 if hide_label else 1)
     return RetrievedQueries(
         embeddings.spherical_variances,
         _stds_of_nearest(
-            gallery, embeddings, rows[:, :1], similarities[:, :1], correlation=correlation
+            *(gallery, embeddings, rows[:, nearest], similarities[:, nearest]),
+            correlation=correlation,
         ),
         outlier_scores,
         similarities,
@@ -313,8 +317,8 @@ def look_up_hidden(
     folds : detectors; each was fitted without some labels.
     n, alike : see `look_up`.
     """
-    sizes = look_up(gallery, means, queries, embeddings, np.empty(len(queries)), 1).own_sizes
-    enough = gallery.n_items - sizes >= n
+    sizes = _Sizes(*_codes(gallery, queries), None)
+    enough = gallery.n_items - sizes.own >= n
     kept = np.flatnonzero(folds.known(queries.labels) & enough)
     some, of_some = Named(tuple(queries.labels[row] for row in kept)), embeddings.at(kept)
     hidden = look_up(

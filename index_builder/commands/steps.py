@@ -46,8 +46,6 @@ SINGLE_STEPS = {
 }
 """Steps with only the options --config and --run, each with a help text."""
 
-_WITH_TORCH = frozenset({"train_step", "fit_step", "export_step", "build_all"})
-
 
 @contextmanager
 def opened_run(
@@ -89,15 +87,21 @@ def with_trunk(config: BuildConfig, opened: Run) -> BuildConfig:
     return build
 
 
-def step_of(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.pipeline.steps`
-    """Import a step when it runs; imports torch only if the step needs it."""
+def step_of(name: str, config: BuildConfig | None = None) -> Any:  # noqa: ANN401 - a function
+    """Import a step when it runs; imports torch only if the step needs it.
+
+    Parameters
+    ----------
+    config : the build, for a step of its encoder: train, fit or export.
+    """
     if name != "train_step" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             "Only `train` works under torchrun. Run the other steps without torchrun."
         )
-    module = "steps" if name in _WITH_TORCH else "gallery_steps"
+    module = "build" if config is not None or name == "build_all" else "gallery_steps"
     with working("loading libraries"), _without_collection():
-        return getattr(_pipeline(module), name)
+        found = _pipeline(module)
+        return getattr(found.steps_for(config) if config is not None else found, name)
 
 
 def _pipeline(module: str) -> ModuleType:
@@ -127,7 +131,7 @@ def single_step(name: str) -> Callable[[str, Path | None], None]:
         build = load_config(config)
         with opened_run(build, run, reads_trunk=True) as opened:
             build = with_trunk(build, opened)
-            step = step_of(f"{name}_step")
+            step = step_of(f"{name}_step", build)
             with timed_step(name):
                 step(build, opened, _pipeline("gallery_steps").splits_of(build))
 

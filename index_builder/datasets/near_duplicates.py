@@ -12,7 +12,6 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy.ndimage import gaussian_filter
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +54,23 @@ N_MOST = 500_000
 """Maximum number of images. The fingerprints of this number of images need half a gigabyte."""
 
 
+def _blurring() -> Fingerprint:
+    """Return the matrix (`SIDE`, `SIDE`) that blurs a column like `scipy.ndimage.gaussian_filter`.
+
+    Columns continue as in a mirror. Two products with the matrix take a tenth of the filter's time,
+    and `scipy.ndimage` is not imported.
+    """
+    reach = round(4 * BLUR)
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / BLUR) ** 2)
+    mirrored = np.pad(np.eye(SIDE), ((reach, reach), (0, 0)), mode="symmetric")
+    shifted = np.lib.stride_tricks.sliding_window_view(mirrored, 2 * reach + 1, axis=0)
+    matrix: Fingerprint = (shifted @ (weights / weights.sum())).astype(np.float32)
+    return matrix
+
+
+_BLURRING = _blurring()
+
+
 def fingerprint(pixels: NDArray[np.uint8]) -> Fingerprint | None:
     """Return the fingerprint (256,): a grey, high-passed picture at 16 × 16; mean 0, norm 1.
 
@@ -68,7 +84,8 @@ def fingerprint(pixels: NDArray[np.uint8]) -> Fingerprint | None:
         return None
     small = Image.fromarray(pixels).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     grey = np.asarray(small, dtype=np.float32)
-    cells = (grey - gaussian_filter(grey, BLUR)).ravel()
+    blurred = (_BLURRING @ grey @ _BLURRING.T).astype(np.float32, copy=False)
+    cells = (grey - blurred).ravel()
     cells -= cells.mean()
     norm = float(np.linalg.norm(cells))
     if norm < LEAST_SPREAD * SIDE:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from index_builder.indexing.blocks import Failure, PreparedBlock
 from index_builder.indexing.shards import Shard
 from index_builder.vectors.encoder import batch_size
+from index_builder.vectors.opened import encoder_on_cpu
 from model_store.encoder.contract import Embeddings, Encoder, Inputs
-from model_store.encoder.onnx import OnnxEncoder
+from model_store.encoder.onnx import OnnxEncoder, choose_provider
 from model_store.gallery import Thumbnail
 from model_store.processors import ProviderChoice
 
@@ -29,8 +30,10 @@ def open_encoder(path: Path, provider: ProviderChoice = "auto") -> OnnxEncoder:
     """Open the encoder in ``path`` for several threads that encode whole batches.
 
     Each batch runs on one thread. So no thread waits for another thread, and sums do not depend on
-    the number of processors.
+    the number of processors. On a CPU, all steps of a build share the encoder.
     """
+    if choose_provider(provider, path.read_bytes()) == "cpu":
+        return encoder_on_cpu(path)
     return OnnxEncoder(path, provider, threads=1)
 
 

@@ -5,40 +5,46 @@
     method               the interface
     laplace              a Laplace posterior, fitted after or during training
     learned_variances    a network that predicts variances: Bayesian triplet, PFE, HIB
-    temperatures         embedding norm, loss prediction; choice of a temperature
+    validation           choice of a temperature by votes on validation images
+    temperatures         embedding norm, loss prediction
     baselines            no posterior, Monte Carlo dropout, a deep ensemble
 
 The mathematics is in `index_builder.posteriors` and `index_builder.objectives`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from index_builder.configuration.encoder import EncoderConfig
-from index_builder.methods.baselines import Deterministic, Ensemble, MonteCarloDropout
-from index_builder.methods.laplace import OnlineLaplace, PostHocLaplace
-from index_builder.methods.learned_variances import BayesianTriplet, FaceEmbeddings, HedgedInstance
 from index_builder.methods.method import Method, Trained
-from index_builder.methods.temperatures import EmbeddingNorm, LossPredictor
 
-__all__ = ["METHODS", "Method", "Trained", "method_of"]
+__all__ = ["METHODS", "Method", "Trained", "class_of", "method_of"]
 
-METHODS: Mapping[str, Callable[[Any], Method]] = {
-    "laplace": PostHocLaplace,
-    "online_laplace": OnlineLaplace,
-    "bayesian_triplet": BayesianTriplet,
-    "deterministic": Deterministic,
-    "mc_dropout": MonteCarloDropout,
-    "ensemble": Ensemble,
-    "embedding_norm": EmbeddingNorm,
-    "loss_prediction": LossPredictor,
-    "pfe": FaceEmbeddings,
-    "hib": HedgedInstance,
+METHODS: Mapping[str, str] = {
+    "laplace": "laplace",
+    "online_laplace": "laplace",
+    "bayesian_triplet": "learned_variances",
+    "pfe": "learned_variances",
+    "hib": "learned_variances",
+    "deterministic": "baselines",
+    "mc_dropout": "baselines",
+    "ensemble": "baselines",
+    "embedding_norm": "temperatures",
+    "loss_prediction": "temperatures",
 }
-"""Constructors by name. The argument is the configuration table of the method, see
-`index_builder.configuration.posterior`."""
+"""Module by the name of a method. A module is imported when it is used, because most modules need
+torch. Its ``CLASSES`` are the classes by name. The argument of a class is the configuration table
+of the method, see `index_builder.configuration.posterior`."""
 
 
 def method_of(config: EncoderConfig) -> Method:
     """Return the method that ``config.posterior`` names."""
-    return METHODS[config.posterior.method](config.posterior)
+    method: Method = class_of(config.posterior.method)(config.posterior)
+    return method
+
+
+def class_of(name: str) -> type[Any]:
+    """Return the class of the method ``name``; see `METHODS`."""
+    found: type[Any] = import_module(f"{__name__}.{METHODS[name]}").CLASSES[name]
+    return found

@@ -20,16 +20,11 @@ from index_builder.networks import MetricEncoder
 from index_builder.networks.dropout import dropout_masks
 from index_builder.networks.features import all_features
 from index_builder.networks.small_cnn import SmallCNN
-from index_builder.posteriors import (
-    DropoutEncoder,
-    DropoutPosterior,
-    EnsembleEncoder,
-    EnsemblePosterior,
-    PointPosterior,
-    Posterior,
-    ProbabilisticEncoder,
-    fit_ensemble,
-)
+from index_builder.posteriors.dropout import DropoutPosterior
+from index_builder.posteriors.encoders import DropoutEncoder, EnsembleEncoder, ProbabilisticEncoder
+from index_builder.posteriors.ensemble import EnsemblePosterior, fit_ensemble
+from index_builder.posteriors.point import PointPosterior
+from index_builder.posteriors.stored import Posterior
 
 
 @dataclass(frozen=True)
@@ -133,3 +128,7 @@ class Ensemble(Method):
     ) -> ProbabilisticEncoder:
         """Return one module that contains all members."""
         return EnsembleEncoder(encoders, posterior)
+
+
+CLASSES = {"deterministic": Deterministic, "mc_dropout": MonteCarloDropout, "ensemble": Ensemble}
+"""The methods of this module by name."""

@@ -6,28 +6,29 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from index_builder.arrays import to_numpy
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.datasets.splits import with_label
-from index_builder.methods.method import Method, Report, Trained
-from index_builder.methods.temperatures import N_VALIDATION, say_if_unidentified, votes
-from index_builder.networks import MetricEncoder
-from index_builder.networks.features import all_features, repeatable_blocks
-from index_builder.objectives import OnlineLaplaceLoss
-from index_builder.posteriors import (
-    Approximation,
-    KroneckerPosterior,
+from index_builder.methods.method import (
+    LinearEncoder,
+    Method,
+    Report,
+    Trained,
+    features_of,
+    repeatable_blocks,
+)
+from index_builder.methods.validation import N_VALIDATION, say_if_unidentified, votes
+from index_builder.posteriors.laplace.curvature import Approximation
+from index_builder.posteriors.laplace.fit import (
     LaplaceFit,
     LaplacePosterior,
-    MinibatchPlan,
     fit_laplace,
     laplace_of_curvature,
 )
@@ -39,6 +40,7 @@ from index_builder.posteriors.laplace.held_out import (
     some_of_each,
     validate,
 )
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.validation import (
     norm_correlation,
     temper_by_validation,
@@ -47,6 +49,15 @@ from index_builder.progress import console
 from index_builder.whitening import learned_whitening
 from model_store.errors import CalibrationError, DatasetError
 from model_store.threads import one_blas_thread
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from index_builder.networks import MetricEncoder
+    from index_builder.objectives import OnlineLaplaceLoss
+
+Floats = NDArray[np.float32]
 
 TEMPERATURES = np.logspace(-9, 3, 25)
 """Candidate temperatures of a validation. With the smallest temperature, all samples are nearly
@@ -82,7 +93,7 @@ class Laplace(Method):
     ) -> tuple[LaplacePosterior, Report]:
         """Fit the posterior, and choose its prior and temperature."""
         (trained,) = members
-        settings, encoder = self.settings, trained.encoder
+        settings, encoder = self.settings, trained.linear
         fitted, approximation = self.curvature_fit(config, trained, splits.training)
         chooses_prior = (
             settings.prior_precision is None and settings.prior_chosen_by == "validation"
@@ -99,7 +110,8 @@ class Laplace(Method):
         elif held_out is not None and self.is_post_hoc:
             fitted = fitted.tempered_by(held_out.temperature)
         elif len(splits.validation):
-            criterion = votes(encoder, fitted.posterior, splits, config.seed)
+            of_images = partial(features_of, encoder)
+            criterion = votes(of_images, fitted.posterior, splits, config.seed)
             fitted = temper_by_validation(fitted, TEMPERATURES.tolist(), criterion)
         correlation = _norm_correlation(encoder, fitted.posterior, splits, config.seed)
         name = settings.model_copy(update={"approximation": approximation}).name
@@ -142,21 +154,20 @@ class Laplace(Method):
             return None
         if not fitted.curvature.mean > 0:
             return None  # with zero curvature the posterior is the prior, and all folds are equal
-        weight, bias = _layer(trained.encoder)
-        features = torch.cat([all_features(trained.encoder, part) for part in (learned, new)])
-        features = features.to(weight)
+        weight, bias = trained.linear.weight, trained.linear.bias
+        features = np.concatenate([features_of(trained.linear, part) for part in (learned, new)])
         labels = np.array([names[label] for label in learned.labels + new.labels])
         enough = np.bincount(labels)[labels] >= MIN_IMAGES
         is_new = np.arange(len(labels)) >= len(learned)
 
-        def fit_fold(rows: NDArray[np.int64]) -> tuple[LaplaceFit, Tensor, Tensor]:
-            some, of_some = features[torch.from_numpy(rows)], labels[rows]
+        def fit_fold(rows: NDArray[np.int64]) -> tuple[LaplaceFit, Floats, Floats]:
+            some, of_some = features[rows], labels[rows]
             layer = weight
             if is_fitted:
-                layer = weight.new_tensor(learned_whitening([some.numpy()], of_some, len(weight)))
+                layer = learned_whitening([some], of_some, len(weight)).astype(np.float32)
             fit = fit_laplace(
                 lambda: [some],
-                torch.from_numpy(np.unique(of_some, return_inverse=True)[1]),
+                np.unique(of_some, return_inverse=True)[1],
                 layer,
                 bias,
                 structure=settings.structure,
@@ -166,7 +177,7 @@ class Laplace(Method):
                 scaling=settings.scaling,
                 prior_scale=settings.prior_scale,
                 data_scale=None if is_fitted else fitted.data_scale,
-                generator=torch.Generator().manual_seed(seed),
+                seed=seed,
             )
             return fit, layer, bias
 
@@ -202,9 +213,10 @@ class PostHocLaplace(Laplace):
         settings = self.settings
         fit = partial(
             fit_laplace,
-            repeatable_blocks(trained.encoder, images),
-            torch.from_numpy(images.label_codes()),
-            *_layer(trained.encoder),
+            repeatable_blocks(trained.linear, images),
+            images.label_codes(),
+            trained.linear.weight,
+            trained.linear.bias,
             structure=settings.structure,
             split=settings.split,
             margin=config.training.margin,
@@ -212,7 +224,7 @@ class PostHocLaplace(Laplace):
             prior_precision=settings.prior_precision,
             prior_chosen_by=self.prior_chosen_by,
             prior_scale=settings.prior_scale,
-            generator=torch.Generator().manual_seed(config.seed),
+            seed=config.seed,
         )
         try:
             return fit(approximation=settings.approximation), settings.approximation
@@ -241,6 +253,11 @@ class OnlineLaplace(Laplace):
         generator: torch.Generator,
     ) -> OnlineLaplaceLoss:
         """Return the contrastive loss; it also updates the curvature at each step."""
+        from index_builder.objectives import OnlineLaplaceLoss  # noqa: PLC0415 - it needs torch
+        from index_builder.posteriors.laplace.minibatches import (  # noqa: PLC0415 - it needs torch
+            MinibatchPlan,
+        )
+
         settings = self.settings
         return OnlineLaplaceLoss(
             encoder.last_layer,
@@ -265,21 +282,20 @@ class OnlineLaplace(Laplace):
         self, config: EncoderConfig, trained: Trained, images: LabelledImages
     ) -> tuple[LaplaceFit, Approximation]:
         """Return the fit; its curvature is the running average that the training has computed."""
+        from index_builder.objectives import OnlineLaplaceLoss  # noqa: PLC0415 - it needs torch
+
         settings = self.settings
+        learned = {name: to_numpy(value) for name, value in trained.learned.items()}
         fitted = laplace_of_curvature(
-            *_layer(trained.encoder),
-            OnlineLaplaceLoss.curvature(trained.learned) * (1 / len(images)),
+            trained.linear.weight,
+            trained.linear.bias,
+            OnlineLaplaceLoss.curvature(learned) * (1 / len(images)),
             data_scale=float(len(images)),
             prior_precision=settings.prior_precision,
             prior_chosen_by=self.prior_chosen_by,
             prior_scale=settings.prior_scale,
         )
         return fitted, settings.approximation
-
-
-def _layer(encoder: MetricEncoder) -> tuple[Tensor, Tensor]:
-    """Return the weight and the bias of the last layer."""
-    return encoder.last_layer.weight.detach(), encoder.last_layer.bias.detach()
 
 
 def _some(images: LabelledImages, names: Mapping[str, int], seed: int) -> LabelledImages:
@@ -347,7 +363,7 @@ def _report(
 
 
 def _pair_correlation(
-    encoder: MetricEncoder, posterior: LaplacePosterior, splits: Splits, seed: int
+    encoder: LinearEncoder, posterior: LaplacePosterior, splits: Splits, seed: int
 ) -> tuple[float, float] | None:
     """Return a and b of r ≈ a + b s, see `model_store.pairs`; None if they cannot be estimated.
 
@@ -359,7 +375,7 @@ def _pair_correlation(
         return None
     shuffle = np.random.default_rng(seed)
     features, of_items = (
-        all_features(
+        features_of(
             encoder, images.subset(np.sort(shuffle.permutation(len(images))[:N_VALIDATION]))
         )
         for images in (splits.validation, splits.training)
@@ -368,7 +384,7 @@ def _pair_correlation(
 
 
 def _norm_correlation(
-    encoder: MetricEncoder, posterior: LaplacePosterior, splits: Splits, seed: int
+    encoder: LinearEncoder, posterior: LaplacePosterior, splits: Splits, seed: int
 ) -> float | None:
     """Return the correlation of log Σv / ‖m‖² with log ‖φ‖² / ‖m‖²; see `norm_correlation`.
 
@@ -377,5 +393,9 @@ def _norm_correlation(
     """
     images = splits.validation if len(splits.validation) >= MIN_CORRELATED else splits.training
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_VALIDATION]
-    features = all_features(encoder, images.subset(np.sort(chosen)))
+    features = features_of(encoder, images.subset(np.sort(chosen)))
     return norm_correlation(posterior, features)
+
+
+CLASSES = {"laplace": PostHocLaplace, "online_laplace": OnlineLaplace}
+"""The methods of this module by name."""

@@ -19,13 +19,11 @@ from index_builder.methods.method import Method, Report, Trained
 from index_builder.networks import MetricEncoder
 from index_builder.networks.features import all_features
 from index_builder.objectives import BayesianTripletLoss, HedgedInstanceLoss, MutualLikelihoodLoss
-from index_builder.posteriors import (
+from index_builder.posteriors.uncertainty_module import (
     UncertaintyModule,
     UncertaintyModulePosterior,
-    VarianceHead,
-    VarianceHeadPosterior,
 )
-from index_builder.posteriors.variance_head import UNIT_MEAN
+from index_builder.posteriors.variance_head import UNIT_MEAN, VarianceHead, VarianceHeadPosterior
 from index_builder.training.loop import train
 
 
@@ -132,3 +130,7 @@ class HedgedInstance(Method):
         module = UncertaintyModule(layer.in_features, layer.out_features)
         module.load_state_dict(HedgedInstanceLoss.module_state(trained.learned))
         return UncertaintyModulePosterior(layer, module, unit_mean=False), {}
+
+
+CLASSES = {"bayesian_triplet": BayesianTriplet, "pfe": FaceEmbeddings, "hib": HedgedInstance}
+"""The methods of this module by name."""

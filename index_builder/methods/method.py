@@ -3,21 +3,74 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from index_builder.arrays import Array, FeatureBlocks
 from index_builder.configuration.encoder import EncoderConfig
-from index_builder.datasets import Splits
-from index_builder.networks import MetricEncoder
-from index_builder.objectives import Objective, objective_of
-from index_builder.posteriors import Posterior, ProbabilisticEncoder
+from index_builder.datasets import LabelledImages, Splits
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from index_builder.networks import MetricEncoder
+    from index_builder.objectives import Objective
+    from index_builder.posteriors.encoders import ProbabilisticEncoder
+    from index_builder.posteriors.stored import Posterior
 
 Report = dict[str, Any]
 """A description of the fit of a posterior, as JSON values."""
+
+
+_CACHED_BYTES = 2**32
+"""Maximum size in bytes of the features that are kept in memory for one data set (4 GiB)."""
+
+
+class LinearEncoder(Protocol):
+    """A trunk and a linear last layer h = W φ + b, as arrays of NumPy.
+
+    Attributes
+    ----------
+    weight, bias : (D, F), (D,) float32.
+    """
+
+    @property
+    def weight(self) -> NDArray[np.float32]:
+        """W."""
+
+    @property
+    def bias(self) -> NDArray[np.float32]:
+        """B."""
+
+    def blocks(self, images: LabelledImages) -> Iterator[NDArray[np.float32]]:
+        """Yield the features (n, F) of ``images`` in order."""
+
+
+def features_of(encoder: LinearEncoder, images: LabelledImages) -> NDArray[np.float32]:
+    """Return the features (N, F) of ``images``."""
+    found = np.empty((len(images), encoder.weight.shape[1]), dtype=np.float32)
+    start = 0
+    for block in encoder.blocks(images):
+        found[start : start + len(block)] = block
+        start += len(block)
+    return found
+
+
+def repeatable_blocks(encoder: LinearEncoder, images: LabelledImages) -> FeatureBlocks:
+    """Return a function that starts a pass over the features, as often as it is called.
+
+    If all features need at most `_CACHED_BYTES`, they are kept in memory. Otherwise each pass
+    computes the features again.
+    """
+    if len(images) * encoder.weight.shape[1] * 4 <= _CACHED_BYTES:
+        kept = list(encoder.blocks(images))
+        return lambda: kept
+    return lambda: encoder.blocks(images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +79,26 @@ class Trained:
 
     Attributes
     ----------
-    encoder : the encoder in evaluation mode.
+    network : the encoder in evaluation mode; None if all of it has a closed form.
     learned : trained tensors of the objective, see `Objective.learned`.
+    linear : the encoder as arrays of NumPy.
     """
 
-    encoder: MetricEncoder
-    learned: Mapping[str, Tensor]
+    network: MetricEncoder | None
+    learned: Mapping[str, Array]
+    linear: LinearEncoder
+
+    @property
+    def encoder(self) -> MetricEncoder:
+        """The encoder as a network.
+
+        Raises
+        ------
+        ValueError : the encoder has a closed form and no network.
+        """
+        if self.network is None:
+            raise ValueError("This method needs a network; the encoder has a closed form.")
+        return self.network
 
 
 class Method(ABC):
@@ -59,6 +126,8 @@ class Method(ABC):
         labels : (N,) int64 codes of the training images, from 0 without gaps.
         generator : draws the initial parameters and, during training, the random samples.
         """
+        from index_builder.objectives import objective_of  # noqa: PLC0415 - it needs torch
+
         dim = encoder.last_layer.out_features
         return objective_of(config.training, dim, int(labels.max()) + 1, generator)
 
@@ -77,5 +146,7 @@ class Method(ABC):
         self, encoders: Sequence[MetricEncoder], posterior: Posterior
     ) -> ProbabilisticEncoder:
         """Return the module for export, which maps images to mean, variance and features."""
+        from index_builder.posteriors.encoders import ProbabilisticEncoder  # noqa: PLC0415 - torch
+
         (encoder,) = encoders
         return ProbabilisticEncoder(encoder, posterior)

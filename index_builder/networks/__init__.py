@@ -12,7 +12,6 @@
     initialisation       reproducible initial weights
     weights              pretrained weights
     features             features of many images
-    feature_blocks       the type of features in blocks
 """
 
 from index_builder.networks.build import build_encoder, load_encoder, load_pretrained

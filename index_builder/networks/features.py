@@ -7,13 +7,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from index_builder.arrays import to_numpy
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Read
 from index_builder.networks import MetricEncoder
-from index_builder.networks.feature_blocks import FeatureBlocks
 from index_builder.progress import track_parts
 
 _PIXELS = 800_000
@@ -22,9 +24,6 @@ _PIXELS = 800_000
 _PIXELS_AT_ONCE = 100_000
 """Number of pixels that a CPU processes in one batch. With small batches, activations stay in the
 cache and memory is reused. This is up to four times faster than with large batches."""
-
-_CACHED_BYTES = 2**32
-"""Maximum size in bytes of the features that are kept in memory for one data set (4 GiB)."""
 
 _REMEMBERED_BYTES = 2**28
 """Maximum size in bytes of features that the steps of a build share: 256 MiB, enough for 52,000
@@ -104,13 +103,22 @@ def all_features(encoder: MetricEncoder, images: LabelledImages) -> Tensor:
     return features
 
 
-def repeatable_blocks(encoder: MetricEncoder, images: LabelledImages) -> FeatureBlocks:
-    """Return a function that starts a pass over the features, as often as it is called.
+class LinearNetwork:
+    """A network as a `LinearEncoder`; the arrays share the memory of its tensors."""
 
-    If all features need at most `_CACHED_BYTES`, they are kept in memory. Otherwise each pass
-    computes the features again.
-    """
-    if len(images) * encoder.trunk.n_features * 4 <= _CACHED_BYTES:
-        kept = list(feature_blocks(encoder, images))
-        return lambda: kept
-    return lambda: feature_blocks(encoder, images)
+    def __init__(self, encoder: MetricEncoder) -> None:
+        self._encoder = encoder
+
+    @property
+    def weight(self) -> NDArray[np.float32]:
+        """Weight (D, F) of the last layer."""
+        return to_numpy(self._encoder.last_layer.weight)
+
+    @property
+    def bias(self) -> NDArray[np.float32]:
+        """Bias (D,) of the last layer."""
+        return to_numpy(self._encoder.last_layer.bias)
+
+    def blocks(self, images: LabelledImages) -> Iterator[NDArray[np.float32]]:
+        """Yield the features (n, F) of ``images`` in order."""
+        return map(to_numpy, feature_blocks(self._encoder, images))

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 from pathlib import Path
 
-import onnx
-import onnx.utils
 import onnxruntime
 import torch
 from torch import Tensor
 
 from index_builder.networks.encoder import MetricEncoder
 from index_builder.networks.trunk import Trunk
-from index_builder.vectors.encoder_file import find_encoder
-from index_builder.vectors.opened import encoder_on_cpu
-from model_store.encoder.contract import OUTPUT_NAMES
+from index_builder.vectors.frozen_graph import FrozenGraph
+from index_builder.vectors.halves import FEATURES
 from model_store.encoder.onnx import open_graph
-
-_FEATURES = OUTPUT_NAMES[2]
 
 
 class GraphTrunk(Trunk):
@@ -31,7 +25,7 @@ class GraphTrunk(Trunk):
 
     Attributes
     ----------
-    graph : maps pixels, uint8 (B, H, W, 3), or input vectors, float32 (B, n), to features (B, F).
+    frozen : the graph.
 
     Raises
     ------
@@ -41,29 +35,21 @@ class GraphTrunk(Trunk):
 
     def __init__(self, place: Path) -> None:
         super().__init__()
-        path = find_encoder(place)
-        encoder = encoder_on_cpu(path)
-        self.preprocessing = encoder.metadata.input
-        self._input = encoder.metadata.input_name
-        self.n_features = encoder.n_features
-        self.graph: onnx.ModelProto = onnx.utils.Extractor(onnx.load(path)).extract_model(
-            [self._input], [_FEATURES]
-        )
-        content = self.graph.SerializeToString(deterministic=True)
-        self._fingerprint = hashlib.sha256(content).hexdigest()
-        self._content = content
+        self.frozen = FrozenGraph(place)
+        self.preprocessing = self.frozen.preprocessing
+        self.n_features = self.frozen.n_features
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        return open_graph(self._content, "cpu", threads=1)
+        return open_graph(self.frozen.content, "cpu", threads=1)
 
     def extra_repr(self) -> str:
         """Return a hash of the graph; the hash becomes part of fingerprints."""
-        return self._fingerprint
+        return self.frozen.fingerprint
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (B, F) of ``images`` (B, H, W, 3) uint8; the graph standardises the images."""
-        (found,) = self._session.run([_FEATURES], {self._input: images.cpu().numpy()})
+        (found,) = self._session.run([FEATURES], {self.frozen.input_name: images.cpu().numpy()})
         return torch.from_numpy(found)
 
 

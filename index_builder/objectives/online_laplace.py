@@ -9,19 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from index_builder.arrays import Array
 from index_builder.objectives.contrastive import contrastive_loss
 from index_builder.objectives.objective import Objective
-from index_builder.posteriors import (
-    Approximation,
-    Curvature,
-    MinibatchPlan,
-    OnlineCurvature,
-    PartialTraces,
-    Split,
-    Structure,
-    online_step,
-)
-from index_builder.posteriors.laplace.minibatches import Drawn
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
+from index_builder.posteriors.laplace.kronecker import PartialTraces
+from index_builder.posteriors.laplace.minibatches import Drawn, MinibatchPlan
+from index_builder.posteriors.laplace.online import OnlineCurvature, online_step
 from index_builder.posteriors.laplace.targets import TargetScaling, anchor_targets
 
 
@@ -108,6 +102,6 @@ class OnlineLaplaceLoss(Objective):
         }
 
     @staticmethod
-    def curvature(learned: Mapping[str, Tensor]) -> Curvature | PartialTraces:
-        """Restore the curvature from the tensors of `learned`."""
+    def curvature(learned: Mapping[str, Array]) -> Curvature | PartialTraces:
+        """Restore the curvature from what `learned` returned, as tensors or arrays of NumPy."""
         return Curvature(**learned) if "weight" in learned else PartialTraces(**learned)

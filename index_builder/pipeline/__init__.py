@@ -3,9 +3,12 @@
 ::
 
     run               the directory of a build
-    steps             train, fit, export, and all of them (torch)
+    build             all steps in order
+    steps             train, fit, export (torch)
+    closed_form       train, fit, export where nothing is trained (no torch)
     gallery_steps     index, calibrate, evaluate, publish (no torch)
     checkpoints       reads the results of train and fit
-    export            encoder and posterior → ONNX
+    export            encoder and posterior → ONNX (torch)
+    graphs            ONNX graphs: joined, compared, written (no torch)
     sample_queries    sample queries for the page
 """

@@ -4,54 +4,33 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx.utils
 import torch
-from onnx import compose, helper, version_converter
 from torch import Tensor, nn
 from torch.onnx.errors import UnsupportedOperatorError
 
 from index_builder.networks import MetricEncoder
 from index_builder.networks.graph_trunk import GraphTrunkEncoder
-from index_builder.posteriors import ProbabilisticEncoder
-from index_builder.vectors.halves import (
-    FEATURES,
-    HEAD_KEY,
-    TRUNK_KEY,
-    OnnxHead,
-    OnnxTrunk,
-    head_metadata,
+from index_builder.pipeline.graphs import (
+    OPSET,
+    PARITY_TOLERANCES,
+    Outputs,
+    joined,
+    kronecker_head,
+    operator_version,
+    write_encoder,
 )
-from index_builder.vectors.opened import encoder_on_cpu, opened_once
-from model_store.encoder.contract import (
-    INPUT_NAME,
-    METADATA_KEY,
-    OUTPUT_NAMES,
-    EncoderMetadata,
-    Inputs,
-)
-from model_store.encoder.onnx import OnnxEncoder
+from index_builder.posteriors.encoders import ProbabilisticEncoder
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
+from index_builder.vectors.halves import FEATURES, TRUNK_KEY, OnnxTrunk
+from index_builder.vectors.opened import opened_once
+from model_store.encoder.contract import INPUT_NAME, OUTPUT_NAMES, EncoderMetadata, Inputs
 from model_store.errors import ParityError
-from model_store.files import replacing
-
-OPSET = 18
-"""Version of ONNX's operators; ONNX Runtime supports this version since 1.14."""
-
-PARITY_BATCHES = (1, 2, 5)
-"""Batch sizes for which the exported file must agree with torch. The exporter traces a batch of two
-images. An exporter can specialise the graph to this size. So a smaller and a larger batch are also
-tested."""
-
-PARITY_TOLERANCES = dict(zip(OUTPUT_NAMES, (1e-5, 1e-4, 1e-5), strict=True))
-"""Maximum difference from torch, divided by the largest value of the output. If float32 values are
-summed in another order, the sum changes by 1e-6. A variance can be a small difference between two
-such sums, so it changes by up to 1e-5."""
 
 
 def export_encoder(
@@ -73,19 +52,13 @@ def export_encoder(
     ParityError : for a batch size in `PARITY_BATCHES`, the outputs differ from those of torch. The
         file is removed.
     """
-    file = _graph(encoder, images)
-    onnx.helper.set_model_props(file, {METADATA_KEY: metadata.to_json()})
-    with replacing(path) as staged:
-        staged.write_bytes(file.SerializeToString(deterministic=True))
-        differences = parity(encoder, encoder_on_cpu(staged), images)
-        for name, difference in differences.items():
-            if not difference <= PARITY_TOLERANCES[name]:
-                raise ParityError(
-                    f"{name} of the exported encoder differs from the trained one by "
-                    f"{difference:.2e} of its largest value; at most {PARITY_TOLERANCES[name]:.0e} "
-                    "is accepted. Nothing was written."
-                )
-    return max(differences.values())
+
+    def computed(some: Inputs) -> Outputs:
+        with torch.inference_mode():
+            mean, variance, features = encoder(torch.from_numpy(some))
+        return mean.numpy(), variance.numpy(), features.numpy()
+
+    return write_encoder(_graph(encoder, images), path, metadata, computed, images)
 
 
 def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inputs) -> None:
@@ -120,35 +93,6 @@ def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inpu
     staged.rename(path)
 
 
-def export_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
-    """Write the head of ``encoder``; return whether the head was written.
-
-    The head maps features to embeddings. The head is written if the embedding depends only on the
-    features, and if trunk and head reproduce the embedding bit for bit.
-    """
-    path.unlink(missing_ok=True)
-    file = onnx.utils.Extractor(onnx.load(encoder)).extract_model(
-        [FEATURES], list(OUTPUT_NAMES[:2])
-    )
-    served = encoder_on_cpu(encoder)
-    if any(served.metadata.input_name in node.input for node in file.graph.node):
-        return False  # the embedding also depends on the image
-    metadata = head_metadata(served.fingerprint, trunk.read_bytes())
-    onnx.helper.set_model_props(file, {HEAD_KEY: metadata})
-    staged = path.with_suffix(".partial")
-    staged.write_bytes(file.SerializeToString(deterministic=True))
-    wanted = served.encode(images)
-    got = opened_once(OnnxHead, staged).embeddings(opened_once(OnnxTrunk, trunk).features(images))
-    same = all(
-        np.array_equal(getattr(got, one.name), getattr(wanted, one.name)) for one in fields(got)
-    )
-    if same:
-        staged.rename(path)
-    else:
-        staged.unlink()
-    return same
-
-
 def _graph(encoder: nn.Module, images: Inputs) -> onnx.ModelProto:
     """Return the graph of a whole encoder."""
     two = torch.from_numpy(images[:2])
@@ -156,6 +100,8 @@ def _graph(encoder: nn.Module, images: Inputs) -> onnx.ModelProto:
         features = encoder.encoder.features(two)
         trunk = _trunk_graph(encoder.encoder, two)
         opset = min(OPSET, operator_version(trunk))
+        if isinstance(encoder.posterior, KroneckerPosterior):
+            return joined(trunk, kronecker_head(encoder.posterior, opset))
         head = traced(
             _Head(encoder), (features,), OUTPUT_NAMES[:2], (FEATURES,), opset, is_whole=False
         )
@@ -167,10 +113,7 @@ def _trunk_graph(encoder: MetricEncoder, two: Tensor) -> onnx.ModelProto:
     """Return the graph from pixels to features."""
     if not isinstance(encoder, GraphTrunkEncoder):
         return traced(_Trunk(encoder), (two,), (FEATURES,))
-    graph = onnx.ModelProto()
-    graph.CopyFrom(encoder.trunk.graph)
-    del graph.metadata_props[:]
-    return graph
+    return encoder.trunk.frozen.graph()
 
 
 def traced(
@@ -248,21 +191,6 @@ def optimised(file: onnx.ModelProto) -> onnx.ModelProto:
     return ir.serde.serialize_model(model)
 
 
-def parity(encoder: nn.Module, exported: OnnxEncoder, images: Inputs) -> dict[str, float]:
-    """For each output, return the largest difference from torch, divided by the largest value."""
-    worst = dict.fromkeys(OUTPUT_NAMES, 0.0)
-    for size in PARITY_BATCHES:
-        with torch.inference_mode():
-            wanted = encoder(torch.from_numpy(images[:size]))
-        got = exported.encode(images[:size])
-        outputs = (got.mean, got.variance, got.features)
-        for name, ours, theirs in zip(OUTPUT_NAMES, outputs, wanted, strict=True):
-            reference = theirs.numpy()
-            difference = np.abs(ours - reference).max() / max(np.abs(reference).max(), 1e-12)
-            worst[name] = float(np.maximum(worst[name], difference))  # NaN if one value is NaN
-    return worst
-
-
 def _strip_traces(file: onnx.ModelProto) -> None:
     """Remove the source-code locations that the exporter writes into the graph.
 
@@ -301,57 +229,3 @@ class _Trunk(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.encoder.features(images)
-
-
-_FEATURES = OUTPUT_NAMES[2]
-
-
-def joined(trunk: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto:
-    """Return one graph: ``trunk``, from input to features, followed by ``head``.
-
-    The features of the graph are bit-identical to those of the trunk. The graph and the trunk have
-    the same version of ONNX's operators.
-
-    Parameters
-    ----------
-    head : graph from features to embedding mean and variance. The operator version of the head must
-        not be newer than that of the trunk.
-    """
-    # If the trunk was extracted from an encoder, its features may depend on an embedding mean.
-    trunk = _prefixed(trunk, "trunk/", {trunk.graph.input[0].name, _FEATURES})
-    if operator_version(head) < operator_version(trunk):
-        head = version_converter.convert_version(head, operator_version(trunk))
-    head = _prefixed(head, "head/", set(OUTPUT_NAMES))
-    body = trunk.graph
-    graph = helper.make_graph(
-        [*body.node, *head.graph.node],
-        "encoder",
-        list(body.input),
-        [*head.graph.output, *body.output],
-        [*body.initializer, *head.graph.initializer],
-        sparse_initializer=list(body.sparse_initializer),
-    )
-    others = [one for one in head.opset_import if one.domain not in {"", "ai.onnx"}]
-    return helper.make_model(
-        graph,
-        opset_imports=[*trunk.opset_import, *others],
-        functions=[*trunk.functions, *head.functions],
-        ir_version=max(trunk.ir_version, head.ir_version),
-    )
-
-
-def _prefixed(model: onnx.ModelProto, prefix: str, kept: set[str]) -> onnx.ModelProto:
-    """Return ``model`` with a prefix before every name that is not in ``kept``."""
-    model = compose.add_prefix(model, prefix)
-    outer = {prefix + name: name for name in kept}
-    for node in model.graph.node:
-        node.input[:] = [outer.get(name, name) for name in node.input]
-        node.output[:] = [outer.get(name, name) for name in node.output]
-    for value in [*model.graph.input, *model.graph.output]:
-        value.name = outer.get(value.name, value.name)
-    return model
-
-
-def operator_version(model: onnx.ModelProto) -> int:
-    """Return the version of ONNX's own operators."""
-    return max(int(one.version) for one in model.opset_import if one.domain in {"", "ai.onnx"})

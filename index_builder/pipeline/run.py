@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.file import effective_file
-from model_store.errors import StepNotReady
+from index_builder.configuration.posterior import POST_HOC
+from model_store.errors import ConfigError, StepNotReady
 from model_store.files import json_text, replacing
 
+TRAINING_REPORT = "training.json"
 POSTERIOR_REPORT = "posterior.json"
 CONFIG_FILE = "config.toml"
 
@@ -130,6 +133,28 @@ class Run:
         if not path.exists():
             raise StepNotReady(f"{path} is missing. Run `vouch-build {step}` first.")
         return path
+
+    def require_trained(self, config: EncoderConfig) -> Path:
+        """Return the checkpoint of the step `train`.
+
+        Raises
+        ------
+        StepNotReady : the encoder is not trained.
+        ConfigError : the encoder was trained with another configuration.
+        """
+        self.require(self.directory / TRAINING_REPORT, "train")
+        then = self.read_json(TRAINING_REPORT)["config"]
+        parts = ["dataset", "network", "training", "seed"]
+        if not {then["posterior"]["method"], config.posterior.method} <= POST_HOC:
+            parts.append("posterior")
+        differing = config.changed_since(then)
+        changed = [part for part in parts if part in differing]
+        if changed:
+            raise ConfigError(
+                f"{self.directory} was trained with other values of `{'`, `'.join(changed)}` than "
+                "the configuration. Run `vouch-build train` again, or set another --run directory."
+            )
+        return self.checkpoint
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read the report of a step."""

@@ -1,24 +1,17 @@
-"""The steps of a build; each reads the files of earlier steps in the run directory."""
+"""The steps train, fit and export with torch; each reads the files of earlier steps."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
-from index_builder.calibration.plan import Plan
-from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.encoder import EncoderConfig
-from index_builder.configuration.requirements import Check, accept_any
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.methods import method_of
 from index_builder.networks import (
@@ -29,51 +22,29 @@ from index_builder.networks import (
 )
 from index_builder.networks.features import feature_blocks, trunk_fingerprint
 from index_builder.pipeline.checkpoints import (
-    TRAINING_REPORT,
     load_fitted,
     members_of,
     trained_members,
 )
-from index_builder.pipeline.export import PARITY_BATCHES, export_encoder, export_head, export_trunk
-from index_builder.pipeline.gallery_steps import (
-    calibrate_step,
-    evaluate_step,
-    index_step,
-    publish_step,
-    splits_of,
+from index_builder.pipeline.closed_form import (
+    N_PARITY_IMAGES,
+    metadata_of,
+    require_enough,
+    require_input,
+    whitening_of,
+    write_posterior,
+    write_training,
 )
-from index_builder.pipeline.run import POSTERIOR_REPORT, Run, forget
-from index_builder.pipeline.sample_queries import read_samples
-from index_builder.progress import console, timed_step
+from index_builder.pipeline.export import export_encoder, export_trunk
+from index_builder.pipeline.graphs import write_head
+from index_builder.pipeline.run import POSTERIOR_REPORT, TRAINING_REPORT, Run, forget
+from index_builder.progress import console
 from index_builder.training.distributed import ProcessGroup, process_group
 from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
 from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
 from index_builder.vectors.opened import opened_once
 from index_builder.vectors.store import VectorFile
-from index_builder.whitening import learned_whitening
-from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
-from model_store.decision import Calibration, outcome_of
-from model_store.encoder.contract import EncoderMetadata
-from model_store.encoder.vector_input import VectorInput
-from model_store.errors import ConfigError, DatasetError
-from model_store.threads import one_blas_thread
-
-__all__ = [
-    "build_all",
-    "calibrate_step",
-    "evaluate_step",
-    "export_step",
-    "fit_step",
-    "index_step",
-    "publish_step",
-    "splits_of",
-    "train_step",
-]
-
-N_PARITY_IMAGES = max(PARITY_BATCHES)
-
-MIN_POSITIVES = 2
-"""Minimum number of images of a label, because a positive pair consists of two images."""
+from model_store.bundles.manifest import ENCODER_FILE
 
 
 def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
@@ -125,10 +96,10 @@ def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: Process
     """Train one encoder."""
     started = time.perf_counter()
     images = splits.training
-    _require_enough(images)
+    require_enough(images)
     generator = torch.Generator().manual_seed(config.seed)
     encoder = build_encoder(config.network, generator)
-    _require_input(encoder, images)
+    require_input(encoder.preprocessing, images)
     labels = torch.from_numpy(images.label_codes())
     if config.network.weights is not None:
         load_pretrained(encoder, config.network)
@@ -139,7 +110,7 @@ def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: Process
         if group.size == 1:
             _store_features(config, run, encoder, images)
         if config.network.last_layer == "whitening":
-            _whiten(encoder, images, labels)
+            _whiten(encoder, images)
     objective = method_of(config).objective(config, encoder, labels, generator)
     if objective.sampling == "views" and not splits.labelled:
         objective.sampling = "pairs"  # an image and its view have the same label
@@ -158,15 +129,7 @@ def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: Process
     forget(run.directory / TRAINING_REPORT, run.directory / POSTERIOR_REPORT, run.posterior)
     save_checkpoint(encoder.state_dict(), run.checkpoint, config.network.weights)
     save_file(objective.learned(), run.objective)
-    run.write_json(
-        TRAINING_REPORT,
-        {
-            "config": config.model_dump(mode="json"),
-            "n_images": len(images),
-            "epochs": [asdict(epoch) for epoch in history],
-            "seconds": time.perf_counter() - started,
-        },
-    )
+    write_training(config, run, splits, started, epochs=[asdict(epoch) for epoch in history])
 
 
 def fit_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
@@ -180,16 +143,7 @@ def fit_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
         posterior, report = method_of(config).fit(config, members, splits)
     forget(run.directory / POSTERIOR_REPORT)
     posterior.save(run.posterior)
-    run.write_json(
-        POSTERIOR_REPORT,
-        {
-            "config": config.model_dump(mode="json"),
-            "method": config.posterior.name,
-            "n_images": len(splits.training),
-            **report,
-            "seconds": time.perf_counter() - started,
-        },
-    )
+    write_posterior(config, run, splits, report, started)
 
 
 def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
@@ -198,74 +152,12 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     run.staging.mkdir(parents=True, exist_ok=True)
     some = splits.training.subset(range(N_PARITY_IMAGES))
     prepared = some.prepared(fitted.preprocessing)
-    report = run.read_json(POSTERIOR_REPORT)
-    correlation = report.get("pair_correlation")
-    metadata = EncoderMetadata(
-        fitted.preprocessing,
-        report["method"],
-        None if correlation is None else (correlation[0], correlation[1]),
-    )
+    metadata = metadata_of(fitted.preprocessing, run)
     with threads_for(len(prepared)):
         difference = export_encoder(fitted, run.staging / ENCODER_FILE, metadata, prepared)
     if run.trunk.exists():
-        export_head(run.staging / ENCODER_FILE, run.trunk, run.head, prepared)
+        write_head(run.staging / ENCODER_FILE, run.trunk, run.head, prepared)
     console.print(f"encoder.onnx agrees with torch to {difference:.1e} of the largest value")
-
-
-def build_all(
-    config: BuildConfig, run: Run, bundles: Path, check: Check = accept_any
-) -> tuple[Path, dict[str, Any]]:
-    """Run all steps in order; the staging directory is emptied first.
-
-    Parameters
-    ----------
-    check : see `Check`.
-    """
-    splits = splits_of(config)
-    Plan.of_splits(splits, config.calibration).require_feasible()
-    read_samples(config.samples, splits)
-    shutil.rmtree(run.staging, ignore_errors=True)
-    steps: Mapping[str, Callable[[], object]] = {
-        "train": lambda: train_step(config, run, splits),
-        "fit": lambda: fit_step(config, run, splits),
-        "export": lambda: export_step(config, run, splits),
-        "index": lambda: index_step(config, run),
-        "calibrate": lambda: calibrate_step(config, run),
-        "evaluate": lambda: evaluate_step(config, run),
-    }
-    for number, (name, step) in enumerate(steps.items(), start=1):
-        with timed_step(f"{name} ({number} of {len(steps)})"):
-            step()
-    report = run.read_json(EVALUATION_FILE)
-    check(outcome_of(Calibration.load(run.staging), report))
-    return publish_step(config, run, bundles), report
-
-
-def _require_enough(images: LabelledImages) -> None:
-    """Raise an error if there are too few training images, before any computation."""
-    most = max(Counter(images.labels).values(), default=0)
-    if len(images) < N_PARITY_IMAGES or most < MIN_POSITIVES:
-        raise DatasetError(
-            f"There are {len(images)} training images, at most {most} of one label. Training needs "
-            f"{N_PARITY_IMAGES} images, and {MIN_POSITIVES} of one label. Add images. If every "
-            'image is its own class, use --no-labels (dataset.labels = "none").'
-        )
-
-
-def _require_input(encoder: MetricEncoder, images: LabelledImages) -> None:
-    """Raise an error if the encoder does not accept the images or vectors of the data."""
-    expected, shape = encoder.preprocessing, images.pixels(0).shape
-    wanted = "images"
-    if isinstance(expected, VectorInput):
-        wanted = f"vectors of {expected.made_by!r}, {expected.shape[0]:,} numbers each"
-    if len(shape) != len(expected.shape) or (len(shape) == 1 and shape != expected.shape):
-        found = "images" if len(shape) == 3 else f"vectors of {shape[0]:,} numbers"
-        raise DatasetError(f"The encoder takes {wanted}, but the data are {found}.")
-    if isinstance(expected, VectorInput) and expected.with_variance:
-        raise DatasetError(
-            f"The vectors of {expected.made_by!r} already have a variance, but a build fits one. "
-            "Remove `variance` from the table, or keep it and use `vouch-build index`."
-        )
 
 
 def _store_features(
@@ -287,17 +179,11 @@ def _store_features(
     encoder.stored_features = opened_once(OnnxTrunk, run.trunk).vectors(VectorFile(run.vectors))
 
 
-def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> None:
+def _whiten(encoder: MetricEncoder, images: LabelledImages) -> None:
     """Set the last layer to a whitening that is fitted to the features of ``images``."""
     dim, n_features = encoder.last_layer.out_features, encoder.trunk.n_features
-    if dim > n_features:
-        raise ConfigError(
-            f"network.embedding_dim = {dim}, but the trunk has only {n_features} features. Set "
-            "fewer dimensions."
-        )
     blocks = (block.numpy() for block in feature_blocks(encoder, images))
-    with one_blas_thread():
-        weight = learned_whitening(blocks, labels.numpy(), dim)
+    weight = whitening_of(blocks, images, dim, n_features)
     with torch.no_grad():
         encoder.last_layer.weight.copy_(torch.from_numpy(weight))
         encoder.last_layer.bias.zero_()

@@ -20,7 +20,8 @@ from index_builder.metrics import error_auroc, retrieval_calibration_error
 from index_builder.networks import load_encoder
 from index_builder.networks.features import all_features
 from index_builder.pipeline.run import Run
-from index_builder.posteriors import LaplacePosterior, load_posterior
+from index_builder.posteriors.laplace.fit import LaplacePosterior
+from index_builder.posteriors.stored import load_posterior
 from index_builder.reproduction.decision import World, decide_test, fit_decision, world_of
 from index_builder.reproduction.metrics import Result, Signals, curves, of_ranking, of_signals
 from index_builder.reproduction.protocols import PROTOCOLS, ProtocolConfig, ProtocolData
@@ -239,7 +240,9 @@ def _drawn_layers(
 
     def by_all(some: Tensor) -> Tensor:
         """Return embeddings (N, S, D) from all S layers; the features are read only once."""
-        return (some @ weights.flatten(0, 1).T).reshape(len(some), *biases.shape) + biases
+        of_all = (some @ weights.flatten(0, 1).T).reshape(len(some), *biases.shape)
+        embeddings: Tensor = of_all + biases
+        return embeddings
 
     galleries = by_all(features)
     queries = galleries[own] if of_queries is None else by_all(of_queries)

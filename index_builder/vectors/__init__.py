@@ -10,4 +10,5 @@
     declared  an encoder file for vectors that another system computes
     encoder   an encoder with a cache of its vectors; an encoder that returns given vectors
     halves    an encoder as two graphs: a trunk that is not trained, and a head
+    frozen_graph   the graph of an existing encoder, from its input to its features
 """

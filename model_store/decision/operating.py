@@ -65,6 +65,105 @@ Thresholds = Sequence[tuple[float, Bools]]
 """Decreasing thresholds, each with a mask of the accepted queries."""
 
 
+@dataclass(frozen=True, slots=True)
+class _ErrorTest:
+    """The test of the error among accepted queries, see `Stream.error_p_value`.
+
+    Between two grid rates, each p-value is replaced by the larger of its values at these rates.
+    This is the binomial p-value at the upper rate, and the p-value of labels at the lower rate.
+
+    Attributes
+    ----------
+    wrong : number of errors among the accepted objects.
+    n : number of accepted objects.
+    share : (m,) π F / ((1 − π) A) for the upper rate F of each of m steps; infinite if A is 0.
+    of_absent : (m,) p-value of labels for the lower rate of each step. None if ``share`` is the
+        share of the single likely rate.
+    """
+
+    wrong: float
+    n: float
+    share: Floats
+    of_absent: Floats | None
+
+    def p_value(self, max_error: float) -> float:
+        """Return the p-value of "the error is above ``max_error``"."""
+        if math.isinf(self.share[0]):
+            return 1.0
+        if self.of_absent is None:
+            return float(self._of_present(max_error, slice(None))[0])
+        steps = self._coarse(max_error)
+        # Both p-values are log-concave in the rate, so the largest product is near the largest
+        # product of a coarse search. Exceptions are the first step, which starts at rate 0, and
+        # products that underflow to 0.
+        products = self._products(max_error, steps)
+        best = int(products.argmax())
+        near = slice(steps.start, steps.stop)
+        if products[best] > 0:
+            first = steps.start
+            near = slice(first + max(best - 1, 0) * _STRIDE, first + max(best + 1, 2) * _STRIDE)
+        return _combined(float(self._products(max_error, near).max()))
+
+    def worst_step(self, max_error: float) -> int:
+        """Return the step of the coarse search with the largest product."""
+        if self.of_absent is None:
+            return 0
+        steps = self._coarse(max_error)
+        return int(steps.start + _STRIDE * self._products(max_error, steps).argmax())
+
+    def least(self, max_error: float, step: int) -> float:
+        """Return a lower bound of `p_value`, from the step of the coarse search near ``step``."""
+        if self.of_absent is None or math.isinf(self.share[0]):
+            return 0.0
+        steps = range(len(self.share))[self._coarse(max_error)]
+        near = steps[min(max((step - steps[0]) // _STRIDE, 0), len(steps) - 1)]
+        return _combined(float(self._products(max_error, slice(near, near + 1))[0]))
+
+    def _coarse(self, max_error: float) -> slice:
+        """Return the steps of the coarse search.
+
+        With the rate, the binomial p-value rises to 1, and the p-value of labels falls from 1. So
+        the product is largest between the rate at which the p-value of labels begins to fall, and
+        the rate at which the binomial p-value reaches 1.
+        """
+        assert self.of_absent is not None  # noqa: S101 - the callers have looked
+        first = int(np.searchsorted(-self.of_absent, -1.0, side="right")) - 1
+        last = int(np.searchsorted((1 - max_error) * self.share[first:], max_error)) + 1
+        return slice(first, min(first + last, len(self.share)), _STRIDE)
+
+    def _products(self, max_error: float, steps: slice) -> Floats:
+        assert self.of_absent is not None  # noqa: S101 - the callers have looked
+        return self._of_present(max_error, steps) * self.of_absent[steps]
+
+    def _of_present(self, max_error: float, steps: slice) -> Floats:
+        left = max_error - (1 - max_error) * self.share[steps]
+        return at_most(self.wrong, self.n, np.maximum(left, 0.0))
+
+
+def _combined(product: float) -> float:
+    """Return the p-value of a product of two independent p-values (Fisher 1925)."""
+    return product * (1 - math.log(product)) if product > 0 else 0.0
+
+
+def _strongest(tests: Sequence[_ErrorTest], max_error: float) -> tuple[int, float]:
+    """Return the index of the test with the smallest p-value, and this p-value.
+
+    If several tests have this p-value, the result is the first of them. A test is skipped if a
+    lower bound of its p-value is above the smallest p-value so far. The lower bound is a product at
+    one rate. Among similar tests, the rates of the largest products are similar.
+    """
+    step = tests[len(tests) // 2].worst_step(max_error)
+    bounds = [test.least(max_error, step) for test in tests]
+    best, least = 0, math.inf
+    for place in sorted(range(len(tests)), key=bounds.__getitem__):
+        if bounds[place] > least:
+            break
+        p_value = tests[place].p_value(max_error)
+        if (p_value, place) < (least, best):
+            best, least = place, p_value
+    return best, least
+
+
 @dataclass(frozen=True)
 class Stream:
     """Calibration queries, weighted to represent a stream with a given share of absent queries.
@@ -299,55 +398,27 @@ class Stream:
         present = accepted & self.counted
         n = int(present.sum())
         wrong = float(self.wrong[present].mean()) if n else 1.0
-        return self._p_values(n, wrong, float(self._of_labels @ accepted[self.absent]))
+        return self._test(n, wrong, float(self._of_labels @ accepted[self.absent])).p_value
 
-    def _p_values(self, n: int, wrong: float, rate: float) -> PValue:
-        """Return the p-value of ``n`` accepted objects, as a function of the error.
+    def _test(self, n: int, wrong: float, rate: float) -> _ErrorTest:
+        """Return the test of the error among ``n`` accepted objects.
 
         ``wrong`` is the observed error among the objects. ``rate`` is the observed share of
-        accepted absent queries, as a mean over labels. Parts that do not depend on the error are
-        computed once.
+        accepted absent queries, as a mean over labels.
         """
         others = 1 - n / max(self.n_objects, 1)
         missed = upper_bound(others, self.n_objects * self.times, OF_ACCEPTED * self.delta)
-        if missed >= 1:
-            return lambda _: 1.0
-        odds = self.expected / ((1 - self.expected) * (1 - missed))
+        odds = self.expected / ((1 - self.expected) * (1 - missed)) if missed < 1 else math.inf
         n_labels = self.n_labels * self.absent_times
-        rates, of_absent = _RATES, np.ones(len(_RATES))
+        wrong, tested = wrong * n * self.times, n * self.times
         if self.absent_as_likely:
-            rates = np.array([label_bound(rate, n_labels, 0.5)])
-        elif self.absence_known:
-            of_absent = label_p_values(rate, n_labels, _RATES)
-        share = odds * np.minimum(self.rivals * rates, 1.0)
-
-        def of_present(max_error: float, share: Floats) -> Floats:
-            left = max_error - (1 - max_error) * share
-            return at_most(wrong * n * self.times, n * self.times, np.maximum(left, 0.0))
-
-        if self.absent_as_likely:
-            return lambda max_error: float(of_present(max_error, share)[0])
-        # Between two grid rates, each p-value is replaced by the larger of its values at these
-        # rates. With the rate, the binomial p-value rises to 1, and the p-value of labels falls
-        # from 1. So the product is largest between the rate at which the p-value of labels begins
-        # to fall, and the rate at which the binomial p-value reaches 1.
-        first = int(np.searchsorted(-of_absent[:-1], -1.0, side="right")) - 1
-        share, of_absent = share[1:][first:], of_absent[:-1][first:]
-
-        def p_value(max_error: float) -> float:
-            last = int(np.searchsorted((1 - max_error) * share, max_error)) + 1
-            # Both p-values are log-concave in the rate, so the largest product is near the largest
-            # product of a coarse search. Exceptions are the first step, which starts at rate 0, and
-            # products that underflow to 0.
-            products = of_present(max_error, share[:last:_STRIDE]) * of_absent[:last:_STRIDE]
-            best = int(products.argmax())
-            near = slice(0, last)
-            if products[best] > 0:
-                near = slice(max(best - 1, 0) * _STRIDE, max(best + 1, 2) * _STRIDE)
-            both = float((of_present(max_error, share[near]) * of_absent[near]).max())
-            return both * (1 - math.log(both)) if both > 0 else 0.0
-
-        return p_value
+            likely = self._fpir(label_bound(rate, n_labels, 0.5))
+            return _ErrorTest(wrong, tested, odds * np.array([likely]), None)
+        share = odds * np.minimum(self.rivals * _RATES[1:], 1.0)
+        of_absent = np.ones(len(share))
+        if self.absence_known:
+            of_absent = label_p_values(rate, n_labels, _RATES[:-1])
+        return _ErrorTest(wrong, tested, share, of_absent)
 
     def _coverage_and_error(self, accepted: Bools) -> tuple[float, float]:
         """Return the share of queries that are accepted, and the error among these queries."""
@@ -402,15 +473,16 @@ class Stream:
         odds = (1 - self.expected) / self.expected * self.no_match / any_match
         if not levels:
             return []
-        foretold = []
-        for _, accepted in levels:
-            present = accepted & self.counted
-            rate = min(float(odds[present].sum()) / self.n_objects, 1.0)
-            foretold.append(self._p_values(int(present.sum()), float(wrong[present].mean()), rate))
-        values = [p_value(max_error) for p_value in foretold]
-        best = int(np.argmin(values))
-        if values[best] > (1 - OF_ACCEPTED) * self.delta:  # none succeeds
-            best = self._nearest(foretold, int(max_error * _STEPS), best)
+        present = np.array([accepted & self.counted for _, accepted in levels], dtype=np.float64)
+        sums = present @ np.stack([np.ones(len(wrong)), wrong, odds], axis=1)
+        foretold = [
+            self._test(int(n), n_wrong / n, min(n_absent / self.n_objects, 1.0))
+            for n, n_wrong, n_absent in sums.tolist()
+        ]
+        best, least = _strongest(foretold, max_error)
+        if least > (1 - OF_ACCEPTED) * self.delta:  # none succeeds
+            p_values = [test.p_value for test in foretold]
+            best = self._nearest(p_values, int(max_error * _STEPS), best)
         return levels[best:]
 
     def thresholds(self) -> Thresholds:

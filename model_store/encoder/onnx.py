@@ -109,7 +109,7 @@ class OnnxEncoder:
                 f"{found.advice or 'Give the file of the encoder.'}"
             )
         self.fingerprint = hashlib.sha256(content).hexdigest()
-        chosen = _choose(provider, content)
+        chosen = choose_provider(provider, content)
         other = chosen != "cpu"
         with TemporaryDirectory(prefix="vouch-profile-") if other else nullcontext() as profile:
             self._session = _start_session(content, chosen, threads, profile, cuda_graphs)
@@ -156,7 +156,7 @@ def open_graph(
     ------
     ProviderUnavailable
     """
-    return _start_session(content, _choose(provider, content), threads)
+    return _start_session(content, choose_provider(provider, content), threads)
 
 
 def reason_of(error: Exception) -> str:
@@ -215,7 +215,7 @@ def require_provider(wanted: Provider, provider: str, placement: Placement | Non
         )
 
 
-def _choose(provider: ProviderChoice, content: bytes) -> Provider:
+def choose_provider(provider: ProviderChoice, content: bytes) -> Provider:
     """Return the provider to start; raise `ProviderUnavailable` if it is not available."""
     if provider == "auto" and b"QuantizeLinear" in content:
         return "cpu"  # other providers round each operator, which changes the embeddings

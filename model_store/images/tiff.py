@@ -13,15 +13,17 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import tifffile
 from numpy.typing import NDArray
 from PIL import Image
 
 from model_store.errors import CorruptImage, ImageError, UnsupportedImage
 from model_store.images.depth import extremes, scale_of
+
+if TYPE_CHECKING:
+    import tifffile
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)  # the error says it
 
@@ -290,6 +292,8 @@ def decode_tiff(data: bytes, layout: TiffLayout) -> tuple[Image.Image, list[str]
     UnsupportedImage : `tifffile` does not support the file either, or the channels are not colours.
     CorruptImage : a part of the file is missing.
     """
+    import tifffile  # noqa: PLC0415 - slow, and few files need it
+
     n_colours = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, _RGB: 3, _PALETTE: 1, _SEPARATED: 4}.get(
         layout.photometric, 0
     )

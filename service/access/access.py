@@ -14,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -408,7 +409,12 @@ def _address(request: Request) -> str:
     A host can use any of the 2⁶⁴ addresses of its IPv6 network, so the network counts as one
     caller.
     """
-    host = request.client.host if request.client else ""
+    client = request.scope.get("client")
+    return _caller_at(client[0] if client else "")
+
+
+@lru_cache(maxsize=1024)  # two calls in each request, mostly with the same addresses
+def _caller_at(host: str) -> str:
     try:
         address = ip_of(host)
     except ValueError:

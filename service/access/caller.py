@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from ipaddress import ip_address, ip_network
 
 from limits import RateLimitItem
@@ -70,17 +71,22 @@ class Caller:
         """
         if self.name is not None:
             return self.account
-        try:
-            address = ip_address(self.id)
-        except ValueError:
-            return self.account  # of a Unix socket
-        if address.version == 6:
-            return account_of_address(str(ip_network((address, 64), strict=False)))
-        return account_of_address(str(address))
+        network = _network_of(self.id)
+        return self.account if network is None else account_of_address(network)
 
     def sees(self, gallery: str) -> bool:
         """Return whether the caller can see the gallery with this name."""
         return self.limits.sees(gallery)
+
+
+@lru_cache(maxsize=1024)  # one call in each request, mostly with the same addresses
+def _network_of(text: str) -> str | None:
+    """Return the IPv4 address or the IPv6 /64 network of an address; None for other texts."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None  # of a Unix socket
+    return str(ip_network((address, 64), strict=False) if address.version == 6 else address)
 
 
 def account_of_key(key_id: str) -> str:

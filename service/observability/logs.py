@@ -70,7 +70,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return self._redact(json.dumps(line, default=_described))
+        return self._redact(_encoded(line))
 
 
 def log_as_json(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
@@ -96,3 +96,7 @@ def _described(value: object) -> str:
         return f"{len(value)} bytes"
     shape = getattr(value, "shape", None)
     return str(value) if shape is None else f"array of shape {shape}"
+
+
+_encoded = json.JSONEncoder(default=_described).encode
+"""Encodes a line; `json.dumps` with ``default`` would make a new encoder for each line."""

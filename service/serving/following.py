@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -215,7 +216,7 @@ class Following:
 def _mark(root: Path) -> Mark | None:
     """Return a fingerprint that changes when `CURRENT` is written; None if `CURRENT` is missing."""
     try:
-        found = (root / CURRENT_FILE).stat()
+        found = os.stat(f"{root}/{CURRENT_FILE}")  # noqa: PTH116 - each request calls this function
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size

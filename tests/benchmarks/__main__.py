@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from index_builder.datasets import load_splits
-from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import (
+from index_builder.pipeline.gallery_steps import (
     calibrate_step,
     evaluate_step,
-    export_step,
     index_step,
     publish_step,
 )
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import export_step
 from tests.benchmarks import (
     bench_busy,
     bench_curvature,

@@ -21,7 +21,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from index_builder.posteriors import Approximation, Curvature, Split, pair_curvature
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
+from index_builder.posteriors.laplace.pairs import pair_curvature
 
 IMAGES, PAIRS, FEATURES = 64, 5000, 9216
 DIMENSIONS = (3, 128)

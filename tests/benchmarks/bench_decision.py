@@ -31,14 +31,9 @@ from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import from_arrays
 from index_builder.datasets.outliers import outliers
 from index_builder.metrics import auroc, expected_calibration_error
+from index_builder.pipeline.gallery_steps import calibrate_step, index_step
 from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import (
-    calibrate_step,
-    export_step,
-    fit_step,
-    index_step,
-    train_step,
-)
+from index_builder.pipeline.steps import export_step, fit_step, train_step
 from model_store.bundles.bundle import open_parts
 from model_store.decision import Calibration, choice_probabilities
 from model_store.decision.absent_share import prior_shift

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.datasets import load_splits
-from index_builder.pipeline.checkpoints import TRAINING_REPORT
-from index_builder.pipeline.run import Run
+from index_builder.pipeline.run import TRAINING_REPORT, Run
 from index_builder.pipeline.steps import fit_step, train_step
 
 

@@ -33,8 +33,8 @@ from index_builder.datasets.images import LabelledImages, from_files
 from index_builder.encoders.resolve import resolve_encoder
 from index_builder.indexing.embed import open_encoder
 from index_builder.metrics import expected_calibration_error
+from index_builder.pipeline.build import build_all
 from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import build_all
 from index_builder.vectors.encoder import embedded
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.manifest import ENCODER_FILE

@@ -35,11 +35,11 @@ from index_builder.datasets.outliers import outliers
 from index_builder.metrics import auroc
 from index_builder.networks import MetricEncoder, load_encoder
 from index_builder.networks.features import all_features, feature_blocks
-from index_builder.pipeline.checkpoints import TRAINING_REPORT
-from index_builder.pipeline.run import Run
+from index_builder.pipeline.run import TRAINING_REPORT, Run
 from index_builder.pipeline.steps import fit_step, train_step
-from index_builder.posteriors import PointPosterior, Posterior, load_posterior
 from index_builder.posteriors.laplace.validation import norm_correlation
+from index_builder.posteriors.point import PointPosterior
+from index_builder.posteriors.stored import Posterior, load_posterior
 from index_builder.reproduction.methods import METHODS, configured
 from model_store.sphere import spherical_variance, unit_direction
 from tests.benchmarks import bench_fit, bench_prediction

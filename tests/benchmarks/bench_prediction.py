@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from index_builder.posteriors import KroneckerPosterior, LastLayerPosterior
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
+from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 from model_store.encoder.contract import Embeddings
 from model_store.predictive import Predictive, predict
 from model_store.sphere import (

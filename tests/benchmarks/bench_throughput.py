@@ -188,8 +188,8 @@ def built() -> None:
         return
     from index_builder.configuration.build import encoder_config
     from index_builder.encoders.resolve import resolve_encoder
+    from index_builder.pipeline.build import build_all
     from index_builder.pipeline.run import Run
-    from index_builder.pipeline.steps import build_all
     from tests.benchmarks.bench_zero_shot import unpacked
 
     data = data_dir()

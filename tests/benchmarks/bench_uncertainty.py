@@ -46,7 +46,8 @@ from index_builder.datasets.corruption import DEGRADATIONS, degraded
 from index_builder.datasets.folder import folder
 from index_builder.datasets.idx import idx_dataset
 from index_builder.metrics import auroc
-from index_builder.posteriors import KroneckerPosterior, load_posterior
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
+from index_builder.posteriors.stored import load_posterior
 from index_builder.reproduction.datasets.official import Origin
 from index_builder.reproduction.datasets.small import cifar10
 from index_builder.vectors.encoder import embed_with_features

@@ -18,7 +18,7 @@ from index_builder.configuration.posterior import LaplaceConfig
 from index_builder.datasets import LabelledImages
 from index_builder.networks import MetricEncoder
 from index_builder.networks.features import feature_blocks
-from index_builder.posteriors import LaplaceFit, fit_laplace
+from index_builder.posteriors.laplace.fit import LaplaceFit, fit_laplace
 from model_store.errors import CalibrationError
 
 ROWS = 1024
@@ -69,7 +69,7 @@ def fitted(
         if asked.prior_chosen_by == "validation"
         else asked.prior_chosen_by,
         prior_scale=asked.prior_scale,
-        generator=torch.Generator().manual_seed(config.seed),
+        seed=config.seed,
     )
     try:
         return fit(approximation=asked.approximation)

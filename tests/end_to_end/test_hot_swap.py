@@ -38,13 +38,13 @@ def other_bundle(
 
     Its embeddings are the first bundle's mirrored: what one encodes, the other finds nothing for.
     """
-    from index_builder.pipeline.run import Run
-    from index_builder.pipeline.steps import (
+    from index_builder.pipeline.gallery_steps import (
         calibrate_step,
         evaluate_step,
         index_step,
         publish_step,
     )
+    from index_builder.pipeline.run import Run
 
     run = Run(tmp_path_factory.mktemp("other") / "run")
     shutil.copytree(digits_run, run.directory)

@@ -110,8 +110,25 @@ def test_indexing_calibrating_evaluating_and_the_doctor_need_no_torch(
     assert done.returncode == 0, done.stderr
     assert "BLOCKED" not in done.stderr
     looked_at = run(hidden + BUILD, "doctor")
-    assert "torch is not installed; training and export need it" in looked_at.stdout
+    assert "torch is not installed; training needs it" in looked_at.stdout
     assert looked_at.returncode == 0, looked_at.stdout
+
+
+def test_a_gallery_of_photographs_is_built_without_torch(tmp_path: Path) -> None:
+    source = Path("docs/demo/photographs")
+    for label in sorted(source.iterdir())[:8]:
+        shutil.copytree(label, tmp_path / "photographs" / label.name)
+    places = ("--run", str(tmp_path / "run"), "--bundles", str(tmp_path / "bundles"))
+    commands = (
+        ("all", "--images", str(tmp_path / "photographs"), *places),
+        ("doctor", str(tmp_path / "bundles")),
+    )
+    hidden = blocked("torch", "torchvision", "onnxscript")
+    done = run(hidden + BUILD_ALL, json.dumps(commands))
+    assert done.returncode == 0, done.stderr
+    assert "BLOCKED" not in done.stderr
+    assert "The first result is right for" in done.stdout
+    assert "good  bundle" in done.stdout
 
 
 BUILD_ALL = """

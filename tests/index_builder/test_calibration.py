@@ -15,6 +15,7 @@ from index_builder.calibration import (
     fit_calibration,
     fit_detector,
 )
+from index_builder.calibration.detector import fit_detectors
 from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, expected_calibration_error
@@ -299,6 +300,23 @@ def test_the_detector_s_subspace_and_covariance_are_those_of_scikit_learn(
     covariance *= len(rows) / (len(rows) - 2)
     inverse = fitted.whitening @ fitted.whitening.T
     np.testing.assert_allclose(inverse @ covariance, np.eye(rank), atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(200, 90), (80, 120)])
+def test_detectors_of_subsets_equal_fits_to_these_images_alone(shape: tuple[int, int]) -> None:
+    spread = np.geomspace(5, 0.1, shape[1])
+    gallery = gallery_embeddings(1 + RNG.standard_normal(shape) * spread)
+    new = gallery_embeddings(1 + RNG.standard_normal((50, shape[1])) * spread)
+    codes = RNG.integers(0, 4, shape[0])
+    subsets = [np.flatnonzero(RNG.uniform(size=shape[0]) < share) for share in (0.95, 0.7, 1)]
+    for subset, fitted in zip(subsets, fit_detectors(gallery, codes, subsets), strict=True):
+        alone = fit_detector(gallery.at(subset), codes[subset])
+        np.testing.assert_allclose(fitted.signals(new), alone.signals(new), atol=1e-3)
+        np.testing.assert_allclose(fitted.centre, alone.centre, atol=1e-6)
+        np.testing.assert_allclose(fitted.residual_variance, alone.residual_variance, rtol=1e-3)
+        np.testing.assert_array_equal(fitted.directions, alone.directions)
+    with pytest.raises(CalibrationError, match="has 19 images"):
+        list(fit_detectors(gallery, codes, [np.arange(19)]))
 
 
 def test_of_copies_of_a_few_images_the_detector_is_finite() -> None:

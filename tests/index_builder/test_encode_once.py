@@ -23,16 +23,16 @@ from index_builder.configuration.encoder import NetworkConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted, degraded
 from index_builder.networks import build_encoder, save_checkpoint
-from index_builder.pipeline.export import export_head
-from index_builder.pipeline.gallery_steps import splits_of
-from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import (
-    build_all,
+from index_builder.pipeline.build import build_all
+from index_builder.pipeline.gallery_steps import (
     calibrate_step,
     evaluate_step,
-    fit_step,
     index_step,
+    splits_of,
 )
+from index_builder.pipeline.graphs import write_head
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import fit_step
 from index_builder.vectors.halves import Halves, OnnxTrunk
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
@@ -170,11 +170,11 @@ def test_a_head_that_differs_in_a_bit_is_not_written(
     some = splits_of(config).training.subset(range(N_CHECKED))
     prepared = some.prepared(OnnxTrunk(run.trunk).preprocessing)
     path = tmp_path / "head.onnx"
-    assert export_head(run.staging / ENCODER_FILE, run.trunk, path, prepared)
+    assert write_head(run.staging / ENCODER_FILE, run.trunk, path, prepared)
     assert path.read_bytes() == run.head.read_bytes()
     features = OnnxTrunk.features
     monkeypatch.setattr(
         OnnxTrunk, "features", lambda self, images: np.nextafter(features(self, images), np.inf)
     )
-    assert not export_head(run.staging / ENCODER_FILE, run.trunk, path, prepared)
+    assert not write_head(run.staging / ENCODER_FILE, run.trunk, path, prepared)
     assert not path.exists()

@@ -11,17 +11,15 @@ from typing import Any
 import pytest
 
 from index_builder.configuration.build import BuildConfig
-from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import (
+from index_builder.pipeline.gallery_steps import (
     calibrate_step,
     evaluate_step,
-    export_step,
-    fit_step,
     index_step,
     publish_step,
     splits_of,
-    train_step,
 )
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import export_step, fit_step, train_step
 from model_store.bundles.manifest import EVALUATION_FILE
 from model_store.decision.calibration import CALIBRATION_FILE
 from model_store.errors import OutputError, StepNotReady

@@ -15,6 +15,7 @@ from index_builder.configuration.posterior import (
     PosteriorConfig,
 )
 from index_builder.methods import METHODS as IMPLEMENTED
+from index_builder.methods import class_of
 from index_builder.reproduction.methods import METHODS, configured
 from model_store.errors import ConfigError
 
@@ -76,4 +77,4 @@ def test_every_posterior_of_a_configuration_has_a_method() -> None:
     named = {get_args(one.model_fields["method"].annotation)[0]: one for one in sections}
     assert set(IMPLEMENTED) == set(named)
     for name, section in named.items():
-        assert get_type_hints(IMPLEMENTED[name])["settings"] is section
+        assert get_type_hints(class_of(name))["settings"] is section

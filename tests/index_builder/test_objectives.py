@@ -22,8 +22,9 @@ from index_builder.networks.initialisation import drawn_from
 from index_builder.networks.trunk import Trunk
 from index_builder.objectives import Objective, objective_of
 from index_builder.objectives.registry import OBJECTIVES
+from index_builder.pipeline.gallery_steps import splits_of
 from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import fit_step, splits_of, train_step
+from index_builder.pipeline.steps import fit_step, train_step
 from index_builder.training.augmentation import Augmentation
 from index_builder.training.loop import train
 from model_store import open_bundle

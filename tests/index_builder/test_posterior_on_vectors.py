@@ -16,8 +16,9 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet, Splits
 from index_builder.indexing.from_images import build_gallery
 from index_builder.indexing.sources import open_vectors
+from index_builder.pipeline.gallery_steps import splits_of
 from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import export_step, fit_step, splits_of, train_step
+from index_builder.pipeline.steps import export_step, fit_step, train_step
 from index_builder.vectors.declared import write_declared_encoder
 from model_store import Retriever, VectorQuery, open_bundle
 from model_store.bundles.bundle import Bundle

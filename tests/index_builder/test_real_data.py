@@ -11,8 +11,8 @@ import pytest
 from index_builder.configuration.build import load_config
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.splits import QuerySet, Splits
+from index_builder.pipeline.build import build_all
 from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import build_all
 from model_store import open_bundle
 from model_store.bundles.manifest import read_manifest
 from tests.support.build_command import vouch_build

@@ -24,21 +24,21 @@ from index_builder.configuration.posterior import EnsembleConfig, MonteCarloDrop
 from index_builder.datasets import load_splits
 from index_builder.networks import load_encoder
 from index_builder.networks.features import all_features
-from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import (
-    build_all,
+from index_builder.pipeline.build import build_all
+from index_builder.pipeline.gallery_steps import (
     calibrate_step,
     evaluate_step,
-    export_step,
-    fit_step,
     index_step,
     publish_step,
     splits_of,
-    train_step,
 )
-from index_builder.posteriors import TargetScaling, fit_laplace, load_posterior
-from index_builder.posteriors.laplace import fit
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import export_step, fit_step, train_step
+from index_builder.posteriors.laplace import minibatches
+from index_builder.posteriors.laplace.fit import fit_laplace
 from index_builder.posteriors.laplace.minibatches import MinibatchPlan
+from index_builder.posteriors.laplace.targets import TargetScaling
+from index_builder.posteriors.stored import load_posterior
 from index_builder.reproduction.methods import configured
 from model_store import open_bundle
 from model_store.bundles.manifest import read_manifest
@@ -282,7 +282,7 @@ def test_every_posterior_becomes_a_bundle_that_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The way is the same with fewer minibatches than `full` is estimated from otherwise.
-    monkeypatch.setattr(fit, "MinibatchPlan", partial(MinibatchPlan, n_minibatches=16))
+    monkeypatch.setattr(minibatches, "MinibatchPlan", partial(MinibatchPlan, n_minibatches=16))
     config = BuildConfig.model_validate({**small_config.model_dump(), "posterior": posterior})
     bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
     assert report["recall_at_1"] > 0.9

@@ -126,7 +126,7 @@ def matching(gallery: Gallery, how: str, where: dict[str, Any]) -> Allowed:
         return gallery.matching(parse_filter(where))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     asked=st.lists(ASKED | FILTERS, min_size=1, max_size=4), joined=st.sampled_from(["and", "or"])
 )

@@ -69,7 +69,7 @@ def found(
     return [items[row].id for row in matching.rows()]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     asked=FILTERS,
     labels=st.lists(st.none() | TEXT, min_size=4, max_size=4),

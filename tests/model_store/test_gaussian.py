@@ -5,7 +5,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -142,7 +142,6 @@ def test_logarithm_survives_where_the_probability_underflows() -> None:
 parts = arrays(np.float64, (6, 4), elements=st.floats(-50, 50))
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(parts=parts)
 @example(parts=np.where(np.arange(24).reshape(6, 4) == 0, 1e-85, 1e-208))  # tied but for rounding
 def test_one_of_the_two_is_nearer(parts: NDArray[np.float64]) -> None:

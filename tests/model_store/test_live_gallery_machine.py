@@ -223,4 +223,4 @@ class LiveGalleryMachine(RuleBasedStateMachine):
 
 
 TestLiveGallery = LiveGalleryMachine.TestCase
-TestLiveGallery.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestLiveGallery.settings = settings(max_examples=25, stateful_step_count=25)

@@ -55,7 +55,7 @@ def put(live: MilvusLive, items: Sequence[NewItem]) -> None:
     live.commit(upserts(random_embeddings(len(items), 3, seed=0), items))
 
 
-@settings(max_examples=12 if IS_REAL else 60, deadline=None)
+@settings(max_examples=12 if IS_REAL else 60)
 @given(asked=FILTERS, labels=st.lists(st.none() | TEXT, min_size=4, max_size=4), data=st.data())
 def test_milvus_finds_what_the_description_says(
     live: MilvusLive, asked: dict[str, Any], labels: list[Any], data: Any

@@ -149,7 +149,7 @@ class TestACudaProviderThatFallsBack:
     def test_chosen_by_itself_it_is_named_for_what_it_is(
         self, digits_bundle: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(encoder_module, "_choose", lambda *_: "cuda")
+        monkeypatch.setattr(encoder_module, "choose_provider", lambda *_: "cuda")
         encoder = OnnxEncoder(digits_bundle / "encoder.onnx", "auto")
         assert encoder.provider == CPU
         assert encoder.placement is not None
@@ -183,7 +183,7 @@ def test_the_profile_leaves_no_file_behind(
     digits_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(encoder_module, "_choose", lambda *_: "cuda")
+    monkeypatch.setattr(encoder_module, "choose_provider", lambda *_: "cuda")
     placement = OnnxEncoder(digits_bundle / "encoder.onnx", "auto").placement
     assert placement is not None
     assert list(tmp_path.iterdir()) == []

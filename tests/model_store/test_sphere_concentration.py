@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.sphere import (
@@ -16,7 +16,6 @@ from model_store.sphere import (
 )
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(dim=st.integers(2, 4096), log_concentration=st.floats(-3, 5))
 def test_inverts_the_mean_resultant_length(dim: int, log_concentration: float) -> None:
     kappa = 10.0**log_concentration
@@ -24,7 +23,6 @@ def test_inverts_the_mean_resultant_length(dim: int, log_concentration: float) -
     assert estimate == pytest.approx(kappa, rel=2e-10 if kappa > 1e3 else 1e-12)
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(dim=st.integers(2, 4096), length=st.floats(0, 1))
 def test_every_resultant_length_has_a_finite_concentration(dim: int, length: float) -> None:
     for estimator in (approximate_concentration, concentration_of):

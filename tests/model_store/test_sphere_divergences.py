@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.integrate import quad
@@ -131,7 +131,6 @@ def test_quadratic_fits_of_the_normaliser_hold_to_fifty_only(
         assert error(kappa) == pytest.approx(expected, rel=0.02)
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(dim=dims, kappa=concentrations, other=concentrations, cosine=cosines)
 def test_laws(dim: int, kappa: float, other: float, cosine: float) -> None:
     tolerance = 1e-14 * (kappa + other) + 1e-11
@@ -150,7 +149,6 @@ def test_laws(dim: int, kappa: float, other: float, cosine: float) -> None:
     assert likelihood <= own.mean() + tolerance
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(dim=dims, kappa=concentrations)
 def test_equal_and_uniform_limits(dim: int, kappa: float) -> None:
     tolerance = 1e-14 * kappa + 1e-11
@@ -163,7 +161,6 @@ def test_equal_and_uniform_limits(dim: int, kappa: float) -> None:
     )
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(dim=dims, kappa=st.floats(1e-8, 1e-3))
 def test_kl_to_uniform_near_zero_keeps_its_digits(dim: int, kappa: float) -> None:
     assert kl_divergence_to_uniform(kappa, dim) == pytest.approx(kappa**2 / (2 * dim), rel=1e-6)

@@ -3,7 +3,7 @@
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import gammaln
@@ -119,7 +119,6 @@ def test_the_circle_and_the_ordinary_sphere_have_elementary_forms() -> None:
     )
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(dim=dims, concentration=st.floats(1e-3, 1e5))
 def test_each_is_the_derivative_of_the_one_before(dim: int, concentration: float) -> None:
     step = 1e-4 * concentration
@@ -137,7 +136,6 @@ def test_each_is_the_derivative_of_the_one_before(dim: int, concentration: float
         )
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(dim=dims, concentration=concentrations)
 def test_differential_equation(dim: int, concentration: float) -> None:
     length = mean_resultant_length(concentration, dim)
@@ -148,7 +146,6 @@ def test_differential_equation(dim: int, concentration: float) -> None:
     )
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(
     dim=dims,
     pair=st.tuples(concentrations, concentrations).filter(lambda p: abs(p[0] - p[1]) > 1e-6),
@@ -162,7 +159,6 @@ def test_mean_resultant_length_is_monotone_and_below_one(
     assert lower <= higher
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(dim=dims, concentration=st.floats(0, 1e149))
 def test_never_infinite_or_nan(dim: int, concentration: float) -> None:
     values = [

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import kstest
@@ -24,7 +24,6 @@ vectors = arrays(np.float32, (3, 5), elements=st.floats(-100, 100, width=32)).fi
 )
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(vectors=vectors, exponent=st.integers(-30, 30))
 def test_unit_direction_is_unit_at_any_scale(vectors: np.ndarray, exponent: int) -> None:
     scaled = vectors * np.float32(2.0) ** np.float32(exponent)
@@ -84,7 +83,6 @@ def test_summary_keeps_types_and_shapes() -> None:
     np.testing.assert_array_equal(direction, unit_direction(mean))
 
 
-@settings(deadline=None)  # no test asserts speed
 @given(vectors=vectors, spread=st.floats(0, 1e6))
 def test_resultant_length_is_a_length(vectors: np.ndarray, spread: float) -> None:
     length = resultant_length_of_gaussian(vectors, np.full_like(vectors, spread))

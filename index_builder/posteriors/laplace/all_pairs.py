@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from index_builder.networks.feature_blocks import FeatureBlocks
+from index_builder.arrays import Array, FeatureBlocks, double, like, namespace, norms, to_numpy
 from index_builder.posteriors.laplace.curvature import Curvature, Split
 from index_builder.posteriors.laplace.feature_blocks import checked_blocks, gather, project
 from index_builder.posteriors.laplace.targets import AnchorTargets
@@ -34,9 +34,9 @@ _PRODUCTS = 256
 
 def fixed_curvature(
     features: FeatureBlocks,
-    labels: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    labels: Array,
+    weight: Array,
+    bias: Array,
     targets: AnchorTargets,
     *,
     split: Split,
@@ -57,30 +57,30 @@ def fixed_curvature(
     ----------
     features : re-iterable blocks of φ, read twice.
     labels : (N,) int64.
-    weight, bias : (D, F), (D,); the last layer. All other tensors get the dtype and the device of
-        the last layer.
+    weight, bias : (D, F), (D,); the last layer. All other arrays get the number type of the
+        last layer.
     targets : targets of the data set.
     split : see `Split`.
     margin : distance on the unit sphere, in (0, 2]. A negative that is farther away than the margin
         has weight zero.
     """
     h = project(features, weight, bias, len(labels))
-    norms = h.norm(dim=1, keepdim=True)
-    z = h / norms
+    xp, lengths = namespace(h), norms(h)
+    z = h / lengths
     pull = fixed_pull(z, labels, targets, split=split, margin=margin)
-    own = own_terms(z, pull, split) / norms**2
-    total_weight, first = torch.zeros_like(weight), 0
+    own = own_terms(z, pull, split) / lengths**2
+    total_weight, first = xp.zeros_like(weight), 0
     for block in checked_blocks(features, weight, len(labels)):
-        total_weight.addmm_(own[first : first + len(block)].T, block.square())
+        total_weight += own[first : first + len(block)].T @ block**2
         first += len(block)
-    return Curvature(total_weight, own.sum(0))
+    return Curvature(total_weight, xp.sum(own, axis=0))
 
 
 def positives_curvature(
     features: FeatureBlocks,
-    labels: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    labels: Array,
+    weight: Array,
+    bias: Array,
     targets: AnchorTargets,
     *,
     split: Split,
@@ -101,26 +101,24 @@ def positives_curvature(
         memory forms its own group.
     """
     h = project(features, weight, bias, len(labels))
-    norms = h.norm(dim=1, keepdim=True)
-    z = h / norms
-    own = own_terms(z, positives_pull(z, labels, targets, split=split), split) / norms**2
-    total = Curvature(torch.zeros_like(weight), own.sum(0))
-    for group in class_groups(labels, max_bytes // (weight.shape[1] * weight.element_size())):
-        gathered = gather(features, weight, torch.cat(group), len(labels))
-        parts = torch.split(gathered, [len(rows) for rows in group])
-        for rows, phi in zip(group, parts, strict=True):
-            total.weight.addmm_(own[rows].T, phi.square())
-            phi.div_(norms[rows])  # in place: a copy would double the largest array
-            y = 2 * float(targets.positive[rows[0]])
-            inner = coordinates_of(z[rows])
-            total.weight.sub_(_joint_terms(z[rows], inner, phi), alpha=y)
-            total.bias.sub_(_joint_terms(z[rows], inner, 1 / norms[rows])[:, 0], alpha=y)
-    return total
+    xp, lengths = namespace(h), norms(h)
+    z = h / lengths
+    own = own_terms(z, positives_pull(z, labels, targets, split=split), split) / lengths**2
+    of_weight, of_bias = xp.zeros_like(weight), xp.sum(own, axis=0)
+    for rows, phi in class_features(features, labels, weight, max_bytes):
+        of_weight += own[rows].T @ phi**2
+        scaled = phi
+        scaled /= lengths[rows]  # in place: a copy would double the largest array
+        y = 2 * float(targets.positive[rows[0]])
+        inner = coordinates_of(z[rows])
+        of_weight -= y * _joint_terms(z[rows], inner, scaled)
+        of_bias -= y * _joint_terms(z[rows], inner, 1 / lengths[rows])[:, 0]
+    return Curvature(of_weight, of_bias)
 
 
 def fixed_pull(
-    z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split, margin: float
-) -> Tensor:
+    z: Array, labels: Array, targets: AnchorTargets, *, split: Split, margin: float
+) -> Array:
     """Return, for each image i, a sum over its partners j; `own_terms` needs it for `fixed`.
 
     Parameters
@@ -140,11 +138,12 @@ def fixed_pull(
     total = pull - twice_negative * inside
     # If every negative is inside the margin, the exact sum is zero, but rounding errors remain.
     # They are set to zero, because they must not determine the prior.
-    total[total.abs() < _ROUNDINGS * torch.finfo(total.dtype).eps * pull] = 0
-    return total
+    xp = namespace(total)
+    rounding = _ROUNDINGS * xp.finfo(total.dtype).eps
+    return xp.where(xp.abs(total) < rounding * pull, xp.zeros_like(total), total)
 
 
-def positives_pull(z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split) -> Tensor:
+def positives_pull(z: Array, labels: Array, targets: AnchorTargets, *, split: Split) -> Array:
     """Return the sums of `fixed_pull` over positives only; each image is also its own partner."""
     twice_positive = 2 * targets.positive[:, None]
     if split == "arccos":
@@ -152,7 +151,7 @@ def positives_pull(z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: 
     return twice_positive * targets.class_size[:, None]
 
 
-def own_terms(z: Tensor, pull: Tensor, split: Split) -> Tensor:
+def own_terms(z: Array, pull: Array, split: Split) -> Array:
     """Return ‖h_i‖² times the diagonal of the terms of the single image i, (N, D).
 
     Parameters
@@ -164,7 +163,7 @@ def own_terms(z: Tensor, pull: Tensor, split: Split) -> Tensor:
     return arccos_own_terms(z, pull) if split == "arccos" else pull * (1 - z**2)
 
 
-def arccos_own_terms(z: Tensor, partners: Tensor) -> Tensor:
+def arccos_own_terms(z: Array, partners: Array) -> Array:
     """‖h_i‖² times the diagonal of Σ_j y_ij ∇²_i (1 - cos(h_i, h_j)), for all i.
 
     Warburg et al. 2023, Eq. 95, in column form: y (c I + u₁u₂ᵀ + u₂u₁ᵀ - 3 c u₁u₁ᵀ) / ‖h₁‖².
@@ -174,13 +173,11 @@ def arccos_own_terms(z: Tensor, partners: Tensor) -> Tensor:
     z : (N, D), unit directions u₁.
     partners : (N, D), Σ_j y_ij z_j.
     """
-    cosines = (z * partners).sum(1, keepdim=True)
+    cosines = namespace(z).sum(z * partners, axis=1, keepdims=True)
     return cosines * (1 - 3 * z**2) + 2 * z * partners
 
 
-def _inside_margin_sums(
-    z: Tensor, labels: Tensor, margin: float, *, with_directions: bool
-) -> Tensor:
+def _inside_margin_sums(z: Array, labels: Array, margin: float, *, with_directions: bool) -> Array:
     """For each row i, count the rows j of other labels inside the margin, or add up their z_j.
 
     ‖z_i - z_j‖ ≤ m is equivalent to z_iᵀ z_j ≥ 1 - m²/2. The rows are sorted by label, so that
@@ -191,17 +188,16 @@ def _inside_margin_sums(
     -------
     Counts (N, 1) or, if ``with_directions`` is true, sums (N, D).
     """
-    order = torch.argsort(labels, stable=True)
-    z, ends = z[order], torch.unique_consecutive(labels[order], return_counts=True)[1].cumsum(0)
-    limits = [0, *ends.tolist()]
-    summed = z if with_directions else torch.ones_like(z[:, :1])
-    sums = torch.zeros_like(summed)
+    xp = namespace(z)
+    order, limits = _by_label(labels)
+    z = z[order]
+    summed = z if with_directions else xp.ones_like(z[:, :1])
+    sums = xp.zeros_like(summed)
     for top in range(0, len(z), _ROWS):
         rows = slice(top, min(top + _ROWS, len(z)))
         for left in range(top, len(z), _ROWS):
             columns = slice(left, min(left + _ROWS, len(z)))
-            inside = z[rows] @ z[columns].T
-            torch.ge(inside, 1 - margin**2 / 2, out=inside)
+            inside = xp.astype(z[rows] @ z[columns].T >= 1 - margin**2 / 2, z.dtype)
             for lower, upper in pairwise(limits):
                 if lower < rows.stop and upper > rows.start and upper > columns.start:
                     inside[
@@ -210,12 +206,12 @@ def _inside_margin_sums(
             sums[rows] += inside @ summed[columns]
             if left > top:
                 sums[columns] += inside.T @ summed[rows]
-    unsorted = torch.empty_like(sums)
+    unsorted = xp.empty_like(sums)
     unsorted[order] = sums
     return unsorted
 
 
-def _joint_terms(z: Tensor, coordinates: Tensor, scaled: Tensor) -> Tensor:
+def _joint_terms(z: Array, coordinates: Array, scaled: Array) -> Array:
     """Σ_ij (P_i P_j)_dd φ_if φ_jf / (‖h_i‖ ‖h_j‖) over the rows of one class, i = j included.
 
     (P_i P_j)_dd = 1 - z_id² - z_jd² + (z_iᵀ z_j) z_id z_jd. The coordinates c fulfil z_iᵀ z_j = Σ_k
@@ -232,18 +228,27 @@ def _joint_terms(z: Tensor, coordinates: Tensor, scaled: Tensor) -> Tensor:
     -------
     (D, F)
     """
-    class_sum, rank = scaled.sum(0), coordinates.shape[1]
+    xp = namespace(scaled)
+    class_sum, rank = xp.sum(scaled, axis=0), coordinates.shape[1]
     joint = class_sum * (class_sum - 2 * (z**2).T @ scaled)
     step = max(1, _PRODUCTS // rank)
     for lower in range(0, z.shape[1], step):
         products = z[:, lower : lower + step, None] * coordinates[:, None]
-        sums = products.flatten(1).T @ scaled
-        joint[lower : lower + step] += sums.square_().view(-1, rank, scaled.shape[1]).sum(1)
+        sums = xp.reshape(products, (len(z), -1)).T @ scaled
+        by_axis = xp.reshape(sums**2, (-1, rank, scaled.shape[1]))
+        joint[lower : lower + step] += xp.sum(by_axis, axis=1)
     return joint
 
 
-def coordinates_of(z: Tensor) -> Tensor:
-    """Return coordinates (n, R), R ≤ D, with the same inner products as the rows of a class.
+def coordinates_of(z: Array) -> Array:
+    """Return the coordinates (n, R) of `principal_coordinates`."""
+    return principal_coordinates(z)[0]
+
+
+def principal_coordinates(z: Array) -> tuple[Array, Array]:
+    """Return coordinates x (n, R), R ≤ D, with the same inner products as the rows z of a class.
+
+    The second result are the axes V (R, D), orthonormal rows: z ≈ x V.
 
     The axes of the coordinates are the principal directions of the class. If the r-th direction
     (singular value σ_r) and all directions with smaller singular values are dropped, the joint
@@ -253,26 +258,56 @@ def coordinates_of(z: Tensor) -> Tensor:
     error. In single precision, 6 to 12 of 128 directions remain for the trained classes of
     Fashion-MNIST.
     """
-    left, singular, _ = torch.linalg.svd(z.double(), full_matrices=False)
-    eps = torch.finfo(z.dtype).eps
-    share = z.square() / (1 - z.square()).clamp_min(eps)
-    kept = singular.square() * (float(share.max()) / len(z)) > 8 * eps
+    xp = namespace(z)
+    left, singular, axes = xp.linalg.svd(double(z), full_matrices=False)
+    eps = xp.finfo(z.dtype).eps
+    share = z**2 / xp.clip(1 - z**2, eps, None)
+    kept = singular**2 * (float(xp.max(share)) / len(z)) > 8 * eps
     kept[0] = True
-    coordinates: Tensor = left * singular
-    return coordinates[:, kept].to(z)
+    return like((left * singular)[:, kept], z), axes[kept]
 
 
-def _class_sums(z: Tensor, labels: Tensor) -> Tensor:
+def _class_sums(z: Array, labels: Array) -> Array:
     """Return, for each row, the sum of z over the rows with the same label: (N, D)."""
-    values, inverse = torch.unique(labels, return_inverse=True)
-    return z.new_zeros(len(values), z.shape[1]).index_add_(0, inverse, z)[inverse]
+    xp = namespace(z)
+    order, limits = _by_label(labels)
+    sums = xp.empty_like(z)
+    for lower, upper in pairwise(limits):
+        rows = order[lower:upper]
+        sums[rows] = xp.sum(z[rows], axis=0)
+    return sums
 
 
-def class_groups(labels: Tensor, max_rows: int) -> Iterator[list[Tensor]]:
+def _by_label(labels: Array) -> tuple[NDArray[np.int64], list[int]]:
+    """Return the rows (N,) in order of their labels, and where each label starts and ends."""
+    codes = to_numpy(labels)
+    order = np.argsort(codes, kind="stable")
+    starts = np.flatnonzero(np.diff(codes[order])) + 1
+    return order, [0, *starts.tolist(), len(order)]
+
+
+def class_features(
+    features: FeatureBlocks, labels: Array, weight: Array, max_bytes: int
+) -> Iterator[tuple[NDArray[np.int64], Array]]:
+    """Yield the rows and the features φ (n, F) of each class with two or more images.
+
+    Parameters
+    ----------
+    max_bytes : memory for the features of a group of classes, see `positives_curvature`.
+    """
+    for group in class_groups(labels, max_bytes // (weight.shape[1] * weight.itemsize)):
+        gathered = gather(features, weight, np.concatenate(group), len(labels))
+        first = 0
+        for rows in group:
+            yield rows, gathered[first : first + len(rows)]
+            first += len(rows)
+
+
+def class_groups(labels: Array, max_rows: int) -> Iterator[list[NDArray[np.int64]]]:
     """Yield the rows of classes with two or more images, in groups of at most ``max_rows``."""
-    sizes = torch.unique(labels, return_counts=True)[1].tolist()
-    group: list[Tensor] = []
-    for rows in torch.split(torch.argsort(labels, stable=True), sizes):
+    order, limits = _by_label(labels)
+    group: list[NDArray[np.int64]] = []
+    for rows in (order[lower:upper] for lower, upper in pairwise(limits)):
         if group and sum(map(len, group)) + len(rows) > max_rows:
             yield group
             group = []

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
+from index_builder.arrays import Array, double, namespace
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 
 Structure = Literal["kronecker", "diagonal"]
@@ -38,17 +36,18 @@ class Curvature:
     bias : (D,), second derivatives with respect to b.
     """
 
-    weight: Tensor
-    bias: Tensor
+    weight: Array
+    bias: Array
 
     def __post_init__(self) -> None:
         if self.weight.ndim != 2 or self.bias.shape != self.weight.shape[:1]:
             raise ValueError(f"{self.weight.shape=} and {self.bias.shape=}, wanted (D, F) and (D,)")
 
     @classmethod
-    def zeros_like(cls, weight: Tensor) -> Curvature:
+    def zeros_like(cls, weight: Array) -> Curvature:
         """Return a zero curvature for a layer with weight (D, F)."""
-        return cls(torch.zeros_like(weight), torch.zeros_like(weight[:, 0]))
+        xp = namespace(weight)
+        return cls(xp.zeros_like(weight), xp.zeros_like(weight[:, 0]))
 
     def __add__(self, other: Curvature) -> Curvature:
         return Curvature(self.weight + other.weight, self.bias + other.bias)
@@ -59,22 +58,23 @@ class Curvature:
     @property
     def n_parameters(self) -> int:
         """Weights and biases."""
-        return self.weight.numel() + self.bias.numel()
+        n_outputs, n_features = self.weight.shape
+        return int(n_outputs * (n_features + 1))
 
     @property
     def mean(self) -> float:
         """Mean second derivative with respect to a weight or bias."""
-        return float(self._entries().mean())
+        return float(namespace(self.weight).mean(self._entries()))
 
     @property
     def largest(self) -> float:
         """Largest second derivative."""
-        return float(self._entries().max())
+        return float(namespace(self.weight).max(self._entries()))
 
     @property
     def share_zero(self) -> float:
         """Share of the weights and biases with zero curvature."""
-        return float((self._entries() == 0).double().mean())
+        return float(namespace(self.weight).mean(double(self._entries() == 0)))
 
     def prior_share(self, prior_precision: float) -> float:
         """Return the prior's share of the total precision of all weights."""
@@ -82,18 +82,20 @@ class Curvature:
 
     def log_determinant(self, prior_precision: float) -> float:
         """Return Σ log(1 + H / λ)."""
-        return float(torch.log1p(self._entries() / prior_precision).sum())
+        xp = namespace(self.weight)
+        return float(xp.sum(xp.log1p(self._entries() / prior_precision)))
 
     def n_determined(self, prior_precision: float) -> float:
         """Return Σ H / (H + λ): MacKay's γ, the number of well-determined parameters."""
         entries = self._entries()
-        return float((entries / (entries + prior_precision)).sum())
+        return float(namespace(entries).sum(entries / (entries + prior_precision)))
 
-    def squared_norm(self, weight: Tensor, bias: Tensor) -> float:
+    def squared_norm(self, weight: Array, bias: Array) -> float:
         """Return ‖θ‖², which the log prior multiplies by the prior precision."""
-        return float(weight.double().square().sum() + bias.double().square().sum())
+        xp = namespace(weight)
+        return float(xp.sum(double(weight) ** 2) + xp.sum(double(bias) ** 2))
 
-    def posterior(self, weight: Tensor, bias: Tensor, prior_precision: float) -> LastLayerPosterior:
+    def posterior(self, weight: Array, bias: Array, prior_precision: float) -> LastLayerPosterior:
         """Return N(θ, 1 / (H + λ)) for each parameter (Warburg et al. 2023, Eq. 65).
 
         Parameters
@@ -105,9 +107,10 @@ class Curvature:
             weight, bias, 1 / (self.weight + prior_precision), 1 / (self.bias + prior_precision)
         )
 
-    def _entries(self) -> Tensor:
+    def _entries(self) -> Array:
         """All entries in double precision."""
-        return torch.cat([self.weight.flatten(), self.bias]).double()
+        xp = namespace(self.weight)
+        return double(xp.concat([xp.reshape(self.weight, (-1,)), self.bias]))
 
     def rectified(self) -> Curvature:
         """Clip at zero, so that the diagonal is positive semi-definite.
@@ -115,4 +118,5 @@ class Curvature:
         Warburg et al. 2023, Eq. 98 and Prop. F.1. Clip only after the sum over the data set:
         clipping each minibatch would bias the sum upwards.
         """
-        return Curvature(self.weight.clamp_min(0), self.bias.clamp_min(0))
+        xp = namespace(self.weight)
+        return Curvature(xp.clip(self.weight, 0, None), xp.clip(self.bias, 0, None))

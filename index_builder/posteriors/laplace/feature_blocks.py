@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from index_builder.networks.feature_blocks import FeatureBlocks
+from index_builder.arrays import Array, FeatureBlocks, affine, like, namespace, to_numpy
 
 
-def checked_blocks(features: FeatureBlocks, weight: Tensor, n_rows: int) -> Iterator[Tensor]:
-    """Yield the blocks of one pass, in the dtype and on the device of the layer's weight (D, F)."""
+def checked_blocks(features: FeatureBlocks, weight: Array, n_rows: int) -> Iterator[Array]:
+    """Yield the blocks of one pass, in the number type of the layer's weight (D, F)."""
     received = 0
     for block in features():
         if block.ndim != 2 or block.shape[1] != weight.shape[1]:
             raise ValueError(f"{block.shape=}, wanted (n, {weight.shape[1]})")
         received += len(block)
-        yield block.to(weight)
+        yield like(block, weight)
     if received != n_rows:
         raise ValueError(f"the blocks hold {received} rows, the labels {n_rows}")
 
 
-def project(features: FeatureBlocks, weight: Tensor, bias: Tensor, n_rows: int) -> Tensor:
+def project(features: FeatureBlocks, weight: Array, bias: Array, n_rows: int) -> Array:
     """Embeddings h = W φ + b of all rows, (N, D)."""
     blocks = checked_blocks(features, weight, n_rows)
-    return torch.cat([torch.addmm(bias, block, weight.T) for block in blocks])
+    return namespace(weight).concat([affine(block, weight, bias) for block in blocks])
 
 
-def gather(features: FeatureBlocks, weight: Tensor, rows: Tensor, n_rows: int) -> Tensor:
+def gather(features: FeatureBlocks, weight: Array, rows: Array, n_rows: int) -> Array:
     """Fetch the features of some rows, in the order of `rows`: (n, F).
 
     Parameters
@@ -36,12 +35,14 @@ def gather(features: FeatureBlocks, weight: Tensor, rows: Tensor, n_rows: int) -
     features, weight, n_rows : as in `checked_blocks`.
     rows : (n,) int64, without repetition.
     """
-    places = torch.full((n_rows,), -1, device=rows.device)
-    places[rows] = torch.arange(len(rows), device=rows.device)
-    gathered = weight.new_empty(len(rows), weight.shape[1])
+    places = np.full(n_rows, -1)
+    places[to_numpy(rows)] = np.arange(len(rows))
+    shape = len(rows), weight.shape[1]
+    gathered = namespace(weight).empty(shape, dtype=weight.dtype, device=weight.device)
     first = 0
     for block in checked_blocks(features, weight, n_rows):
         place = places[first : first + len(block)]
-        gathered[place[place >= 0]] = block[place >= 0]
+        kept = np.flatnonzero(place >= 0)
+        gathered[place[kept]] = block[kept]
         first += len(block)
     return gathered

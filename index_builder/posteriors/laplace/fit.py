@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
-from index_builder.networks.feature_blocks import FeatureBlocks
+from index_builder.arrays import Array, FeatureBlocks, beside, constant
 from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
 from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
 from index_builder.posteriors.laplace.kronecker import PartialTraces, PriorScale
@@ -20,12 +16,6 @@ from index_builder.posteriors.laplace.kronecker_pairs import (
 )
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
-from index_builder.posteriors.laplace.minibatches import (
-    MinibatchPlan,
-    estimated,
-    minibatch_curvature,
-    minibatch_traces,
-)
 from index_builder.posteriors.laplace.prior import (
     PRIOR_FRACTION,
     FeltCurvature,
@@ -36,6 +26,9 @@ from index_builder.posteriors.laplace.prior import (
     tune_prior_precision,
 )
 from index_builder.posteriors.laplace.targets import AnchorTargets, TargetScaling, anchor_targets
+
+if TYPE_CHECKING:
+    from index_builder.posteriors.laplace.minibatches import MinibatchPlan
 
 PriorChoice = Literal["caller", "curvature", "marginal_likelihood", "validation"]
 """The criterion that chose a prior precision."""
@@ -123,12 +116,11 @@ class LaplaceFit:
         }
 
 
-@torch.no_grad()
 def fit_laplace(
     features: FeatureBlocks,
-    labels: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    labels: Array,
+    weight: Array,
+    bias: Array,
     *,
     structure: Structure = "kronecker",
     approximation: Approximation = "fixed",
@@ -139,7 +131,7 @@ def fit_laplace(
     prior_chosen_by: Literal["curvature", "marginal_likelihood"] = "curvature",
     prior_scale: PriorScale = "features",
     data_scale: float | None = None,
-    generator: torch.Generator | None = None,
+    seed: int | None = None,
     plan: MinibatchPlan | None = None,
 ) -> LaplaceFit:
     """Fit the Laplace posterior of a trained last layer h = W φ + b.
@@ -163,9 +155,9 @@ def fit_laplace(
     prior_scale : see `PriorScale`; used only with Kronecker factors.
     data_scale : factor on H. If None, the number of images N is the factor, so that each image
         counts as one observation.
-    generator : draws the minibatches for `full`, whose sum over N² pairs does not factorise. The
+    seed : seed of the minibatches for `full`, whose sum over N² pairs does not factorise. The
         minibatches give an unbiased estimate; `fixed` and `positives` are computed exactly, without
-        minibatches.
+        minibatches. Features, labels and layer must then be tensors or arrays of NumPy on a CPU.
     plan : how the minibatches are drawn; if None, the default plan is used.
 
     Raises
@@ -173,14 +165,31 @@ def fit_laplace(
     DatasetError : there is no positive pair.
     CalibrationError : no prior precision can be chosen, because the curvature is zero.
     """
-    weight, bias, labels = weight.detach(), bias.detach(), labels.to(weight.device)
-    targets = anchor_targets(labels, scaling, weight.dtype)
-    layer = (features, labels, weight, bias, targets)
-    kept = partial(_diagonal, *layer) if structure == "diagonal" else partial(_traces, *layer)
+    weight, bias, labels = constant(weight), constant(bias), beside(labels, weight)
+    layer = (features, labels, weight, bias)
+    curvature: Curvature | PartialTraces
+    if approximation == "full":
+        from index_builder.posteriors.laplace import minibatches  # noqa: PLC0415 - it needs torch
+
+        if seed is None:
+            raise ValueError("`full` is estimated from random minibatches: give a seed")
+        plan = plan or minibatches.MinibatchPlan()
+        curvature = minibatches.estimated_curvature(
+            *layer, structure, scaling, plan, margin=margin, split=split, seed=seed
+        )
+    else:
+        curvature = _exact(
+            *layer,
+            anchor_targets(labels, scaling, weight.dtype),
+            structure=structure,
+            approximation=approximation,
+            split=split,
+            margin=margin,
+        )
     return laplace_of_curvature(
         weight,
         bias,
-        kept(approximation, split, margin, generator, plan or MinibatchPlan()),
+        curvature,
         data_scale=float(len(labels)) if data_scale is None else data_scale,
         prior_precision=prior_precision,
         prior_chosen_by=prior_chosen_by,
@@ -189,8 +198,8 @@ def fit_laplace(
 
 
 def laplace_of_curvature(
-    weight: Tensor,
-    bias: Tensor,
+    weight: Array,
+    bias: Array,
     curvature: Curvature | PartialTraces,
     *,
     data_scale: float,
@@ -236,56 +245,25 @@ def laplace_of_curvature(
     )
 
 
-def _diagonal(
+def _exact(
     features: FeatureBlocks,
-    labels: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    labels: Array,
+    weight: Array,
+    bias: Array,
     targets: AnchorTargets,
-    approximation: Approximation,
+    *,
+    structure: Structure,
+    approximation: Literal["positives", "fixed"],
     split: Split,
     margin: float,
-    generator: torch.Generator | None,
-    plan: MinibatchPlan,
-) -> Curvature:
-    """Return the diagonal curvature over all pairs, exact or estimated."""
+) -> Curvature | PartialTraces:
+    """Return the curvature over all pairs."""
     layer = (features, labels, weight, bias, targets)
-    if approximation == "fixed":
-        return fixed_curvature(*layer, split=split, margin=margin)
-    if approximation == "positives":
+    if structure == "diagonal":
+        if approximation == "fixed":
+            return fixed_curvature(*layer, split=split, margin=margin)
         return positives_curvature(*layer, split=split)
-    generator = _needed(generator)
-    return estimated(
-        minibatch_curvature, *layer, plan, margin=margin, split=split, generator=generator
-    )
-
-
-def _traces(
-    features: FeatureBlocks,
-    labels: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    targets: AnchorTargets,
-    approximation: Approximation,
-    split: Split,
-    margin: float,
-    generator: torch.Generator | None,
-    plan: MinibatchPlan,
-) -> PartialTraces:
-    """Return the partial traces over all pairs, exact or estimated."""
-    layer = (features, labels, weight, bias, targets)
-    if approximation == "full":
-        generator = _needed(generator)
-        return estimated(
-            minibatch_traces, *layer, plan, margin=margin, split=split, generator=generator
-        )
     basis = feature_basis(features, weight, bias, len(labels))
     if approximation == "fixed":
         return fixed_traces(*layer, split=split, margin=margin, basis=basis)
     return positives_traces(*layer, split=split, basis=basis)
-
-
-def _needed(generator: torch.Generator | None) -> torch.Generator:
-    if generator is None:
-        raise ValueError("`full` is estimated from random minibatches: give a generator")
-    return generator

@@ -12,16 +12,13 @@ well sampled neighbours predict the label of a query (see `vote_log_likelihood`)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
+from index_builder.arrays import affine, unit
 from index_builder.metrics import auroc
 from index_builder.posteriors.laplace.fit import LaplaceFit
 from index_builder.posteriors.laplace.kronecker import KroneckerCurvature
@@ -73,7 +70,9 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Codes = NDArray[np.int64]
 
-FitFold = Callable[[Rows], tuple[LaplaceFit, Tensor, Tensor]]
+Vectors = NDArray[np.floating]
+
+FitFold = Callable[[Rows], tuple[LaplaceFit, Vectors, Vectors]]
 """Function that fits a posterior to rows of a gallery. It returns the fit, and the weight (D, F)
 and bias (D,) of the last layer."""
 
@@ -188,24 +187,29 @@ class _Asked:
     """
 
     fit: LaplaceFit
-    mean: Tensor
-    directions: Tensor
-    asked: Tensor
-    found: Tensor
-    nearest: Tensor
-    similarities: Tensor
-    is_right: Tensor
+    mean: Vectors
+    directions: Vectors
+    asked: Vectors
+    found: Vectors
+    nearest: Rows
+    similarities: Vectors
+    is_right: NDArray[np.bool_]
 
     @classmethod
     def of(
-        cls, fold: Fold, features: Tensor, labels: Tensor, layer: tuple[LaplaceFit, Tensor, Tensor]
+        cls,
+        fold: Fold,
+        features: Vectors,
+        labels: Codes,
+        layer: tuple[LaplaceFit, Vectors, Vectors],
     ) -> _Asked:
         fit, weight, bias = layer
-        asked = features[torch.from_numpy(np.concatenate([fold.known, fold.absent]))]
-        found = features[torch.from_numpy(fold.gallery)]
-        mean = torch.addmm(bias, asked, weight.T)
-        directions = functional.normalize(torch.addmm(bias, found, weight.T))
-        similarities, nearest = (functional.normalize(mean) @ directions.T).max(1)
+        asked = features[np.concatenate([fold.known, fold.absent])]
+        found = features[fold.gallery]
+        mean = affine(asked, weight, bias)
+        directions = unit(affine(found, weight, bias))
+        all_similarities = unit(mean) @ directions.T
+        nearest, similarities = all_similarities.argmax(axis=1), all_similarities.max(axis=1)
         is_right = labels[fold.known][:, None] == labels[fold.gallery]
         return cls(fit, mean, directions, asked, found, nearest, similarities, is_right)
 
@@ -213,10 +217,10 @@ class _Asked:
     def is_wrong(self) -> NDArray[np.bool_]:
         """Whether the first result is wrong, (n,), for each query with a match."""
         n = len(self.is_right)
-        right = self.is_right[torch.arange(n), self.nearest[:n]]
-        return ~np.asarray(right.numpy(), dtype=bool)
+        wrong: NDArray[np.bool_] = ~self.is_right[np.arange(n), self.nearest[:n]]
+        return wrong
 
-    def variances(self, fractions: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
+    def variances(self, fractions: Sequence[float]) -> list[tuple[Vectors, Vectors]]:
         """Return the relative variances of the queries and of their nearest items, for each prior.
 
         The relative variance of a query is v / ‖m‖² (Q, D). The relative variance of an item is Σ_d
@@ -225,17 +229,19 @@ class _Asked:
         curvature = self.fit.curvature * self.fit.data_scale
         priors = [fraction * curvature.mean for fraction in fractions]
         layer = self.fit.posterior.weight_mean, self.fit.posterior.bias_mean
-        nearest, place = self.nearest.unique(return_inverse=True)
+        nearest, place = np.unique(self.nearest, return_inverse=True)
         items = self.found[nearest]
-        both = torch.cat([self.asked, items])
+        both = np.concatenate([self.asked, items])
         if isinstance(curvature, KroneckerCurvature):
             variances = curvature.predictive_variances(both, priors)
         else:
             variances = [curvature.posterior(*layer, one).predict(both)[1] for one in priors]
-        of_queries = self.mean.square().sum(1, keepdim=True)
-        of_items = torch.addmm(layer[1], items, layer[0].T).square().sum(1)
+        of_queries = (self.mean**2).sum(axis=1, keepdims=True)
+        of_items = (affine(items, *layer) ** 2).sum(axis=1)
         n = len(self.asked)
-        return [(one[:n] / of_queries, (one[n:].sum(1) / of_items)[place]) for one in variances]
+        return [
+            (one[:n] / of_queries, (one[n:].sum(axis=1) / of_items)[place]) for one in variances
+        ]
 
     def correlation(self, fraction: float) -> tuple[float, float] | None:
         """Return `pair_correlation` of the queries with a match, for one prior."""
@@ -246,24 +252,30 @@ class _Asked:
             return None
         return pair_correlation(posterior, self.asked[: len(self.is_right)], self.found)
 
-    def votes(self, variance: Tensor, temperatures: Sequence[float], seed: int) -> Tensor:
+    def votes(self, variance: Vectors, temperatures: Sequence[float], seed: int) -> Rows:
         """Return how many of `N_SAMPLES` samples vote for the query's true label, (T, n).
 
         The inner products of the noise and the gallery's embeddings are computed only once, and are
         then scaled for each temperature.
         """
         n = len(self.is_right)
-        directions = functional.normalize(self.mean[:n])
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(N_SAMPLES, directions.shape[1], generator=generator)
-        moved = (variance[:n, None].sqrt() * noise) @ self.directions.T
+        directions = unit(self.mean[:n])
+        drawn = np.random.default_rng(seed).standard_normal((N_SAMPLES, directions.shape[1]))
+        noise = drawn.astype(directions.dtype)
+        moved = (np.sqrt(variance[:n, None]) * noise) @ self.directions.T
         means = (directions @ self.directions.T)[:, None]
-        nearest = torch.stack([(means + math.sqrt(one) * moved).argmax(-1) for one in temperatures])
-        return self.is_right.expand(len(temperatures), -1, -1).gather(2, nearest).sum(2)
+        votes = np.empty((len(temperatures), n), dtype=np.int64)
+        sample = np.empty_like(moved)
+        for row, temperature in enumerate(temperatures):
+            np.multiply(moved, moved.dtype.type(np.sqrt(temperature)), out=sample)
+            np.add(sample, means, out=sample)
+            right = np.take_along_axis(self.is_right, sample.argmax(axis=-1), axis=1)
+            votes[row] = right.sum(axis=1)
+        return votes
 
 
 def pair_correlation(
-    posterior: KroneckerPosterior, queries: Tensor, items: Tensor
+    posterior: KroneckerPosterior, queries: Vectors, items: Vectors
 ) -> tuple[float, float]:
     """Fit r ≈ a + b s by least squares and return a and b; see `model_store.pairs`.
 
@@ -272,9 +284,9 @@ def pair_correlation(
     queries, items : (Q, F), (M, F) features. A pair is a query and one of its `N_NEIGHBOURS`
         nearest items.
     """
-    n, both = len(queries), torch.cat([queries, items])
-    products = posterior.products(both).double().numpy()
-    means = functional.normalize(posterior.predict(both)[0].double()).numpy()
+    n, both = len(queries), np.concatenate([queries, items])
+    products = posterior.products(both).astype(np.float64)
+    means = unit(posterior.predict(both)[0].astype(np.float64))
     similarities = means[:n] @ means[n:].T
     deviations = np.sqrt(products.diagonal())
     correlations = products[:n, n:] / (deviations[:n, None] * deviations[n:])
@@ -286,8 +298,8 @@ def pair_correlation(
 
 
 def pair_std(
-    queries: Tensor, variances: Tensor, items: Tensor, totals: Tensor, similarities: Tensor
-) -> Tensor:
+    queries: Vectors, variances: Vectors, items: Vectors, totals: Vectors, similarities: Vectors
+) -> Vectors:
     """Return `model_store.pairs.Pairs.first_order` (Q,) of Q pairs; the similarity is used as r.
 
     Parameters
@@ -297,19 +309,19 @@ def pair_std(
     totals : (Q,), Σ_d v_d of the items.
     similarities : (Q,).
     """
-    total = variances.sum(1)
-    ratios, r = (totals / total).sqrt(), similarities.clamp(0, 1)
+    total = variances.sum(axis=1)
+    ratios, r = np.sqrt(totals / total), np.clip(similarities, 0, 1)
     along, back = 1 - r * ratios * similarities, r * ratios - similarities
     moved = along[:, None] * items + back[:, None] * queries
     across = queries - similarities[:, None] * items
-    shared, alone = ((variances * part.square()).sum(1) for part in (moved, across))
-    first = shared + (1 - r.square()) * ratios.square() * alone
-    return (first / ((1 + total) * (1 + totals))).sqrt()
+    shared, alone = ((variances * part**2).sum(axis=1) for part in (moved, across))
+    first = shared + (1 - r**2) * ratios**2 * alone
+    found: Vectors = np.sqrt(first / ((1 + total) * (1 + totals)))
+    return found
 
 
-@torch.no_grad()
 def validate(
-    features: Tensor,
+    features: Vectors,
     labels: Codes,
     may_ask: NDArray[np.bool_],
     fit_fold: FitFold,
@@ -328,9 +340,8 @@ def validate(
     fit_fold : fits a posterior to the images of a fold's gallery.
     fractions : candidate prior precisions, divided by the mean curvature, in order of preference.
     """
-    of_images = torch.from_numpy(labels)
     asked = [
-        _Asked.of(fold, features, of_images, fit_fold(fold.gallery))
+        _Asked.of(fold, features, labels, fit_fold(fold.gallery))
         for fold in folds_of(labels, may_ask, seed, divided=divided)
         if len(fold.known) and len(fold.gallery) >= MIN_IMAGES
     ]
@@ -340,7 +351,8 @@ def validate(
     is_known = np.concatenate([np.arange(len(one.mean)) < len(one.is_right) for one in asked])
     values, found = [], []
     for variances in zip(*(one.variances(fractions) for one in asked), strict=True):
-        spread = float(torch.cat([of_queries.sum(1) for of_queries, _ in variances]).median())
+        spreads = np.concatenate([of_queries.sum(axis=1) for of_queries, _ in variances])
+        spread = float(np.median(spreads))
         uncertainty = np.concatenate(
             [
                 _uncertainty(one, of_pairs, TYPICAL_SPREAD / spread)
@@ -357,14 +369,14 @@ def validate(
     chosen = next(place for place, one in enumerate(values) if one >= max(values) - LEAST_GAIN)
     variances, spread, duties = found[chosen]
     temperatures = (SPREADS / spread).tolist()
-    votes = torch.cat(
+    votes = np.concatenate(
         [
             one.votes(of_queries, temperatures, seed)
             for one, (of_queries, _) in zip(asked, variances, strict=True)
         ],
-        1,
+        axis=1,
     )
-    scores = ((votes + 1) / (N_SAMPLES + 2)).log().mean(1)
+    scores = np.log((votes + 1) / (N_SAMPLES + 2)).mean(axis=1)
     return HeldOut(
         fractions[chosen],
         PriorSearch(tuple(fractions), tuple(values)),
@@ -377,18 +389,13 @@ def validate(
     )
 
 
-def _uncertainty(asked: _Asked, variances: tuple[Tensor, Tensor], scale: float) -> Floats:
+def _uncertainty(asked: _Asked, variances: tuple[Vectors, Vectors], scale: float) -> Floats:
     """Return `pair_std` (Q,) of queries and nearest items; ``scale`` multiplies the variances."""
     of_queries, totals = variances
-    found: Floats = (
-        pair_std(
-            functional.normalize(asked.mean),
-            scale * of_queries,
-            asked.directions[asked.nearest],
-            scale * totals,
-            asked.similarities,
-        )
-        .double()
-        .numpy()
-    )
-    return found
+    return pair_std(
+        unit(asked.mean),
+        scale * of_queries,
+        asked.directions[asked.nearest],
+        scale * totals,
+        asked.similarities,
+    ).astype(np.float64)

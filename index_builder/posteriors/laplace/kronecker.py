@@ -33,14 +33,15 @@ Negative eigenvalues are set to zero only when a posterior is formed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
+from numpy.typing import NDArray
 
+from index_builder.arrays import Array, double, extended, like, namespace, to_numpy
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 
 _LOST = 0.01
@@ -84,23 +85,21 @@ class PartialTraces:
     basis : Q (F + 1, K), orthonormal columns; None means the identity of size F + 1.
     """
 
-    features: Tensor
-    outputs: Tensor
-    diagonal: Tensor
-    basis: Tensor | None = None
+    features: Array
+    outputs: Array
+    diagonal: Array
+    basis: Array | None = None
 
     @classmethod
-    def zeros_like(cls, weight: Tensor, basis: Tensor | None = None) -> PartialTraces:
+    def zeros_like(cls, weight: Array, basis: Array | None = None) -> PartialTraces:
         """Return a zero curvature for a layer with weight (D, F)."""
         dim, width = weight.shape[0], weight.shape[1] + 1
         size = width if basis is None else basis.shape[1]
-        double: dict[str, Any] = {"dtype": torch.float64, "device": weight.device}
-        return cls(
-            torch.zeros(size, size, **double),
-            torch.zeros(dim, dim, **double),
-            torch.zeros(width, **double),
-            basis,
-        )
+        xp = namespace(weight)
+        shapes = (size, size), (dim, dim), (width,)
+        place = {"dtype": xp.float64, "device": weight.device}
+        features, outputs, diagonal = (xp.zeros(shape, **place) for shape in shapes)
+        return cls(features, outputs, diagonal, basis)
 
     def __add__(self, other: PartialTraces) -> PartialTraces:
         """Add the traces; if the bases differ, keep only the `_JOINED_RANK` largest eigenvalues."""
@@ -117,45 +116,51 @@ class PartialTraces:
             self.features * factor, self.outputs * factor, self.diagonal * factor, self.basis
         )
 
-    def _joined(self, other: PartialTraces) -> tuple[Tensor, Tensor]:
+    def _joined(self, other: PartialTraces) -> tuple[Array, Array]:
         """Return the feature trace of a sum, and the basis of this feature trace.
 
         The two summands have different bases.
         """
         if self.basis is None or other.basis is None:
             raise ValueError("one curvature has a basis of its features, the other has none")
-        both, mixed = torch.linalg.qr(torch.cat([self.basis, other.basis], 1))
-        mixed = mixed.double()
-        ours, theirs = mixed.split([self.basis.shape[1], other.basis.shape[1]], 1)
+        xp = namespace(self.basis)
+        both, mixed = xp.linalg.qr(xp.concat([self.basis, other.basis], axis=1))
+        mixed, n_ours = double(mixed), self.basis.shape[1]
+        ours, theirs = mixed[:, :n_ours], mixed[:, n_ours:]
         features = ours @ self.features @ ours.T + theirs @ other.features @ theirs.T
         if len(features) <= _JOINED_RANK:
             return features, both
-        values, vectors = torch.linalg.eigh(features)
-        kept = values.abs().topk(_JOINED_RANK).indices
-        return torch.diag(values[kept]), both @ vectors[:, kept].to(both)
+        values, vectors = xp.linalg.eigh(features)
+        kept = xp.argsort(-xp.abs(values))[:_JOINED_RANK]
+        diagonal = xp.eye(len(kept), dtype=xp.float64, device=values.device) * values[kept]
+        return diagonal, both @ like(vectors[:, kept], both)
 
     def rectified(self, prior_scale: PriorScale = "features") -> KroneckerCurvature:
         """Return the nearest positive semi-definite factors: negative eigenvalues become zero."""
         dim, width = len(self.outputs), len(self.diagonal)
-        diagonal = self.diagonal.clamp_min(0)
-        scale = torch.ones_like(diagonal)
-        mean = diagonal.mean()
+        xp = namespace(self.diagonal)
+        diagonal = xp.clip(self.diagonal, 0, None)
+        scale = xp.ones_like(diagonal)
+        mean = xp.mean(diagonal)
         if prior_scale == "features" and float(mean) > 0:
-            scale = (diagonal / mean).clamp_min(_LEAST_SCALE) ** (-_SCALE_POWER / 2)
+            scale = xp.clip(diagonal / mean, _LEAST_SCALE, None) ** (-_SCALE_POWER / 2)
         features, basis = self.features, None
         if self.basis is None:
             features = scale[:, None] * features * scale
+        elif prior_scale == "isotropic":
+            basis = double(self.basis)  # orthonormal already
         else:
-            basis, mixed = torch.linalg.qr(scale[:, None] * self.basis.double())
+            basis, mixed = xp.linalg.qr(scale[:, None] * double(self.basis))
             features = mixed @ features @ mixed.T
-        values, vectors = torch.linalg.eigh((features + features.T) / (2 * dim))
+        values, vectors = xp.linalg.eigh((features + features.T) / (2 * dim))
         n_left = width - len(values)
-        left = float((self.diagonal * scale.square()).sum() - features.trace()) / dim
-        of_outputs, output_vectors = torch.linalg.eigh((self.outputs + self.outputs.T) / 2)
+        of_basis = xp.sum(xp.linalg.diagonal(features))
+        left = float(xp.sum(self.diagonal * scale**2) - of_basis) / dim
+        of_outputs, output_vectors = xp.linalg.eigh((self.outputs + self.outputs.T) / 2)
         return KroneckerCurvature(
             scale=scale,
-            directions=(vectors if basis is None else basis @ vectors).flip(1),
-            values=_without_noise(values.flip(0)),
+            directions=xp.flip(vectors if basis is None else basis @ vectors, axis=1),
+            values=_without_noise(xp.flip(values, axis=0)),
             rest=max(left, 0.0) / n_left if n_left else 0.0,
             output_directions=output_vectors,
             output_values=_without_noise(of_outputs),
@@ -177,12 +182,12 @@ class KroneckerCurvature:
     output_values : (D,), the eigenvalues of ``output_directions``, up to a common factor.
     """
 
-    scale: Tensor
-    directions: Tensor
-    values: Tensor
+    scale: Array
+    directions: Array
+    values: Array
     rest: float
-    output_directions: Tensor
-    output_values: Tensor
+    output_directions: Array
+    output_values: Array
 
     def __mul__(self, factor: float) -> KroneckerCurvature:
         return KroneckerCurvature(
@@ -212,7 +217,7 @@ class KroneckerCurvature:
     @property
     def mean(self) -> float:
         """Mean second derivative with respect to weights and biases, for scaled features."""
-        total = float(self.values.sum()) + self.n_left * self.rest
+        total = float(namespace(self.values).sum(self.values)) + self.n_left * self.rest
         return total / len(self.directions)
 
     @property
@@ -223,7 +228,7 @@ class KroneckerCurvature:
     @property
     def share_zero(self) -> float:
         """Share of the feature directions with zero curvature."""
-        zero = int((self.values == 0).sum()) + self.n_left * (self.rest == 0)
+        zero = np.count_nonzero(to_numpy(self.values) == 0) + self.n_left * (self.rest == 0)
         return zero / len(self.directions)
 
     def prior_share(self, prior_precision: float) -> float:
@@ -232,9 +237,10 @@ class KroneckerCurvature:
 
     def log_determinant(self, prior_precision: float) -> float:
         """Return log det(precision / λ) over all D (F + 1) weights."""
-        features = torch.log1p(self.values / prior_precision).sum()
-        features += self.n_left * torch.log1p(self.values.new_tensor(self.rest / prior_precision))
-        outputs = self._damped(prior_precision).log().sum()
+        xp = namespace(self.values)
+        features = xp.sum(xp.log1p(self.values / prior_precision))
+        features += self.n_left * math.log1p(self.rest / prior_precision)
+        outputs = xp.sum(xp.log(self._damped(prior_precision)))
         return float(self.n_outputs * features + len(self.directions) * outputs)
 
     def n_determined(self, prior_precision: float) -> float:
@@ -244,12 +250,13 @@ class KroneckerCurvature:
         """
         share = self.prior_share(prior_precision)
         damped = self._damped(prior_precision)
-        change = share * (1 - share) * ((1 - self._unit_outputs()) / damped).sum()
-        determined = (self.values / (self.values + prior_precision)).sum()
+        xp = namespace(self.values)
+        change = share * (1 - share) * xp.sum((1 - self._unit_outputs()) / damped)
+        determined = xp.sum(self.values / (self.values + prior_precision))
         determined += self.n_left * self.rest / (self.rest + prior_precision)
         return float(self.n_outputs * determined - len(self.directions) * change)
 
-    def posterior(self, weight: Tensor, bias: Tensor, prior_precision: float) -> KroneckerPosterior:
+    def posterior(self, weight: Array, bias: Array, prior_precision: float) -> KroneckerPosterior:
         """Return the matrix normal posterior of a layer, (D, F) and (D,).
 
         The posterior drops the eigenvectors with the smallest eigenvalues of A. It drops as many
@@ -259,76 +266,86 @@ class KroneckerCurvature:
         kept = self._kept(prior_precision)
         dropped = self.values[kept:]
         n_left = self.n_left + len(dropped)
-        rest = (self.n_left * self.rest + float(dropped.sum())) / n_left if n_left else 0.0
-        outputs = self.output_directions / self._damped(prior_precision).sqrt()
+        xp = namespace(weight)
+        of_dropped = float(xp.sum(dropped))
+        rest = (self.n_left * self.rest + of_dropped) / n_left if n_left else 0.0
+        rest_variance = 1 / (rest + prior_precision) if n_left else 0.0
+        outputs = self.output_directions / self._damped(prior_precision) ** 0.5
         return KroneckerPosterior(
             weight_mean=weight,
             bias_mean=bias,
-            feature_scale=self.scale.to(weight),
-            directions=self.directions[:, :kept].to(weight),
-            direction_variance=(1 / (self.values[:kept] + prior_precision)).to(weight),
-            rest_variance=weight.new_tensor(1 / (rest + prior_precision) if n_left else 0.0),
-            output_factor=outputs.to(weight),
+            feature_scale=like(self.scale, weight),
+            directions=like(self.directions[:, :kept], weight),
+            direction_variance=like(1 / (self.values[:kept] + prior_precision), weight),
+            rest_variance=xp.asarray(rest_variance, dtype=weight.dtype, device=weight.device),
+            output_factor=like(outputs, weight),
         )
 
-    def predictive_variances(self, features: Tensor, priors: Sequence[float]) -> list[Tensor]:
+    def predictive_variances(self, features: Array, priors: Sequence[float]) -> list[Array]:
         """Return the variances (B, D) of embeddings of ``features`` (B, F) under each `posterior`.
 
         The features are projected once for all priors. The squared length outside the eigenvectors
         is computed as a difference of squares. The result is precise enough to compare priors, but
         too imprecise for a served gallery.
         """
-        extended = functional.pad(features, (0, 1), value=1.0) * self.scale.to(features)
-        inside = (extended @ self.directions.to(features)).square()
-        outside = (extended.square().sum(1) - inside.sum(1)).clamp_min(0)
+        xp = namespace(features)
+        scaled = extended(features) * like(self.scale, features)
+        inside = (scaled @ like(self.directions, features)) ** 2
+        outside = xp.clip(xp.sum(scaled**2, axis=1) - xp.sum(inside, axis=1), 0, None)
         found = []
         for prior in priors:
-            along = inside @ (1 / (self.values + prior)).to(inside)
+            along = inside @ like(1 / (self.values + prior), inside)
             along += outside / (self.rest + prior)
-            outputs = self.output_directions.square() @ (1 / self._damped(prior))
-            found.append(along[:, None] * outputs.to(along))
+            outputs = self.output_directions**2 @ (1 / self._damped(prior))
+            found.append(along[:, None] * like(outputs, along))
         return found
 
-    def squared_norm(self, weight: Tensor, bias: Tensor) -> float:
+    def squared_norm(self, weight: Array, bias: Array) -> float:
         """Return Σ t_f W̃_df², which the log prior multiplies by the prior precision."""
-        layer = torch.cat([weight, bias[:, None]], 1).double() / self.scale
-        return float(layer.square().sum())
+        xp = namespace(weight)
+        layer = double(xp.concat([weight, bias[:, None]], axis=1)) / self.scale
+        return float(xp.sum(layer**2))
 
     def _kept(self, prior_precision: float) -> int:
         """Return the number of eigenvectors that the posterior needs, see `posterior`."""
-        values = self.values + prior_precision
+        values = to_numpy(self.values) + prior_precision
         if self.n_left:
-            values = torch.cat([values, values.new_full((1,), self.rest + prior_precision)])
-        counts = torch.ones_like(values)
+            values = np.append(values, self.rest + prior_precision)
+        counts = np.ones_like(values)
         if self.n_left:
             counts[-1] = self.n_left
+
+        def of_tails(ufunc: np.ufunc, of: NDArray[np.float64]) -> NDArray[np.float64]:
+            tails: NDArray[np.float64] = ufunc.accumulate(of[::-1])[::-1]
+            return tails
+
         # Mean, maximum and minimum of values[k:], for each k; only the last value may be unsorted.
-        sums, sizes = (x.flip(0).cumsum(0).flip(0) for x in (values * counts, counts))
-        mean = sums / sizes
-        smallest = values.flip(0).cummin(0).values.flip(0)
-        largest = values.flip(0).cummax(0).values.flip(0)
-        fits = torch.maximum(largest / mean - 1, mean / smallest - 1) <= _LOST
-        kept = int(fits.long().argmax())
+        mean = of_tails(np.add, values * counts) / of_tails(np.add, counts)
+        smallest, largest = of_tails(np.minimum, values), of_tails(np.maximum, values)
+        fits = np.maximum(largest / mean - 1, mean / smallest - 1) <= _LOST
+        kept = int(fits.argmax())
         # If half of the eigenvectors or more must be kept, dropping the others saves no time.
         is_dear = not self.n_left and 2 * kept > len(self.values)
         return len(self.values) if is_dear else kept
 
-    def _unit_outputs(self) -> Tensor:
+    def _unit_outputs(self) -> Array:
         """Eigenvalues (D,) of D tr_F(G) / tr(G), with mean 1; all 1 if the curvature is zero."""
-        mean = self.output_values.mean()
+        xp = namespace(self.output_values)
+        mean = xp.mean(self.output_values)
         if not float(mean) > 0:
-            return torch.ones_like(self.output_values)
+            return xp.ones_like(self.output_values)
         return self.output_values / mean
 
-    def _damped(self, prior_precision: float) -> Tensor:
+    def _damped(self, prior_precision: float) -> Array:
         """Eigenvalues of B, (D,), > 0."""
         share = self.prior_share(prior_precision)
         return (1 - share) * self._unit_outputs() + share
 
 
-def _without_noise(values: Tensor) -> Tensor:
+def _without_noise(values: Array) -> Array:
     """Set an eigenvalue to zero if it is negative or not larger than the rounding error."""
     if not len(values):
         return values
-    floor = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
-    return torch.where(values > floor, values, 0.0)
+    xp = namespace(values)
+    floor = len(values) * xp.finfo(values.dtype).eps * xp.max(xp.abs(values))
+    return xp.where(values > floor, values, xp.zeros_like(values))

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from index_builder.arrays import Array, affine, extended, namespace, to_numpy
+
+if TYPE_CHECKING:
+    import torch
 
 KRONECKER_FORMAT = "kronecker-posterior/1"
 _TENSORS = (
@@ -40,60 +45,63 @@ class KroneckerPosterior:
     output_variance : (D,), the diagonal of C Cᵀ.
     """
 
-    weight_mean: Tensor
-    bias_mean: Tensor
-    feature_scale: Tensor
-    directions: Tensor
-    direction_variance: Tensor
-    rest_variance: Tensor
-    output_factor: Tensor
-    output_variance: Tensor = field(init=False)
+    weight_mean: Array
+    bias_mean: Array
+    feature_scale: Array
+    directions: Array
+    direction_variance: Array
+    rest_variance: Array
+    output_factor: Array
+    output_variance: Array = field(init=False)
 
     def __post_init__(self) -> None:
         dim, n_features = self.weight_mean.shape
         rank = self.directions.shape[-1]
         wanted = (dim,), (n_features + 1,), (n_features + 1, rank), (rank,), (), (dim, dim)
         for name, shape in zip(_TENSORS[1:], wanted, strict=True):
-            if getattr(self, name).shape != shape:
+            if tuple(getattr(self, name).shape) != shape:
                 raise ValueError(f"{name} is {tuple(getattr(self, name).shape)}, wanted {shape}")
+        xp = namespace(self.weight_mean)
         for name in _TENSORS:
-            if not bool(torch.isfinite(getattr(self, name)).all()):
+            if not bool(xp.all(xp.isfinite(getattr(self, name)))):
                 raise ValueError(f"{name} must be finite")
         rest_positive = self._is_complete or bool(self.rest_variance > 0)
-        if not (rest_positive and bool((self.direction_variance > 0).all())):
+        if not (rest_positive and bool(xp.all(self.direction_variance > 0))):
             raise ValueError("variances must be strictly positive")
-        object.__setattr__(self, "output_variance", self.output_factor.square().sum(1))
+        object.__setattr__(self, "output_variance", xp.sum(self.output_factor**2, axis=1))
 
     @property
     def _is_complete(self) -> bool:
-        return self.directions.shape[0] == self.directions.shape[1]
+        height, width = self.directions.shape
+        return bool(height == width)
 
-    def feature_variance(self, features: Tensor) -> Tensor:
+    def feature_variance(self, features: Array) -> Array:
         """Return the factor s = φ̃ᵀ (A + λ)⁻¹ φ̃ (B,) of the variance for ``features`` (B, F).
 
         The projection on the eigenvectors is subtracted from φ̃ before squaring. A difference of
         two squares would be mostly rounding error.
         """
-        extended = functional.pad(features, (0, 1), value=1.0) * self.feature_scale
-        coordinates = extended @ self.directions
-        variance = _weighted_sums(coordinates.square(), self.direction_variance)
+        scaled = extended(features) * self.feature_scale
+        coordinates = scaled @ self.directions
+        variance = _weighted_sums(coordinates**2, self.direction_variance)
         if self._is_complete:
             return variance
-        outside = (extended - coordinates @ self.directions.T).square()
-        return variance + self.rest_variance * _weighted_sums(outside, torch.ones_like(outside[0]))
+        outside = (scaled - coordinates @ self.directions.T) ** 2
+        ones = namespace(outside).ones_like(outside[0])
+        return variance + self.rest_variance * _weighted_sums(outside, ones)
 
-    def products(self, features: Tensor) -> Tensor:
+    def products(self, features: Array) -> Array:
         """Return the factors φ̃ᵢᵀ (A + λ)⁻¹ φ̃ⱼ (B, B) of the covariances for ``features`` (B, F).
 
         The covariance of the embeddings of i and j is entry (i, j) times C Cᵀ. The diagonal equals
         `feature_variance`.
         """
-        extended = functional.pad(features, (0, 1), value=1.0) * self.feature_scale
-        along = extended @ self.directions
-        weighted: Tensor = (along * (self.direction_variance - self.rest_variance)) @ along.T
-        return weighted + self.rest_variance * (extended @ extended.T)
+        scaled = extended(features) * self.feature_scale
+        along = scaled @ self.directions
+        weighted = (along * (self.direction_variance - self.rest_variance)) @ along.T
+        return weighted + self.rest_variance * (scaled @ scaled.T)
 
-    def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, features: Array) -> tuple[Array, Array]:
         """Mean and variance of the embedding, in closed form.
 
         Matrix normal weights give z | φ ~ N(W φ + b, s C Cᵀ), with s from `feature_variance`. The
@@ -107,11 +115,11 @@ class KroneckerPosterior:
         -------
         mean, variance : (B, D), before normalisation.
         """
-        mean = torch.addmm(self.bias_mean, features, self.weight_mean.T)
+        mean = affine(features, self.weight_mean, self.bias_mean)
         return mean, self.feature_variance(features)[:, None] * self.output_variance
 
-    def sample(self, n_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw last layers; gradients flow through the samples to the mean weights.
+    def sample(self, n_samples: int, generator: torch.Generator) -> tuple[Array, Array]:
+        """Draw last layers of tensors; gradients flow through the samples to the mean weights.
 
         Parameters
         ----------
@@ -122,6 +130,8 @@ class KroneckerPosterior:
         -------
         weights, biases : (S, D, F), (S, D)
         """
+        import torch  # noqa: PLC0415 - only training samples layers
+
         mean = torch.cat([self.weight_mean, self.bias_mean[:, None]], 1)
         noise = torch.randn(
             n_samples, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device
@@ -144,15 +154,29 @@ class KroneckerPosterior:
 
     def save(self, path: Path) -> None:
         """Write its tensors as safetensors."""
-        tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
-        save_file(tensors, path, metadata={"format": KRONECKER_FORMAT})
+        arrays = {name: np.asarray(to_numpy(getattr(self, name)), order="C") for name in _TENSORS}
+        save_file(arrays, path, metadata={"format": KRONECKER_FORMAT})
+
+    @classmethod
+    def load(cls, path: Path) -> KroneckerPosterior:
+        """Read what `save` wrote, as arrays of NumPy.
+
+        Raises
+        ------
+        ValueError : the file holds another kind of posterior.
+        """
+        with safe_open(path, framework="np") as file:
+            kind = dict(file.metadata() or {}).get("format", "")
+            if kind != KRONECKER_FORMAT:
+                raise ValueError(f"{path.name} is a file of format {kind!r}, not a Kronecker one")
+            return cls(**{name: file.get_tensor(name) for name in _TENSORS})
 
 
 _COLUMNS = 16
 """A matrix with this number of equal columns replaces the vector in a matrix-vector product."""
 
 
-def _weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
+def _weighted_sums(values: Array, weights: Array) -> Array:
     """Return ``values`` (B, K) @ ``weights`` (K,), with the same rounding for any batch size.
 
     ONNX Runtime changes the order of summation if a batch has one image, or if a matrix is
@@ -160,4 +184,5 @@ def _weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
     every row. A matrix of equal columns therefore replaces the vector. The variance of an image
     then does not depend on its batch.
     """
-    return (values @ weights[:, None].expand(-1, _COLUMNS).contiguous())[:, 0]
+    columns = namespace(weights).tile(weights[:, None], (1, _COLUMNS))
+    return (values @ columns)[:, 0]

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
+import numpy as np
+from safetensors.numpy import save_file
+
+from index_builder.arrays import Array, affine, namespace, to_numpy
+
+if TYPE_CHECKING:
+    import torch
 
 LAST_LAYER_FORMAT = "last-layer-posterior/1"
 _TENSORS = ("weight_mean", "bias_mean", "weight_variance", "bias_variance")
@@ -25,10 +30,10 @@ class LastLayerPosterior:
     bias_variance : (D,), strictly positive.
     """
 
-    weight_mean: Tensor
-    bias_mean: Tensor
-    weight_variance: Tensor
-    bias_variance: Tensor
+    weight_mean: Array
+    bias_mean: Array
+    weight_variance: Array
+    bias_variance: Array
 
     def __post_init__(self) -> None:
         shape = self.weight_mean.shape
@@ -38,13 +43,14 @@ class LastLayerPosterior:
             raise ValueError(
                 f"{self.bias_mean.shape=} and {self.bias_variance.shape=}, wanted ({shape[0]},)"
             )
+        xp = namespace(self.weight_mean)
         for name in _TENSORS:
-            if not bool(torch.isfinite(getattr(self, name)).all()):
+            if not bool(xp.all(xp.isfinite(getattr(self, name)))):
                 raise ValueError(f"{name} must be finite")
-        if not bool((self.weight_variance > 0).all() and (self.bias_variance > 0).all()):
+        if not bool(xp.all(self.weight_variance > 0) and xp.all(self.bias_variance > 0)):
             raise ValueError("variances must be strictly positive")
 
-    def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, features: Array) -> tuple[Array, Array]:
         """Mean and variance of the embedding, in closed form.
 
         Gaussian weights give a Gaussian embedding: mean = W φ + b and variance = (φ∘φ) S_Wᵀ + S_b,
@@ -59,11 +65,11 @@ class LastLayerPosterior:
         -------
         mean, variance : (B, D), before normalisation.
         """
-        mean = torch.addmm(self.bias_mean, features, self.weight_mean.T)
-        return mean, torch.addmm(self.bias_variance, features.square(), self.weight_variance.T)
+        mean = affine(features, self.weight_mean, self.bias_mean)
+        return mean, affine(features**2, self.weight_variance, self.bias_variance)
 
-    def sample(self, n_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw last layers; gradients flow through the samples to the mean weights.
+    def sample(self, n_samples: int, generator: torch.Generator) -> tuple[Array, Array]:
+        """Draw last layers of tensors; gradients flow through the samples to the mean weights.
 
         Parameters
         ----------
@@ -74,6 +80,8 @@ class LastLayerPosterior:
         -------
         weights, biases : (S, D, F), (S, D)
         """
+        import torch  # noqa: PLC0415 - only training samples layers
+
         draws = []
         for mean, variance in (
             (self.weight_mean, self.weight_variance),
@@ -95,5 +103,5 @@ class LastLayerPosterior:
 
     def save(self, path: Path) -> None:
         """Write the four tensors as safetensors."""
-        tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
-        save_file(tensors, path, metadata={"format": LAST_LAYER_FORMAT})
+        arrays = {name: np.asarray(to_numpy(getattr(self, name)), order="C") for name in _TENSORS}
+        save_file(arrays, path, metadata={"format": LAST_LAYER_FORMAT})

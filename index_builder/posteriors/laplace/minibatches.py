@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from index_builder.networks.feature_blocks import FeatureBlocks
-from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
+from index_builder.arrays import Array, FeatureBlocks, to_numpy
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
 from index_builder.posteriors.laplace.feature_blocks import gather
 from index_builder.posteriors.laplace.kronecker import PartialTraces
-from index_builder.posteriors.laplace.kronecker_pairs import pair_traces
-from index_builder.posteriors.laplace.pairs import pair_curvature
-from index_builder.posteriors.laplace.targets import AnchorTargets, minibatch_targets
+from index_builder.posteriors.laplace.pairs import pair_curvature, pair_traces
+from index_builder.posteriors.laplace.targets import AnchorTargets, TargetScaling, anchor_targets
 
 Sum = TypeVar("Sum", Curvature, PartialTraces)
 """The type of a curvature sum: a diagonal, or partial traces."""
@@ -80,7 +80,8 @@ class MinibatchPlan:
             (kept_i - 1) / (size_i - 1).clamp_min(1),
             (kept_j / size_j) * (n_labels - 1) / max(1, targets.n_classes - 1),
         )
-        return second_given_first * (kept_i / size_i) * n_labels / targets.n_classes
+        probability: Tensor = second_given_first * (kept_i / size_i) * n_labels / targets.n_classes
+        return probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,32 @@ class Drawn:
 
     targets: AnchorTargets
     plan: MinibatchPlan
+
+
+def minibatch_targets(is_positive: Tensor, is_inside: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return targets that estimate sums over the data set from the pairs of a minibatch.
+
+    The targets are Warburg et al. 2023, Eq. 20, times the factor |D²| / |B| of Eq. 21. A positive
+    pair has the target 1 / |B_pos|, and a negative pair inside the margin has the target -1 /
+    |B_neg|. |B_neg| also counts the negative pairs outside the margin. The estimates for `global`
+    are unbiased under two conditions. First, positive pairs and negative pairs are each drawn
+    uniformly. Second, all minibatches have the same number of positive pairs and the same number of
+    negative pairs. If the classes have equal size, a sampler that draws labels, and then n images
+    of each label, fulfils both conditions.
+
+    Parameters
+    ----------
+    is_positive : (P,) bool, whether the images of the pair have the same label.
+    is_inside : (P,) bool, whether the pair is inside the margin.
+    dtype : type of the targets.
+
+    Returns
+    -------
+    (P,)
+    """
+    n_positive = is_positive.sum().clamp_min(1).to(dtype)
+    n_negative = (~is_positive).sum().clamp_min(1).to(dtype)
+    return torch.where(is_positive, 1 / n_positive, -(is_inside.to(dtype) / n_negative))
 
 
 def minibatch_curvature(
@@ -244,6 +271,49 @@ def estimated(
     for rows, place in others:
         total = total + one(rows, place)
     return total * (1 / plan.n_minibatches)
+
+
+def estimated_curvature(
+    features: FeatureBlocks,
+    labels: Array,
+    weight: Array,
+    bias: Array,
+    structure: Structure,
+    scaling: TargetScaling,
+    plan: MinibatchPlan,
+    *,
+    margin: float,
+    split: Split,
+    seed: int,
+) -> Curvature | PartialTraces:
+    """Return `estimated` for arrays of NumPy or tensors; the result has the type of ``weight``.
+
+    Parameters
+    ----------
+    structure : `diagonal` for a `Curvature`, `kronecker` for `PartialTraces`.
+    scaling : see `TargetScaling`.
+    seed : seed of the minibatches.
+    """
+    codes, mean, shift = (torch.as_tensor(one) for one in (labels, weight, bias))
+    of_minibatch: Callable[..., Any] = minibatch_traces
+    if structure == "diagonal":
+        of_minibatch = minibatch_curvature
+    found: Curvature | PartialTraces = estimated(
+        of_minibatch,
+        lambda: map(torch.as_tensor, features()),
+        codes,
+        mean,
+        shift,
+        anchor_targets(codes, scaling, mean.dtype),
+        plan,
+        margin=margin,
+        split=split,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    if not isinstance(weight, np.ndarray):
+        return found
+    arrays = (getattr(found, one.name) for one in fields(found))
+    return type(found)(*(None if one is None else to_numpy(one) for one in arrays))
 
 
 def _distinct_pairs(n_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from index_builder.arrays import extended
+from index_builder.posteriors.laplace import kronecker_pairs
 from index_builder.posteriors.laplace.all_pairs import own_terms
 from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
+from index_builder.posteriors.laplace.kronecker import PartialTraces
+from index_builder.posteriors.laplace.kronecker_pairs import own_traces, spanning, within
 
 _ELEMENTS = 2**20
 """Number of entries of a temporary array: 4 MB in float32, which fits into the cache."""
@@ -67,6 +71,44 @@ def pair_curvature(
     if len(pairs[0]) * (len(own[0]) + _GATHER_COST) < n_rows**2 * len(own[0]):
         return _by_pairs(features, u, own, y, pairs)
     return _by_dimensions(features, u, own, y)
+
+
+@torch.no_grad()
+def pair_traces(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    first: Tensor,
+    second: Tensor,
+    targets: Tensor,
+    *,
+    approximation: Approximation,
+    split: Split,
+    anchored: bool = False,
+) -> PartialTraces:
+    """Return the partial traces over some pairs of a minibatch; see `pair_curvature`.
+
+    For more than `MAX_DENSE` features, the traces use a basis of the minibatch's features.
+    """
+    y = weights_between(len(features), first, second, targets, approximation, anchored=anchored)
+    h = torch.addmm(bias, features, weight.T)
+    norms = h.norm(dim=1, keepdim=True)
+    z, scaled = h / norms, extended(features) / norms
+    basis = spanning(scaled) if weight.shape[1] > kronecker_pairs.MAX_DENSE else None
+    pull = y @ z if split == "arccos" else y.sum(1, keepdim=True)
+    own = own_traces(scaled, z, pull, split, basis)
+    if approximation == "fixed":
+        return own
+    cosines, inner = (z @ z.T).double(), (scaled @ scaled.T).double() * y.double()
+    z = z.double()
+    outputs = torch.eye(len(weight)).to(z) * inner.sum()
+    crossed = (inner.sum(1, keepdim=True) * z).T @ z
+    outputs -= crossed + crossed.T
+    outputs += z.T @ (inner * cosines) @ z
+    between = y.double() * (len(weight) - 2 + cosines.square())
+    rows, whole = within(scaled, basis), scaled.double()
+    diagonal = (whole * (between @ whole)).sum(0)
+    return own + PartialTraces(rows.T @ between @ rows, outputs, diagonal, basis) * -1.0
 
 
 def weights_between(

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
+from index_builder.arrays import Array
 from index_builder.posteriors.laplace.curvature import Curvature
 from index_builder.posteriors.laplace.kronecker import KroneckerCurvature
 from model_store.errors import CalibrationError
@@ -92,7 +92,7 @@ def relative_prior_precision(curvature: FeltCurvature, fraction: float) -> float
 
 
 def log_marginal_likelihood(
-    curvature: FeltCurvature, weight: Tensor, bias: Tensor, prior_precision: float
+    curvature: FeltCurvature, weight: Array, bias: Array, prior_precision: float
 ) -> float:
     """Return the Laplace evidence of a prior precision λ, without the constant data term.
 
@@ -111,7 +111,7 @@ def log_marginal_likelihood(
     return -0.5 * (penalty + curvature.log_determinant(prior_precision))
 
 
-def tune_prior_precision(curvature: FeltCurvature, weight: Tensor, bias: Tensor) -> float:
+def tune_prior_precision(curvature: FeltCurvature, weight: Array, bias: Array) -> float:
     """Find the prior precision with the largest evidence.
 
     The derivative with respect to log λ is ½ (γ - λ ‖θ‖²). Here γ is the number of well-determined
@@ -139,7 +139,7 @@ def tune_prior_precision(curvature: FeltCurvature, weight: Tensor, bias: Tensor)
 
 
 def evidence_curve(
-    curvature: FeltCurvature, weight: Tensor, bias: Tensor, prior_precision: float
+    curvature: FeltCurvature, weight: Array, bias: Array, prior_precision: float
 ) -> PriorSearch:
     """Return the log evidence of precisions around ``prior_precision``, two for each decade."""
     factors = np.logspace(-_DECADES, _DECADES, 4 * _DECADES + 1)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
+from index_builder.arrays import Array, double, namespace
 from model_store.errors import DatasetError
 
 TargetScaling = Literal["per_anchor", "global"]
@@ -35,12 +33,12 @@ class AnchorTargets:
     n_classes : number of labels.
     """
 
-    positive: Tensor
-    negative: Tensor
-    class_size: Tensor
+    positive: Array
+    negative: Array
+    class_size: Array
     n_classes: int
 
-    def of(self, rows: Tensor) -> AnchorTargets:
+    def of(self, rows: Array) -> AnchorTargets:
         """Return the targets of the anchors ``rows`` (B,) int64, with all images as partners."""
         return replace(
             self,
@@ -49,12 +47,17 @@ class AnchorTargets:
             class_size=self.class_size[rows],
         )
 
-    def of_pairs(self, anchors: Tensor, is_positive: Tensor, is_inside: Tensor) -> Tensor:
+    def of_pairs(self, anchors: Array, is_positive: Array, is_inside: Array) -> Array:
         """Return y_ij (P,) of the pairs whose first images are ``anchors`` (P,)."""
-        return torch.where(is_positive, self.positive[anchors], -self.negative[anchors] * is_inside)
+        negative = -self.negative[anchors] * is_inside
+        return namespace(negative).where(is_positive, self.positive[anchors], negative)
 
 
-def anchor_targets(labels: Tensor, scaling: TargetScaling, dtype: torch.dtype) -> AnchorTargets:
+def anchor_targets(
+    labels: Array,
+    scaling: TargetScaling,
+    dtype: Any,  # noqa: ANN401 - NumPy's or torch's
+) -> AnchorTargets:
     """Targets of all ordered pairs of a data set.
 
     Warburg et al. 2023, Eq. 13 without the trivial pairs i = i, or Eq. 109 (per anchor).
@@ -69,47 +72,25 @@ def anchor_targets(labels: Tensor, scaling: TargetScaling, dtype: torch.dtype) -
     ------
     DatasetError : no label has two images, so no pair is positive.
     """
-    _, inverse, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    class_size = counts[inverse].to(torch.float64)
+    xp = namespace(labels)
+    counts = xp.unique_counts(labels).counts
+    class_size = double(counts[xp.unique_inverse(labels).inverse_indices])
     n_positive, n_negative = class_size - 1, len(labels) - class_size
     is_anchor = n_positive > 0
-    if not bool(is_anchor.any()):
+    if not bool(xp.any(is_anchor)):
         raise DatasetError(
             f"No label has two images among {len(labels)}: there is no positive pair to learn from."
         )
     if scaling == "per_anchor":
-        n_anchors = is_anchor.sum()
-        positive = 1 / (n_anchors * n_positive)
-        negative = is_anchor / (n_anchors * n_negative)
+        n_anchors = int(xp.sum(xp.astype(is_anchor, xp.int64)))
+        positive = 1 / (n_anchors * xp.where(is_anchor, n_positive, 1.0))
+        negative = is_anchor / (n_anchors * xp.where(n_negative > 0, n_negative, 1.0))
     else:
-        positive = torch.ones_like(class_size) / n_positive.sum()
-        negative = torch.ones_like(class_size) / n_negative.sum()
-    positive = torch.where(is_anchor, positive, 0.0)
-    negative = torch.where(n_negative > 0, negative, 0.0)
-    return AnchorTargets(positive.to(dtype), negative.to(dtype), class_size.to(dtype), len(counts))
-
-
-def minibatch_targets(is_positive: Tensor, is_inside: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return targets that estimate sums over the data set from the pairs of a minibatch.
-
-    The targets are Warburg et al. 2023, Eq. 20, times the factor |D²| / |B| of Eq. 21. A positive
-    pair has the target 1 / |B_pos|, and a negative pair inside the margin has the target -1 /
-    |B_neg|. |B_neg| also counts the negative pairs outside the margin. The estimates for `global`
-    are unbiased under two conditions. First, positive pairs and negative pairs are each drawn
-    uniformly. Second, all minibatches have the same number of positive pairs and the same number of
-    negative pairs. If the classes have equal size, a sampler that draws labels, and then n images
-    of each label, fulfils both conditions.
-
-    Parameters
-    ----------
-    is_positive : (P,) bool, whether the images of the pair have the same label.
-    is_inside : (P,) bool, whether the pair is inside the margin.
-    dtype : type of the targets.
-
-    Returns
-    -------
-    (P,)
-    """
-    n_positive = is_positive.sum().clamp_min(1).to(dtype)
-    n_negative = (~is_positive).sum().clamp_min(1).to(dtype)
-    return torch.where(is_positive, 1 / n_positive, -(is_inside.to(dtype) / n_negative))
+        positive = xp.ones_like(class_size) / xp.sum(n_positive)
+        negative = xp.ones_like(class_size) / max(float(xp.sum(n_negative)), 1.0)
+    positive = xp.where(is_anchor, positive, 0.0)
+    negative = xp.where(n_negative > 0, negative, 0.0)
+    positive, negative, class_size = (
+        xp.astype(one, dtype) for one in (positive, negative, class_size)
+    )
+    return AnchorTargets(positive, negative, class_size, len(counts))

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from index_builder.arrays import Array, to_numpy, unit
 from index_builder.posteriors.laplace.fit import LaplaceFit, LaplacePosterior
 from index_builder.posteriors.laplace.prior import PriorSearch
-from index_builder.posteriors.stored import Posterior
 
-Criterion = Callable[[Posterior], float]
+
+class Predicts(Protocol):
+    """A posterior: a map from features to the mean and variance of the embedding."""
+
+    def predict(self, features: Array) -> tuple[Array, Array]:
+        """Mean and variance of the embedding, (B, D) each, of ``features`` (B, F)."""
+
+
+Criterion = Callable[[Predicts], float]
 """A measure of the quality of a posterior; larger is better."""
 
 
@@ -42,7 +51,7 @@ def temper_by_validation(
     return fit.tempered_by(PriorSearch(tuple(candidates), tuple(values)))
 
 
-def norm_correlation(posterior: LaplacePosterior, features: Tensor) -> float | None:
+def norm_correlation(posterior: LaplacePosterior, features: Array) -> float | None:
     """Return the correlation of two log uncertainties: under the posterior, and under the prior.
 
     The uncertainty of an image is Σ_d v_d / ‖m‖². If the weights have their prior distribution,
@@ -54,11 +63,12 @@ def norm_correlation(posterior: LaplacePosterior, features: Tensor) -> float | N
     posterior : the posterior to compare.
     features : (N, F) features of images.
     """
-    mean, variance = posterior.predict(features)
-    squared_norm = mean.double().square().sum(1)
-    uncertainty = (variance.double().sum(1) / squared_norm).log()
-    length = (features.double().square().sum(1) / squared_norm).log()
-    correlation = float(torch.corrcoef(torch.stack([uncertainty, length]))[0, 1])
+    mean, variance = _predicted(posterior, features)
+    squared_norm = (mean**2).sum(axis=1)
+    uncertainty = np.log(variance.sum(axis=1) / squared_norm)
+    length = np.log((to_numpy(features).astype(np.float64) ** 2).sum(axis=1) / squared_norm)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        correlation = float(np.corrcoef(uncertainty, length)[0, 1])
     return correlation if math.isfinite(correlation) else None
 
 
@@ -69,18 +79,14 @@ N_NEAREST, N_OTHERS = 100, 400
 images, nearly all of the nearest items have the same label. Without random items, a posterior that
 is too wide would get as many correct votes as a posterior with the right width."""
 
-_CHUNK = 50
-"""Number of queries in a batch; the similarities of 50 queries × 50 samples × 500 candidates fit
-into memory."""
-
 
 def vote_log_likelihood(
-    posterior: Posterior,
-    queries: Tensor,
-    query_labels: Tensor,
-    gallery: Tensor,
-    gallery_labels: Tensor,
-    generator: torch.Generator,
+    posterior: Predicts,
+    queries: Array,
+    query_labels: NDArray[np.int64],
+    gallery: Array,
+    gallery_labels: NDArray[np.int64],
+    seed: int,
 ) -> Criterion:
     """Return a criterion: the mean log-probability of the true label, estimated by sampled votes.
 
@@ -99,26 +105,31 @@ def vote_log_likelihood(
     query_labels : (Q,) int64.
     gallery : (M, F) features of gallery images.
     gallery_labels : (M,) int64.
-    generator : draws the noise; every posterior gets the same noise.
+    seed : seed of the noise; every posterior gets the same noise.
     """
-    directions = torch.nn.functional.normalize(posterior.predict(gallery)[0])
-    nearest = posterior.predict(queries)[0] @ directions.T
-    candidates = nearest.topk(min(N_NEAREST, len(gallery))).indices
-    others = torch.randperm(len(gallery), generator=generator)[:N_OTHERS]
-    candidates = torch.cat([candidates, others.expand(len(queries), -1)], 1)
+    generator = np.random.default_rng(seed)
+    directions = unit(to_numpy(posterior.predict(gallery)[0]))
+    similarities = to_numpy(posterior.predict(queries)[0]) @ directions.T
+    n_nearest = min(N_NEAREST, len(gallery))
+    nearest = np.argpartition(-similarities, n_nearest - 1, axis=1)[:, :n_nearest]
+    others = generator.permutation(len(gallery))[:N_OTHERS]
+    candidates = np.concatenate([nearest, np.tile(others, (len(queries), 1))], axis=1)
     is_right = gallery_labels[candidates] == query_labels[:, None]
-    noise = torch.randn(N_SAMPLES, directions.shape[1], generator=generator)
+    noise = generator.standard_normal((N_SAMPLES, directions.shape[1])).astype(directions.dtype)
 
-    def criterion(candidate: Posterior) -> float:
-        mean, variance = candidate.predict(queries)
+    def criterion(candidate: Predicts) -> float:
+        mean, variance = (to_numpy(one) for one in candidate.predict(queries))
+        deviation = np.sqrt(variance)
         total = 0.0
-        for start in range(0, len(queries), _CHUNK):
-            rows = slice(start, start + _CHUNK)
+        for row, (centre, std) in enumerate(zip(mean, deviation, strict=True)):
             # Normalising a sample does not change its nearest candidate.
-            samples = mean[rows, None] + variance[rows, None].sqrt() * noise
-            votes = (samples @ directions[candidates[rows]].mT).argmax(-1)
-            right = is_right[rows].gather(1, votes).sum(1)
-            total += float(((right + 1) / (N_SAMPLES + 2)).log().sum())
+            votes = ((centre + std * noise) @ directions[candidates[row]].T).argmax(axis=1)
+            total += math.log((is_right[row, votes].sum() + 1) / (N_SAMPLES + 2))
         return total / len(queries)
 
     return criterion
+
+
+def _predicted(posterior: Predicts, features: Array) -> tuple[NDArray[np.float64], ...]:
+    """Return mean and variance (N, D) in float64."""
+    return tuple(to_numpy(one).astype(np.float64) for one in posterior.predict(features))

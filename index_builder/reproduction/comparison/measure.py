@@ -28,7 +28,7 @@ from index_builder.networks.features import trunk_fingerprint
 from index_builder.pipeline.checkpoints import trained_members
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import train_step
-from index_builder.posteriors.stored import Posterior
+from index_builder.posteriors.stored import Posterior, load_posterior
 from index_builder.reproduction.evaluate import measure_decision, measure_method
 from index_builder.reproduction.metrics import Floats, Result
 from index_builder.reproduction.protocols import ProtocolConfig, ProtocolData, load_protocol
@@ -94,7 +94,7 @@ def measure_encoder(
     encoders, metrics = {}, {}
     for name, settings in {**POSTERIORS, **priors}.items():
         clock.since_last()
-        posterior = _fitted(config, settings, trained, splits)
+        posterior = _fitted(config, settings, trained, splits, run)
         costs[f"fit {name}"] = clock.since_last()
         encoder = encoders[name] = searchable(trained.encoder, trunk, posterior, name, known)
         metrics[name] = _measured(encoder, data, config.seed)
@@ -150,11 +150,13 @@ def _link(own: Path, shared: Path) -> None:
 
 
 def _fitted(
-    config: ProtocolConfig, settings: PosteriorConfig, trained: Trained, splits: Splits
+    config: ProtocolConfig, settings: PosteriorConfig, trained: Trained, splits: Splits, run: Run
 ) -> Posterior:
+    """Return a posterior of tensors, whose file is in ``run``."""
     config = config.model_copy(update={"posterior": settings})
     posterior, _ = method_of(config).fit(config, [trained], splits)
-    return posterior
+    posterior.save(run.posterior)
+    return load_posterior(run.posterior)
 
 
 def _measured(encoder: StoredEncoder, data: ProtocolData, seed: int) -> Result:

@@ -16,7 +16,7 @@ from index_builder.configuration.build import BuildConfig, DatasetConfig, Outlie
 from index_builder.datasets import load_splits, near_duplicates
 from index_builder.datasets.folder import folder
 from index_builder.datasets.groups import united
-from index_builder.datasets.near_duplicates import fingerprint, pairs_among
+from index_builder.datasets.near_duplicates import _BLURRING, BLUR, SIDE, fingerprint, pairs_among
 from model_store.images import decode_image
 from tests.support.narrowing import not_none
 
@@ -132,3 +132,11 @@ def test_real_photographs_are_not_chained(
         prints = [fingerprint(decode_image(file.read(name)).pixels) for name in names]
     sizes = np.bincount(united(len(names), [pairs_among(prints)]))
     assert (int((sizes > 1).sum()), int(sizes.max())) == (n_clusters, n_largest)
+
+
+def test_fingerprint_blurs_like_scipy() -> None:
+    from scipy.ndimage import gaussian_filter
+
+    grey = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE)).astype(np.float32)
+    blurred = _BLURRING @ grey @ _BLURRING.T
+    np.testing.assert_allclose(blurred, gaussian_filter(grey, BLUR), rtol=1e-6)

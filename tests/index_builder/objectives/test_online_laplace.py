@@ -8,13 +8,10 @@ from torch import Tensor, nn
 
 from index_builder.configuration.encoder import TrainingConfig
 from index_builder.objectives import OnlineLaplaceLoss, contrastive_loss
-from index_builder.posteriors import (
-    Approximation,
-    Curvature,
-    MinibatchPlan,
-    TargetScaling,
-    fit_laplace,
-)
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature
+from index_builder.posteriors.laplace.fit import fit_laplace
+from index_builder.posteriors.laplace.minibatches import MinibatchPlan
+from index_builder.posteriors.laplace.targets import TargetScaling
 from index_builder.training.batches import balanced_batches
 from tests.support.narrowing import instance_of
 
@@ -131,7 +128,7 @@ def test_labels_of_unequal_size_count_as_often_as_the_data_hold_them(
         approximation=approximation,
         scaling=scaling,
         prior_precision=1.0,
-        generator=torch.Generator().manual_seed(5),
+        seed=5,
         plan=MinibatchPlan(1, 5, 99),  # the whole data set, so that `full` is exact as well
     )
     exact = len(labels) * instance_of(Curvature, fit.curvature).weight

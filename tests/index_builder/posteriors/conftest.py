@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from index_builder.posteriors import Approximation, Curvature, Split
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
 
 Oracle = Callable[..., Curvature]
 Difference = Callable[[Curvature, Curvature], float]

@@ -2,21 +2,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import Tensor
 
-from index_builder.posteriors import Curvature, FeatureBlocks, Split, TargetScaling
+from index_builder.arrays import FeatureBlocks
 from index_builder.posteriors.laplace import all_pairs, kronecker_pairs
 from index_builder.posteriors.laplace.all_pairs import (
     class_groups,
     fixed_curvature,
     positives_curvature,
 )
-from index_builder.posteriors.laplace.targets import anchor_targets
+from index_builder.posteriors.laplace.curvature import Curvature, Split
+from index_builder.posteriors.laplace.targets import TargetScaling, anchor_targets
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Difference, Oracle, Problem
@@ -271,14 +271,14 @@ def test_classes_with_a_pair_are_gathered_by_as_many_rows_as_fit(
 
 
 @pytest.mark.parametrize(
-    ("of", "summed"),
+    "summed",
     [
-        (all_pairs, positives_curvature),
-        (kronecker_pairs, kronecker_pairs.positives_traces),
+        positives_curvature,
+        kronecker_pairs.positives_traces,
     ],
 )
 def test_unless_told_the_features_that_are_gathered_take_up_to_a_gigabyte(
-    of: ModuleType, summed: Callable[..., object], problem: Problem, monkeypatch: pytest.MonkeyPatch
+    summed: Callable[..., object], problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
@@ -286,7 +286,7 @@ def test_unless_told_the_features_that_are_gathered_take_up_to_a_gigabyte(
         asked.append(max_rows)
         return []
 
-    monkeypatch.setattr(of, "class_groups", groups)
+    monkeypatch.setattr(all_pairs, "class_groups", groups)
     targets = anchor_targets(problem.labels, "global", torch.float64)
     layer = problem.blocks, problem.labels, problem.weight, problem.bias
     summed(*layer, targets, split="euclidean")

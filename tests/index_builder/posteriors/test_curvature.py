@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from index_builder.posteriors import Curvature
+from index_builder.posteriors.laplace.curvature import Curvature
 
 
 def test_sums_scaling_and_cutting_off_act_on_weight_and_bias() -> None:

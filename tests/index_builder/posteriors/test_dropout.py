@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from index_builder.networks.dropout import dropout_masks
 from index_builder.networks.small_cnn import SmallCNN
-from index_builder.posteriors import DropoutPosterior, load_posterior
+from index_builder.posteriors.dropout import DropoutPosterior
+from index_builder.posteriors.stored import load_posterior
 
 SHARE, N_FEATURES, DIM = 0.2, 600, 3
 """So many features that a pass is not far from the mean, where the moments are exact."""

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from index_builder.posteriors import EmbeddingNormPosterior, load_posterior
-from index_builder.posteriors.embedding_norm import mean_over_concentration
+from index_builder.posteriors.embedding_norm import EmbeddingNormPosterior, mean_over_concentration
+from index_builder.posteriors.stored import load_posterior
 from model_store import sphere
 
 LENGTHS = torch.tensor([1e-3, 0.4, 3.0, 25.0, 180.0, 4e3], dtype=torch.float64)

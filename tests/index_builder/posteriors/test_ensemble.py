@@ -10,7 +10,8 @@ from scipy.stats import ortho_group
 from torch import Tensor, nn
 from torch.nn.functional import pdist
 
-from index_builder.posteriors import EnsemblePosterior, fit_ensemble, load_posterior
+from index_builder.posteriors.ensemble import EnsemblePosterior, fit_ensemble
+from index_builder.posteriors.stored import load_posterior
 
 N_FEATURES, DIM = 9, 4
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
+from numpy.typing import NDArray
 
-from index_builder.posteriors import Curvature, LaplaceFit, fit_laplace
+from index_builder.posteriors.laplace.curvature import Curvature
+from index_builder.posteriors.laplace.fit import LaplaceFit, fit_laplace
 from index_builder.posteriors.laplace.held_out import (
     LEAST_GAIN,
     N_FOLDS,
@@ -23,27 +23,32 @@ from index_builder.posteriors.laplace.held_out import (
     validate,
 )
 from model_store.pairs import Pairs
+from model_store.sphere import unit_direction
 from tests.support.narrowing import not_none
 
 N_FEATURES, DIM, N_LABELS, N_EACH = 40, 12, 12, 8
 
 
-def features_of(noise: float) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
+Floats = NDArray[np.float32]
+
+
+def features_of(noise: float) -> tuple[Floats, np.ndarray[Any, Any]]:
     """Features of labels around random centres, and their codes."""
-    generator = torch.Generator().manual_seed(0)
+    generator = np.random.default_rng(0)
     labels = np.arange(N_LABELS * N_EACH) % N_LABELS
-    centres = torch.randn(N_LABELS, N_FEATURES, generator=generator)
-    spread = noise * torch.randn(len(labels), N_FEATURES, generator=generator)
-    return centres[torch.from_numpy(labels)] + spread, labels
+    centres = generator.standard_normal((N_LABELS, N_FEATURES), dtype=np.float32)
+    spread = noise * generator.standard_normal((len(labels), N_FEATURES), dtype=np.float32)
+    return (centres[labels] + spread).astype(np.float32), labels
 
 
-def fitter(features: torch.Tensor, labels: np.ndarray[Any, Any], structure: Any) -> FitFold:
-    weight = torch.randn(DIM, N_FEATURES, generator=torch.Generator().manual_seed(1))
-    bias = torch.zeros(DIM)
+def fitter(features: Floats, labels: np.ndarray[Any, Any], structure: Any) -> FitFold:
+    generator = np.random.default_rng(1)
+    weight = generator.standard_normal((DIM, N_FEATURES), dtype=np.float32)
+    bias = np.zeros(DIM, dtype=np.float32)
 
-    def fit(rows: np.ndarray[Any, Any]) -> tuple[LaplaceFit, torch.Tensor, torch.Tensor]:
-        some = features[torch.from_numpy(rows)]
-        codes = torch.from_numpy(np.unique(labels[rows], return_inverse=True)[1])
+    def fit(rows: np.ndarray[Any, Any]) -> tuple[LaplaceFit, Floats, Floats]:
+        some = features[rows]
+        codes = np.unique(labels[rows], return_inverse=True)[1]
         fitted = fit_laplace(lambda: [some], codes, weight, bias, structure=structure, margin=0.5)
         return fitted, weight, bias
 
@@ -94,25 +99,21 @@ def test_images_for_folds_are_of_the_same_labels_in_any_part() -> None:
 
 def test_pair_std_equals_that_of_the_search() -> None:
     generator = np.random.default_rng(0)
-    of_queries, of_items = (
-        torch.from_numpy(generator.normal(size=(5, DIM)).astype(np.float32)) for _ in range(2)
-    )
-    queries = functional.normalize(of_queries)
-    items = functional.normalize(of_items + of_queries)
-    variances = torch.from_numpy(generator.random((5, DIM), dtype=np.float32))
-    totals = torch.from_numpy(generator.random(5, dtype=np.float32))
+    of_queries, of_items = (generator.standard_normal((5, DIM), dtype=np.float32) for _ in range(2))
+    queries = unit_direction(of_queries)
+    items = unit_direction(of_items + of_queries)
+    variances = generator.random((5, DIM), dtype=np.float32)
+    totals = generator.random(5, dtype=np.float32)
     similarities = (queries * items).sum(1)
     found = pair_std(queries, variances, items, totals, similarities)
     for row in range(5):
-        query: Any = SimpleNamespace(
-            variance=variances[row].numpy(), direction=queries[row].numpy()
-        )
-        similarity = similarities[row : row + 1].double().numpy()
+        query: Any = SimpleNamespace(variance=variances[row], direction=queries[row])
+        similarity = similarities[row : row + 1].astype(np.float64)
         pair = Pairs.of(
             query,
-            items[row : row + 1].numpy(),
+            items[row : row + 1],
             similarity,
-            totals[row : row + 1].numpy(),
+            totals[row : row + 1],
             np.clip(similarity, 0, 1),
         )
         assert float(found[row]) == pytest.approx(pair.first_order[0], rel=1e-4)
@@ -175,4 +176,4 @@ def test_variances_of_several_priors_are_those_of_their_posteriors() -> None:
     priors = [fraction * curvature.mean for fraction in (0.3, 30.0)]
     for prior, found in zip(priors, curvature.predictive_variances(features, priors), strict=True):
         wanted = curvature.posterior(weight, bias, prior).predict(features)[1]
-        torch.testing.assert_close(found, wanted, rtol=0.02, atol=0)
+        np.testing.assert_allclose(found, wanted, rtol=0.02)

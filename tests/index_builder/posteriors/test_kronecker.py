@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from index_builder.posteriors import Approximation, MinibatchPlan, PriorScale, fit_laplace
-from index_builder.posteriors.laplace import fit, kronecker, kronecker_pairs
-from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces
+from index_builder.posteriors.laplace import kronecker, kronecker_pairs
+from index_builder.posteriors.laplace.curvature import Approximation
+from index_builder.posteriors.laplace.fit import fit_laplace
+from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces, PriorScale
 from index_builder.posteriors.laplace.kronecker_pairs import fixed_traces
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.prior import log_marginal_likelihood, tune_prior_precision
@@ -313,7 +314,7 @@ def test_of_many_features_a_fit_keeps_the_main_directions_alone(
     problem: Problem, monkeypatch: pytest.MonkeyPatch, approximation: Approximation
 ) -> None:
     monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", 0)
-    targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
+    monkeypatch.setattr(kronecker_pairs, "MAX_RANK", 3)
     layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
-    sums = fit._traces(*layer, targets, approximation, "euclidean", MARGIN, None, MinibatchPlan())
-    assert sums.basis is not None
+    fitted = fit_laplace(*layer, approximation=approximation, margin=MARGIN)
+    assert len(instance_of(KroneckerCurvature, fitted.curvature).values) == 3

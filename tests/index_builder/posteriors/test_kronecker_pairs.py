@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from index_builder.posteriors import Approximation, Split
 from index_builder.posteriors.laplace import all_pairs, kronecker_pairs
 from index_builder.posteriors.laplace.all_pairs import fixed_curvature
+from index_builder.posteriors.laplace.curvature import Approximation, Split
 from index_builder.posteriors.laplace.kronecker import PartialTraces
 from index_builder.posteriors.laplace.kronecker_pairs import (
     feature_basis,
     fixed_traces,
-    pair_traces,
     positives_traces,
 )
+from index_builder.posteriors.laplace.pairs import pair_traces
 from index_builder.posteriors.laplace.targets import anchor_targets
 
 if TYPE_CHECKING:

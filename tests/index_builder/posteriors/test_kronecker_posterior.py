@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from index_builder.posteriors import KroneckerPosterior, load_posterior
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
+from index_builder.posteriors.stored import load_posterior
 from model_store.encoder.contract import Embeddings
 from model_store.pairs import Pairs
 from model_store.predictive import predict

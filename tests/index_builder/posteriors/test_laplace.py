@@ -9,17 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from index_builder.posteriors import (
-    Approximation,
-    Curvature,
-    LastLayerPosterior,
-    MinibatchPlan,
-    Split,
-    Structure,
-    fit_laplace,
-)
 from index_builder.posteriors.laplace import all_pairs
 from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
+from index_builder.posteriors.laplace.fit import fit_laplace
+from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
+from index_builder.posteriors.laplace.minibatches import MinibatchPlan
 from index_builder.posteriors.laplace.prior import log_marginal_likelihood, tune_prior_precision
 from index_builder.posteriors.laplace.targets import anchor_targets
 from model_store.errors import CalibrationError
@@ -106,7 +101,7 @@ def test_full_cuts_off_after_the_sum(problem: Problem, oracle: Oracle) -> None:
         structure="diagonal",
         margin=MARGIN,
         prior_precision=1.0,
-        generator=torch.Generator(),
+        seed=0,
         plan=MinibatchPlan(1, 9, 99),
     )
     targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
@@ -123,10 +118,8 @@ def test_the_plan_of_minibatches_is_the_one_that_is_given(problem: Problem) -> N
     layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
 
     def mean(plan: MinibatchPlan | None) -> float:
-        generator = torch.Generator().manual_seed(3)
-        return fit_laplace(
-            *layer, approximation="full", margin=MARGIN, generator=generator, plan=plan
-        ).curvature.mean
+        fit = fit_laplace(*layer, approximation="full", margin=MARGIN, seed=3, plan=plan)
+        return fit.curvature.mean
 
     assert mean(None) == mean(MinibatchPlan())
     assert mean(MinibatchPlan(1, 2, 2)) != mean(None)
@@ -146,8 +139,8 @@ def test_a_fit_says_what_its_curvature_is(problem: Problem, structure: Structure
     assert fit.summary()["largest"] > fit.summary()["mean"] > 0
 
 
-def test_full_asks_for_a_generator(problem: Problem) -> None:
-    with pytest.raises(ValueError, match="give a generator"):
+def test_full_asks_for_a_seed(problem: Problem) -> None:
+    with pytest.raises(ValueError, match="give a seed"):
         fit_laplace(
             problem.blocks,
             problem.labels,
@@ -212,7 +205,7 @@ def test_memory_grows_with_the_data_and_not_with_its_pairs(approximation: Approx
                 structure="diagonal",
                 margin=1.0,
                 prior_precision=1.0,
-                generator=generator,
+                seed=0,
                 plan=MinibatchPlan(4),
             )
         return seen.numel

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 from scipy.stats import ks_2samp
 
-from index_builder.posteriors import LastLayerPosterior, load_posterior
+from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
+from index_builder.posteriors.stored import load_posterior
 from model_store.encoder.contract import Embeddings
 from model_store.predictive import predict
 from model_store.sphere import base_noise, unit_direction

@@ -7,20 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from index_builder.posteriors import (
-    Approximation,
-    Curvature,
-    MinibatchPlan,
-    Split,
-    TargetScaling,
-    minibatch_curvature,
-    minibatch_loss,
-    pair_curvature,
-)
 from index_builder.posteriors.laplace import minibatches
 from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
-from index_builder.posteriors.laplace.minibatches import Drawn, estimated
-from index_builder.posteriors.laplace.targets import anchor_targets
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
+from index_builder.posteriors.laplace.minibatches import (
+    Drawn,
+    MinibatchPlan,
+    estimated,
+    minibatch_curvature,
+    minibatch_loss,
+)
+from index_builder.posteriors.laplace.pairs import pair_curvature
+from index_builder.posteriors.laplace.targets import TargetScaling, anchor_targets
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Difference, Problem

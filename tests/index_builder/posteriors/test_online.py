@@ -6,21 +6,19 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from index_builder.posteriors import (
-    Curvature,
-    KroneckerCurvature,
-    LastLayerPosterior,
+from index_builder.posteriors.laplace import kronecker_pairs, online
+from index_builder.posteriors.laplace.curvature import Curvature
+from index_builder.posteriors.laplace.fit import LaplacePosterior, fit_laplace
+from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces
+from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
+from index_builder.posteriors.laplace.minibatches import (
+    Drawn,
     MinibatchPlan,
-    OnlineCurvature,
-    PartialTraces,
-    fit_laplace,
     minibatch_curvature,
     minibatch_loss,
-    online_step,
+    minibatch_traces,
 )
-from index_builder.posteriors.laplace import kronecker_pairs, online
-from index_builder.posteriors.laplace.fit import LaplacePosterior
-from index_builder.posteriors.laplace.minibatches import Drawn, minibatch_traces
+from index_builder.posteriors.laplace.online import OnlineCurvature, online_step
 from index_builder.posteriors.laplace.targets import anchor_targets
 from tests.support.narrowing import instance_of
 
@@ -42,7 +40,8 @@ def _start(weight: torch.Tensor, memory_factor: float = 0.1) -> OnlineCurvature[
 
 def variance_of(posterior: LaplacePosterior) -> torch.Tensor:
     """The variance of each weight."""
-    return instance_of(LastLayerPosterior, posterior).weight_variance
+    variance: torch.Tensor = instance_of(LastLayerPosterior, posterior).weight_variance
+    return variance
 
 
 def test_before_the_first_step_the_posterior_is_the_prior(problem: Problem) -> None:

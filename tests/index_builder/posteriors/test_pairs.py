@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from index_builder.posteriors import Approximation, Curvature, Split, minibatch_loss, pair_curvature
 from index_builder.posteriors.laplace import pairs
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
+from index_builder.posteriors.laplace.minibatches import minibatch_loss
+from index_builder.posteriors.laplace.pairs import pair_curvature
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Difference, Oracle, Problem

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from index_builder.posteriors import PointPosterior, load_posterior
+from index_builder.posteriors.point import PointPosterior
+from index_builder.posteriors.stored import load_posterior
 
 
 def test_the_deterministic_baseline_is_its_layer_and_certain(tmp_path: Path) -> None:

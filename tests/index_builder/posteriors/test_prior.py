@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from scipy.stats import multivariate_normal
 
-from index_builder.posteriors import Curvature
+from index_builder.posteriors.laplace.curvature import Curvature
 from index_builder.posteriors.laplace.prior import (
     PriorSearch,
     evidence_curve,

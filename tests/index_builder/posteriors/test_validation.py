@@ -3,16 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from index_builder.posteriors import (
-    Curvature,
-    LaplaceFit,
-    LastLayerPosterior,
-    fit_laplace,
-    temper_by_validation,
-)
-from index_builder.posteriors.laplace.fit import LaplacePosterior
+from index_builder.posteriors.laplace.curvature import Curvature
+from index_builder.posteriors.laplace.fit import LaplaceFit, LaplacePosterior, fit_laplace
+from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 from index_builder.posteriors.laplace.prior import PriorSearch
-from index_builder.posteriors.laplace.validation import norm_correlation
+from index_builder.posteriors.laplace.validation import norm_correlation, temper_by_validation
 from tests.support.narrowing import instance_of, not_none
 
 MARGIN = 1.0
@@ -43,7 +38,8 @@ def fit(data: tuple[torch.Tensor, torch.Tensor]) -> LaplaceFit:
 
 def variance_of(posterior: LaplacePosterior) -> torch.Tensor:
     """The variance of each weight."""
-    return instance_of(LastLayerPosterior, posterior).weight_variance
+    variance: torch.Tensor = instance_of(LastLayerPosterior, posterior).weight_variance
+    return variance
 
 
 def test_prior_that_validation_chose_is_relative_to_the_mean_curvature(fit: LaplaceFit) -> None:

@@ -14,6 +14,7 @@ from model_store.decision import Evidence, Recalibration, Stream
 from model_store.decision.operating import (
     LEAST_THRESHOLD,
     OF_ACCEPTED,
+    _strongest,
     errors_allowed,
     label_bound,
     label_p_values,
@@ -351,3 +352,19 @@ def test_nearest_of_equal_functions_is_the_first() -> None:
         return float(max_error < 0.2)
 
     assert [stream._nearest([p_value] * 3, 0, likely) for likely in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("likely", [False, True])
+@pytest.mark.parametrize("share", [0.01, 0.3])
+def test_strongest_test_is_the_first_of_the_smallest_p_value(share: float, *, likely: bool) -> None:
+    stream = stream_of(evidence(300, 300), share)
+    stream = stream.taking_absent_as_likely() if likely else stream
+    counts = [1, 20, 50, 50, 100, 200, 300, 0]
+    tests = [stream._test(n, n / 6000, n / 1500) for n in counts]
+    for max_error in (1e-4, 0.01, 0.05, 0.2, 0.6):
+        p_values = [test.p_value(max_error) for test in tests]
+        best = int(np.argmin(p_values))
+        assert _strongest(tests, max_error) == (best, p_values[best])
+        steps = range(0, 260, 7)
+        for test, p_value in zip(tests, p_values, strict=True):
+            assert all(test.least(max_error, step) <= p_value for step in steps)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import expit, logit
@@ -259,7 +259,6 @@ def test_labels_that_came_later_are_of_no_known_class() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=12), st.floats(-3, 3))
 def test_a_closer_item_of_the_same_label_never_has_a_lower_probability(
     values: list[float], weight: float

@@ -181,7 +181,7 @@ SEEDS = [
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     seed=st.sampled_from(SEEDS),
     flips=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=6),
