@@ -65,6 +65,7 @@ def test_no_module_of_tests_but_the_builder_s_imports_torch() -> None:
 UNUSED_AT_FIRST = {
     "service.health_check": ("numpy", "pydantic", "importlib.metadata"),
     "service.__main__": ("numpy", "pydantic", "importlib.metadata"),
+    "service.decoding.worker": ("pydantic", "scipy"),
     "service.encoding.worker": ("scipy", "redis"),
     "service.app": ("scipy.stats", "scipy.optimize", "scipy.spatial", "redis", "sklearn"),
     "index_builder.indexing.collection": ("scipy.stats", "sklearn", "torch"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from model_store.records import QualityHint
+if TYPE_CHECKING:
+    from model_store.records import QualityHint
 
 MEASURES = ("short_side", "brightness", "contrast", "sharpness", "aspect")
 """Names of the measures, in the order of the last axis of `quality_measures`."""
@@ -127,6 +129,8 @@ def quality_hints(
         limits, queries that are usual for a gallery get no hints, for example dark silhouettes or
         small icons.
     """
+    from model_store.records import QualityHint  # noqa: PLC0415 - decoders need no pydantic
+
     value_of = dict(zip(MEASURES, measures.tolist(), strict=True))
     known = ordinary or {}
     return [
@@ -149,6 +153,8 @@ def degradation_hint(displacement: float | None, percentile: float | None) -> li
     displacement, percentile : see `model_store.decision.picture.DisplacementModel`; None if not
         known.
     """
+    from model_store.records import QualityHint  # noqa: PLC0415 - decoders need no pydantic
+
     if displacement is None or percentile is None or percentile < _DEGRADED_FROM:
         return []
     return [QualityHint(code="degraded", measure="aleatoric", value=displacement, advice=_DEGRADED)]
