@@ -1,4 +1,4 @@
-"""Arrays of NumPy or of torch: what the two spell differently, beside the array API standard.
+"""Functions for arrays of NumPy and for tensors of torch, beside the array API standard.
 
 The mathematics of posteriors is written once. A build that trains nothing gives it arrays of NumPy
 and never imports torch. Training gives it tensors, through which gradients flow.

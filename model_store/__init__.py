@@ -32,7 +32,7 @@ all error classes.
     pairs           the uncertainty of the similarity of query and item
     truth           whether an item is a true match of a query
     verdicts        the words of answers
-    records         parts of answers that the service sends as they are
+    records         parts of answers that the service sends unchanged
     deadline        deadlines, after which work is cancelled
     half_precision  rows of numbers in half precision
     threads         number of threads for arithmetic

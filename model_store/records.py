@@ -1,4 +1,4 @@
-"""Parts of answers that the core computes and the service sends as they are.
+"""Parts of answers that the core computes and the service sends unchanged.
 
 The module needs only pydantic, so that a client can import it without NumPy. The descriptions of
 the fields are in the OpenAPI document.

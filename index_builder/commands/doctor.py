@@ -127,7 +127,7 @@ def _package(package: str, module: str) -> CheckResult:
         if missing and package in _FOR_TRAINING:
             return CheckResult(
                 "note",
-                f"{package} is not installed; training needs it",
+                f"{package} is not installed; training and encoders of other libraries need it",
                 how_to_install("build"),
             )
         return CheckResult(

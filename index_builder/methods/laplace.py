@@ -16,14 +16,7 @@ from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.datasets.splits import with_label
-from index_builder.methods.method import (
-    LinearEncoder,
-    Method,
-    Report,
-    Trained,
-    features_of,
-    repeatable_blocks,
-)
+from index_builder.methods.method import Method, Report, Trained
 from index_builder.methods.validation import N_VALIDATION, say_if_unidentified, votes
 from index_builder.posteriors.laplace.curvature import Approximation
 from index_builder.posteriors.laplace.fit import (
@@ -46,6 +39,7 @@ from index_builder.posteriors.laplace.validation import (
     temper_by_validation,
 )
 from index_builder.progress import console
+from index_builder.vectors.linear import LinearEncoder, features_of, repeatable_blocks
 from index_builder.whitening import learned_whitening
 from model_store.errors import CalibrationError, DatasetError
 from model_store.threads import one_blas_thread

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from index_builder.arrays import Array, FeatureBlocks
+from index_builder.arrays import Array
 from index_builder.configuration.encoder import EncoderConfig
-from index_builder.datasets import LabelledImages, Splits
+from index_builder.datasets import Splits
+from index_builder.vectors.linear import LinearEncoder
 
 if TYPE_CHECKING:
     import torch
@@ -25,52 +23,6 @@ if TYPE_CHECKING:
 
 Report = dict[str, Any]
 """A description of the fit of a posterior, as JSON values."""
-
-
-_CACHED_BYTES = 2**32
-"""Maximum size in bytes of the features that are kept in memory for one data set (4 GiB)."""
-
-
-class LinearEncoder(Protocol):
-    """A trunk and a linear last layer h = W φ + b, as arrays of NumPy.
-
-    Attributes
-    ----------
-    weight, bias : (D, F), (D,) float32.
-    """
-
-    @property
-    def weight(self) -> NDArray[np.float32]:
-        """W."""
-
-    @property
-    def bias(self) -> NDArray[np.float32]:
-        """B."""
-
-    def blocks(self, images: LabelledImages) -> Iterator[NDArray[np.float32]]:
-        """Yield the features (n, F) of ``images`` in order."""
-
-
-def features_of(encoder: LinearEncoder, images: LabelledImages) -> NDArray[np.float32]:
-    """Return the features (N, F) of ``images``."""
-    found = np.empty((len(images), encoder.weight.shape[1]), dtype=np.float32)
-    start = 0
-    for block in encoder.blocks(images):
-        found[start : start + len(block)] = block
-        start += len(block)
-    return found
-
-
-def repeatable_blocks(encoder: LinearEncoder, images: LabelledImages) -> FeatureBlocks:
-    """Return a function that starts a pass over the features, as often as it is called.
-
-    If all features need at most `_CACHED_BYTES`, they are kept in memory. Otherwise each pass
-    computes the features again.
-    """
-    if len(images) * encoder.weight.shape[1] * 4 <= _CACHED_BYTES:
-        kept = list(encoder.blocks(images))
-        return lambda: kept
-    return lambda: encoder.blocks(images)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Read
 from index_builder.networks import MetricEncoder
 from index_builder.progress import track_parts
+from index_builder.vectors.linear import features_of
 
 _PIXELS = 800_000
 """Number of pixels in a block: a thousand small images, or fifteen photographs."""
@@ -95,12 +96,7 @@ def _computed(encoder: MetricEncoder, images: Tensor) -> Tensor:
 
 def all_features(encoder: MetricEncoder, images: LabelledImages) -> Tensor:
     """Features (N, F) of ``images``; the encoder must be in evaluation mode."""
-    features = torch.empty(len(images), encoder.trunk.n_features)
-    start = 0
-    for block in feature_blocks(encoder, images):
-        features[start : start + len(block)] = block
-        start += len(block)
-    return features
+    return torch.from_numpy(features_of(LinearNetwork(encoder), images))
 
 
 class LinearNetwork:

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import helper
 from safetensors.numpy import load_file, save_file
 
 from index_builder.configuration.defaults import WHITENED_DIM
@@ -34,6 +33,7 @@ from index_builder.pipeline.graphs import (
     joined,
     kronecker_head,
     operator_version,
+    staged_trunk,
     write_encoder,
     write_head,
 )
@@ -41,7 +41,7 @@ from index_builder.pipeline.run import POSTERIOR_REPORT, TRAINING_REPORT, Run, f
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.progress import console
 from index_builder.vectors.frozen_graph import FrozenGraph
-from index_builder.vectors.halves import TRUNK_KEY, OnnxTrunk, trunk_metadata
+from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
 from index_builder.vectors.images import ImageVectors
 from index_builder.vectors.opened import opened_once
 from index_builder.vectors.store import VectorFile
@@ -119,8 +119,7 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     run.require(run.directory / POSTERIOR_REPORT, "fit")
     posterior = KroneckerPosterior.load(run.require(run.posterior, "fit"))
     graph = _frozen(config)
-    _stored_features(graph, run)
-    trunk = opened_once(OnnxTrunk, run.trunk)
+    trunk = _trunk(graph, run)
     run.staging.mkdir(parents=True, exist_ok=True)
     prepared = splits.training.subset(range(N_PARITY_IMAGES)).prepared(graph.preprocessing)
 
@@ -141,7 +140,7 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Encoder:
-    """See `index_builder.methods.method.LinearEncoder`."""
+    """See `index_builder.vectors.linear.LinearEncoder`."""
 
     weight: Floats
     bias: Floats
@@ -157,16 +156,17 @@ def _frozen(config: EncoderConfig) -> FrozenGraph:
 
 
 def _stored_features(graph: FrozenGraph, run: Run) -> ImageVectors:
-    """Return the features of images, with the cache of the run; write trunk.onnx."""
+    """Return the features of images, with the cache of the run."""
+    return _trunk(graph, run).vectors(VectorFile(run.vectors))
+
+
+def _trunk(graph: FrozenGraph, run: Run) -> OnnxTrunk:
+    """Return the trunk; write trunk.onnx if the run has another one, or none."""
     metadata = trunk_metadata(graph.fingerprint, graph.preprocessing)
     if not run.trunk.exists() or opened_once(OnnxTrunk, run.trunk).metadata != metadata:
         run.directory.mkdir(parents=True, exist_ok=True)
-        body = graph.graph()
-        helper.set_model_props(body, {TRUNK_KEY: metadata})
-        staged = run.trunk.with_suffix(".partial")
-        staged.write_bytes(body.SerializeToString(deterministic=True))
-        staged.rename(run.trunk)
-    return opened_once(OnnxTrunk, run.trunk).vectors(VectorFile(run.vectors))
+        staged_trunk(graph.graph(), run.trunk, metadata).rename(run.trunk)
+    return opened_once(OnnxTrunk, run.trunk)
 
 
 def require_enough(images: LabelledImages) -> None:

@@ -23,11 +23,12 @@ from index_builder.pipeline.graphs import (
     joined,
     kronecker_head,
     operator_version,
+    staged_trunk,
     write_encoder,
 )
 from index_builder.posteriors.encoders import ProbabilisticEncoder
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
-from index_builder.vectors.halves import FEATURES, TRUNK_KEY, OnnxTrunk
+from index_builder.vectors.halves import FEATURES, OnnxTrunk
 from index_builder.vectors.opened import opened_once
 from model_store.encoder.contract import INPUT_NAME, OUTPUT_NAMES, EncoderMetadata, Inputs
 from model_store.errors import ParityError
@@ -74,9 +75,7 @@ def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inpu
     ParityError : the features differ from those of torch. The file is removed.
     """
     file = _trunk_graph(encoder, torch.from_numpy(images[:2]))
-    onnx.helper.set_model_props(file, {TRUNK_KEY: metadata})
-    staged = path.with_suffix(".partial")
-    staged.write_bytes(file.SerializeToString(deterministic=True))
+    staged = staged_trunk(file, path, metadata)
     if isinstance(encoder, GraphTrunkEncoder):  # torch has no part in it
         staged.rename(path)
         return

@@ -14,8 +14,15 @@ from numpy.typing import NDArray
 from onnx import compose, helper, numpy_helper, version_converter
 
 from index_builder.arrays import to_numpy
-from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
-from index_builder.vectors.halves import FEATURES, HEAD_KEY, OnnxHead, OnnxTrunk, head_metadata
+from index_builder.posteriors.laplace.kronecker_posterior import COLUMNS, KroneckerPosterior
+from index_builder.vectors.halves import (
+    FEATURES,
+    HEAD_KEY,
+    TRUNK_KEY,
+    OnnxHead,
+    OnnxTrunk,
+    head_metadata,
+)
 from index_builder.vectors.opened import encoder_on_cpu, opened_once
 from model_store.encoder.contract import METADATA_KEY, OUTPUT_NAMES, EncoderMetadata, Inputs
 from model_store.encoder.onnx import OnnxEncoder
@@ -87,6 +94,19 @@ def parity(
     return worst
 
 
+def staged_trunk(graph: onnx.ModelProto, path: Path, metadata: str) -> Path:
+    """Write the graph of a trunk beside ``path``; return where, so that the caller can rename it.
+
+    Parameters
+    ----------
+    metadata : see `trunk_metadata`.
+    """
+    helper.set_model_props(graph, {TRUNK_KEY: metadata})
+    staged = path.with_suffix(".partial")
+    staged.write_bytes(graph.SerializeToString(deterministic=True))
+    return staged
+
+
 def write_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
     """Write the head of ``encoder``; return whether the head was written.
 
@@ -114,11 +134,6 @@ def write_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
     else:
         staged.unlink()
     return same
-
-
-_COLUMNS = 16
-"""A matrix with this number of equal columns replaces the vector in a matrix-vector product, see
-`kronecker_posterior`."""
 
 
 def kronecker_head(posterior: KroneckerPosterior, opset: int) -> onnx.ModelProto:
@@ -161,9 +176,9 @@ def kronecker_head(posterior: KroneckerPosterior, opset: int) -> onnx.ModelProto
         constants |= {
             "back": np.ascontiguousarray(directions[:-1].T),
             "bias_back": _as_columns(directions[-1]),
-            "bias_scale": np.full((1, _COLUMNS), scale[-1], dtype=width),
-            "rest_variance": np.full((n_features, _COLUMNS), rest, dtype=width),
-            "rest_of_bias": np.full((1, _COLUMNS), rest, dtype=width),
+            "bias_scale": np.full((1, COLUMNS), scale[-1], dtype=width),
+            "rest_variance": np.full((n_features, COLUMNS), rest, dtype=width),
+            "rest_of_bias": np.full((1, COLUMNS), rest, dtype=width),
         }
         nodes += [
             node("MatMul", ["coordinates", "back"], ["inside"]),
@@ -196,7 +211,7 @@ def kronecker_head(posterior: KroneckerPosterior, opset: int) -> onnx.ModelProto
 
 
 def _as_columns(vector: NDArray[Any]) -> NDArray[Any]:
-    return np.tile(vector[:, None], (1, _COLUMNS))
+    return np.tile(vector[:, None], (1, COLUMNS))
 
 
 def joined(trunk: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto:

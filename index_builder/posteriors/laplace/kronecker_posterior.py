@@ -168,11 +168,11 @@ class KroneckerPosterior:
         with safe_open(path, framework="np") as file:
             kind = dict(file.metadata() or {}).get("format", "")
             if kind != KRONECKER_FORMAT:
-                raise ValueError(f"{path.name} is a file of format {kind!r}, not a Kronecker one")
+                raise ValueError(f"{path.name} is of format {kind!r}, wanted {KRONECKER_FORMAT!r}")
             return cls(**{name: file.get_tensor(name) for name in _TENSORS})
 
 
-_COLUMNS = 16
+COLUMNS = 16
 """A matrix with this number of equal columns replaces the vector in a matrix-vector product."""
 
 
@@ -184,5 +184,5 @@ def _weighted_sums(values: Array, weights: Array) -> Array:
     every row. A matrix of equal columns therefore replaces the vector. The variance of an image
     then does not depend on its batch.
     """
-    columns = namespace(weights).tile(weights[:, None], (1, _COLUMNS))
+    columns = namespace(weights).tile(weights[:, None], (1, COLUMNS))
     return (values @ columns)[:, 0]
