@@ -83,6 +83,7 @@ def exported(shown: Shown, tmp_path: Path) -> Path:
     shown.answer = answering(answers)  # type: ignore[assignment] # by file
     shown.open()
     shown.found("folder-input").set_input_files(folder)
+    expect(shown.found("batch")).to_be_visible()
     expect(shown.page.get_by_role("progressbar")).to_be_hidden()
     shown.found("go-through").click()
     shown.page.keyboard.press("y")
