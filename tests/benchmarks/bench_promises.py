@@ -1,10 +1,10 @@
-"""``make bench NAME=promises``: does what Vouch promises come true, in worlds whose truth is known?
+"""How often a guarantee is broken, in worlds whose truth is known.
 
 Every world is drawn again for each repetition, or divided again where it is real: a gallery, its
 calibration queries, and test queries of which some show labels that nothing fitted has seen. Writes
-``build/bench-promises.json``; what the worst world comes to stands at its top, under the names of
-the table that is printed. Real worlds are read from VOUCH_DATA_DIR; their encoders, and those of
-`bench_outliers`, are built once and kept in build/, which takes the better part of an hour.
+``build/bench-promises.json``; the numbers of the worst world stand at its top. Real worlds are read
+from VOUCH_DATA_DIR; their encoders, and those of `bench_outliers`, are built once and kept in
+build/, which takes the better part of an hour.
 
 What each task has found is kept beside the report; with ``--resume`` it is not measured again.
 
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks import bench_outliers
-from tests.benchmarks.measured import record_figures
+from tests.benchmarks.measured import record_table
 from tests.benchmarks.outlier_worlds import WORLDS as OUTLIER_WORLDS
 from tests.benchmarks.preconditions import data_dir
 from tests.benchmarks.promises.catalogue import LARGE, ORDINARY, WORLDS, spec_of
@@ -42,7 +42,7 @@ from tests.benchmarks.promises.planner import compare_divisions, division_of, pl
 from tests.benchmarks.promises.real import PLANNED, REAL, embed_all, real_world
 from tests.benchmarks.promises.reviews import REVIEWED, measure_reviews
 from tests.benchmarks.promises.streams import measure_streams
-from tests.benchmarks.promises.summary import summarise, table, table_of_worlds
+from tests.benchmarks.promises.summary import COLUMNS, rows, sizes_of, summarise, table_of_worlds
 from tests.benchmarks.promises.worlds import make_world
 
 REPORT = Path("build/bench-promises.json")
@@ -151,8 +151,10 @@ def main() -> None:
     for records in measured(chosen, known, options.processes):
         numbers, report = reduced(records)
         REPORT.write_text(json.dumps({**numbers, **report}, indent=1) + "\n", encoding="utf-8")
-    print("\n" + table_of_worlds(report["worlds"]) + "\n\n" + table(numbers))
-    record_figures("promises", numbers, globals())
+    print("\n" + table_of_worlds(report["worlds"]) + "\n")
+    print(*map(" | ".join, rows(numbers)), sep="\n")
+    about = sizes_of(report["worlds"], frozenset(REAL))
+    record_table("promises", COLUMNS, rows(numbers), {"__doc__": __doc__}, about=about)
 
 
 def kept() -> dict[Task, list[Record]]:

@@ -23,7 +23,7 @@ from tests.benchmarks.promises.oracles import told
 from tests.benchmarks.promises.planner import ERRORS, forecast_over_needed
 from tests.benchmarks.promises.reviews import needed, of_draws, width
 from tests.benchmarks.promises.streams import measure_streams
-from tests.benchmarks.promises.summary import pooled_error
+from tests.benchmarks.promises.summary import pooled_error, rows, sizes_of
 from tests.benchmarks.promises.two_labels import in_parts, likeness
 from tests.benchmarks.promises.worlds import World, WorldSpec, make_world
 from tests.support.narrowing import not_none
@@ -289,3 +289,18 @@ def test_look_alikes_are_nearer_to_a_label_of_the_gallery_than_others(tmp_path: 
     nearest = world.gallery.candidates(directions, 1).similarities[:, 0]
     n_alike = round(0.2 * len(nearest))
     assert nearest[:n_alike].mean() > nearest[n_alike:].mean() + 0.05
+
+
+def test_a_table_has_a_sentence_and_a_limit_for_each_number() -> None:
+    assert rows({"error_bound_exceeded": 0.04, "not in the table": 1.0}) == [
+        ("calibrations whose error exceeds `error_bound`", "0.040", "≤ 0.10")
+    ]
+    worlds = {
+        "made": {"repetitions": 9},
+        "also made": {"repetitions": 4},
+        "real": {"repetitions": 3},
+    }
+    assert sizes_of(worlds, frozenset({"real"})) == (
+        "The worst world counts, of 2 synthetic worlds (4 to 9 repetitions) and 1 real data "
+        "sets (3 to 3 repetitions)."
+    )
