@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from model_store.table import Table
 
 _HALF, _SCALE = np.dtype("<f2"), np.dtype("<f4")
 
 
 @dataclass(frozen=True, slots=True)
-class HalfRows:
+class HalfRows(Table):
     """Rows of numbers, stored in half precision after division by the row's largest magnitude s.
 
     The error of a number x is at most 2⁻¹¹ |x| or 2⁻²⁵ s, whichever is larger.
@@ -27,9 +28,6 @@ class HalfRows:
     values: NDArray[np.float16]
     scales: NDArray[np.float32]
 
-    def __len__(self) -> int:
-        return len(self.scales)
-
     @classmethod
     def of(cls, rows: NDArray[np.float32]) -> HalfRows:
         """Round ``rows`` (n, k)."""
@@ -41,10 +39,6 @@ class HalfRows:
         """Return the rows (n, k)."""
         rows: NDArray[np.float32] = self.values.astype(np.float32) * self.scales[:, None]
         return rows
-
-    def at(self, rows: NDArray[np.integer[Any]]) -> HalfRows:
-        """Return some of the rows."""
-        return HalfRows(self.values[rows], self.scales[rows])
 
     def to_bytes(self) -> list[bytes]:
         """Return each row as bytes: its scale, then its numbers."""
@@ -59,11 +53,3 @@ class HalfRows:
         scales = [np.frombuffer(row[: _SCALE.itemsize], _SCALE) for row in rows]
         values = [np.frombuffer(row[_SCALE.itemsize :], _HALF) for row in rows]
         return cls(np.stack(values), np.concatenate(scales))
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[HalfRows]) -> HalfRows:
-        """Concatenate the rows of all ``parts``."""
-        return cls(
-            np.concatenate([part.values for part in parts]),
-            np.concatenate([part.scales for part in parts]),
-        )

@@ -20,7 +20,7 @@ deviation over sampled layers (one division of each data set; `make bench NAME=u
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from scipy.special import ndtr
 
 from model_store.encoder.contract import EncoderMetadata
 from model_store.predictive import Predictive
+from model_store.table import Table
 
 Correlation = tuple[float, float]
 """The coefficients a and b of r ≈ a + b s."""
@@ -69,7 +70,7 @@ def correlation_of(metadata: EncoderMetadata) -> Correlation:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class Pairs(Table):
     """A query and n items.
 
     Attributes
@@ -131,10 +132,6 @@ class Pairs:
         second = first + alone * (v @ v)
         first_order, std = np.sqrt(first / lengths), np.sqrt(second / lengths)
         return cls(s, total_variances, ratios, r, across, first_order, std)
-
-    def at(self, places: NDArray[np.int64] | slice) -> Pairs:
-        """Return some of the pairs."""
-        return Pairs(*(getattr(self, field.name)[places] for field in fields(self)))
 
     def rivals(self, query: Predictive, k: int) -> int:
         """Return how many of the first items can be among the k nearest items of a draw.

@@ -351,7 +351,7 @@ def _with_gallery_images(
     """
     groups = group_numbers(images)
     scores = DetectorFolds.of(embeddings, images.label_codes(), groups).scores(embeddings, groups)
-    some, of_some = images.subset(rows), embeddings.at(rows)
+    some, of_some = images.at(rows), embeddings.at(rows)
     found = look_up(
         setup.gallery,
         setup.means,

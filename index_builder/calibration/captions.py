@@ -30,6 +30,7 @@ from model_store.decision import Calibration, LabelMeans, OutlierDetector, label
 from model_store.encoder.contract import Embeddings, TextEncoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
+from model_store.table import Table
 
 BATCH = 64
 
@@ -39,7 +40,7 @@ contain this null character."""
 
 
 @dataclass(frozen=True, slots=True)
-class Captions:
+class Captions(Table):
     """N search texts, and the label that each text describes.
 
     Attributes
@@ -55,18 +56,6 @@ class Captions:
     labels: tuple[str | None, ...]
     clusters: tuple[str, ...]
     sources: tuple[str, ...] | None = None
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def at(self, rows: NDArray[np.int64]) -> Captions:
-        """Return the texts at ``rows``."""
-        return Captions(
-            tuple(self.texts[row] for row in rows),
-            tuple(self.labels[row] for row in rows),
-            tuple(self.clusters[row] for row in rows),
-            None if self.sources is None else tuple(self.sources[row] for row in rows),
-        )
 
     @property
     def named(self) -> Named:

@@ -112,7 +112,7 @@ def ask(
     is_match = _truth(retriever, queries)
     for positions, embeddings in embedded(retriever.encoder, queries, description):
         for start in range(0, len(positions), BATCH):
-            predictives = retriever.predictives(embeddings[start : start + BATCH])
+            predictives = retriever.predictives(embeddings.at(slice(start, start + BATCH)))
             for position, predictive in zip(positions[start:], predictives, strict=False):
                 answer = retriever.find(predictive, LIMIT, order=order)
                 answers.append(answer)

@@ -124,7 +124,7 @@ def fit_again(
     before = replace(before, detector=replace(before.detector, n_averaged=1))
     queries, unlabelled = _queries(kept, items, gallery)
     if items is None:
-        images, was_put = queries.matched.subset([]), np.empty(0, dtype=bool)
+        images, was_put = queries.matched.at([]), np.empty(0, dtype=bool)
         setup = replace(RetrievalSetup.known(encoder, gallery, before.detector), rule=rule)
         observed = calibration_queries(setup, queries)
     else:
@@ -181,15 +181,15 @@ def _queries(
     )
     matched, withheld = kept.matched.images(), kept.withheld.images()
     absent = joined(
-        withheld.subset(np.flatnonzero(~of_withheld)), matched.subset(np.flatnonzero(~of_matched))
+        withheld.at(np.flatnonzero(~of_withheld)), matched.at(np.flatnonzero(~of_matched))
     )
     least = 1 if len(kept.withheld) else LEAST_LABELS
     is_too_few = len(absent) < MIN_QUERIES or len(set(absent.labels)) < least
     if kept.unlabelled is None and not kept.unseen and is_too_few:
         # The encoder was trained on the removed labels, so hidden labels are used instead.
-        absent = absent.subset([])
+        absent = absent.at([])
     rows = np.flatnonzero(of_matched)
-    present = joined(matched.subset(rows), withheld.subset(np.flatnonzero(of_withheld)))
+    present = joined(matched.at(rows), withheld.at(np.flatnonzero(of_withheld)))
     unlabelled = None
     if kept.unlabelled is not None:
         others = kept.withheld.mean.whole()[of_withheld]
@@ -244,7 +244,7 @@ def stored_items(
     labels = tuple(item.id if item.label is None else item.label for item in known)
     embeddings = Embeddings(of_gallery.mean, of_gallery.variance, features)
     images = as_vectors(items.ids, labels, items.groups, None, embeddings)
-    return images.subset(named), items.was_put[named]
+    return images.at(named), items.was_put[named]
 
 
 def _put_queries(queries: CalibrationQueries, was_put: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -284,7 +284,7 @@ def _compared(
         assert queries.leave_one_out is not None  # noqa: S101 - or nothing was put
         left_out = queries.leave_one_out
         after = np.concatenate([after, unseen[len(held_out) + put]])
-        of_put = _embeddings(encoder, items.subset(left_out.places[put]))
+        of_put = _embeddings(encoder, items.at(left_out.places[put]))
         old = np.concatenate([old, _losses(before, left_out.matched.at(put), of_put)])
     difference = after - old
     return Refit(

@@ -78,10 +78,10 @@ def fit_first(
         )
     width = stored.features.values.shape[1]
     vectors = KeptVectors(encoder.fingerprint, gallery.dim, width, encoder.metadata)
-    queries = images.subset(leave_one_out_queries(images, 0, MOST_QUERIES))
+    queries = images.at(leave_one_out_queries(images, 0, MOST_QUERIES))
     alone = embed_with_features(vectors, queries, "features of the queries")
     items = ItemQueries(queries, alone, alone)  # no layer was fitted to an item or a label
-    none = images.subset([])
+    none = images.at([])
     nothing = QuerySet(none, none, None)
     setup, observed = observe_gallery(
         *(vectors, gallery, images, nothing, seed), are_views=False, unseen=True, items=items

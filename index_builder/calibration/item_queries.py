@@ -195,7 +195,7 @@ def cross_fitted_items(
     row_of = {name: row for row, name in enumerate(gallery.ids)}
     rows = np.array([row_of[name] for name in fitted_to.ids], dtype=np.int64)
     layers = CrossFittedLayers.of(gallery, known.features, rows, weight, seed)
-    queries = images.subset(leave_one_out_queries(images, 0, MOST_QUERIES))
+    queries = images.at(leave_one_out_queries(images, 0, MOST_QUERIES))
     embeddings = known.at(np.array([row_of[name] for name in queries.ids], dtype=np.int64))
     return ItemQueries(
         queries,

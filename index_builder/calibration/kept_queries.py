@@ -33,6 +33,7 @@ from model_store.errors import ItemNotFound
 from model_store.gallery import Gallery
 from model_store.half_precision import HalfRows
 from model_store.processors import PROVIDERS
+from model_store.table import Table
 
 KEPT_QUERIES_FILE = "calibration_queries.npz"
 
@@ -44,7 +45,7 @@ _PARTS = ("mean", "variance", "features")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Table):
     """B queries of one kind.
 
     Attributes
@@ -62,9 +63,6 @@ class Kept:
     variance: HalfRows
     features: HalfRows
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     @classmethod
     def of(cls, images: LabelledImages, embeddings: Embeddings) -> Kept:
         """Return images and their embeddings as stored queries."""
@@ -78,13 +76,6 @@ class Kept:
             HalfRows.of(embeddings.variance),
             HalfRows.of(features),
         )
-
-    def at(self, rows: NDArray[np.int64]) -> Kept:
-        """Return some of the queries."""
-        names = [tuple(part[row] for row in rows) for part in (self.ids, self.labels, self.groups)]
-        sources = None if self.sources is None else tuple(self.sources[row] for row in rows)
-        parts = [part.at(rows) for part in (self.mean, self.variance, self.features)]
-        return Kept(names[0], names[1], names[2], sources, parts[0], parts[1], parts[2])
 
     def embeddings(self) -> Embeddings:
         """Return the embeddings of the stored queries."""
@@ -233,7 +224,7 @@ def keep(
     def kept(some: LabelledImages) -> Kept:
         if len(some) > MOST_QUERIES:
             chosen = np.random.default_rng(seed).permutation(len(some))[:MOST_QUERIES]
-            some = some.subset(np.sort(chosen))  # makes refits reproducible
+            some = some.at(np.sort(chosen))  # makes refits reproducible
         return Kept.of(some, _embedded(encoder, some))
 
     of_matched, unlabelled = (
@@ -263,7 +254,7 @@ def kept_items(encoder: Encoder, images: LabelledImages, gallery_size: int) -> I
     gallery_size : number of items in the gallery.
     """
     order = np.arange(len(images))
-    images = images.subset(whole_groups(images.groups, order, MOST_ITEMS))
+    images = images.at(whole_groups(images.groups, order, MOST_ITEMS))
     features = _embedded(encoder, images).features
     return ItemFeatures(
         images.ids,

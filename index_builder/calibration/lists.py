@@ -79,4 +79,4 @@ def plain_items(
     row_of = {name: row for row, name in enumerate(images.ids)}
     places = np.array([n for n, name in enumerate(matched.ids) if name in row_of], dtype=np.int64)
     rows = np.array([row_of[matched.ids[place]] for place in places], dtype=np.int64)
-    return places, images.subset(rows), embeddings.at(rows)
+    return places, images.at(rows), embeddings.at(rows)

@@ -57,7 +57,7 @@ def fit_picture_state(
     n = min(N_DEGRADED, len(images))
     if not encoder.metadata.takes_images or n < LEAST_DEGRADED:
         return None
-    some = images.subset(range(n))
+    some = images.at(range(n))
     clean = embed_with_features(encoder, some, "images to degrade")
     moved = embed_with_features(encoder, degraded(some, seed, kinds), "degraded images")
     cosines = (moved.directions * clean.directions).sum(axis=1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from model_store.gallery import Gallery, MaskedRows
 from model_store.pairs import INDEPENDENT, Correlation, correlation_of
 from model_store.predictive import predict
 from model_store.search import N_CANDIDATES, pair_uncertainty
+from model_store.table import Table
 from model_store.truth import SameLabel, Truth, Within, wgs84
 
 Floats = NDArray[np.float64]
@@ -50,17 +51,14 @@ class LabelledQueries(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Named(Table):
     """Queries with labels and no other data."""
 
     labels: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
 
 @dataclass(frozen=True, slots=True)
-class RetrievedQueries:
+class RetrievedQueries(Table):
     """The signals and candidates of B queries.
 
     Attributes
@@ -91,13 +89,6 @@ class RetrievedQueries:
     own_sizes: Integers
     found_sizes: Integers
 
-    def __len__(self) -> int:
-        return len(self.matches)
-
-    def at(self, rows: Integers) -> RetrievedQueries:
-        """Return some of the queries."""
-        return RetrievedQueries(*(getattr(self, field.name)[rows] for field in fields(self)))
-
     def first(self, n: int) -> RetrievedQueries:
         """Return the queries with only the first ``n`` candidates of each query."""
         return replace(
@@ -107,16 +98,6 @@ class RetrievedQueries:
             mean_similarities=self.mean_similarities[:, :n],
             matches=self.matches[:, :n],
             found_sizes=self.found_sizes[:, :n],
-        )
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[RetrievedQueries]) -> RetrievedQueries:
-        """Return the queries of all ``parts``, one after the other."""
-        return cls(
-            *(
-                np.concatenate([getattr(part, field.name) for part in parts])
-                for field in fields(cls)
-            )
         )
 
     def signals(self, row: int) -> tuple[Integers, Floats]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from model_store.encoder.contract import EncoderInput
 from model_store.images import decode_image
+from model_store.table import SHARED, Table
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ Content = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledImages:
+class LabelledImages(Table):
     """N images with their ids and labels.
 
     Attributes
@@ -51,11 +52,11 @@ class LabelledImages:
 
     ids: tuple[str, ...]
     labels: tuple[str, ...]
-    read: Read
+    read: Read = field(metadata=SHARED)
     rows: NDArray[np.int64]
     groups: tuple[str, ...] | None = None
     sources: tuple[str, ...] | None = None
-    content: Content | None = None
+    content: Content | None = field(default=None, metadata=SHARED)
     metadata: tuple[Mapping[str, Any], ...] | None = None
     places: NDArray[np.float64] | None = None
 
@@ -65,9 +66,6 @@ class LabelledImages:
         for known in (self.groups, self.sources, self.metadata):
             if known is not None and len(known) != len(self.ids):
                 raise ValueError(f"{len(known)} groups, sources or metadata of {len(self.ids)}")
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
     def pixels(self, position: int, smallest_side: int | None = None) -> Pixels:
         """Return the image at ``position``, (H, W, 3) uint8 RGB, at full or reduced size.
@@ -83,20 +81,6 @@ class LabelledImages:
         if self.content is None:
             return None
         return [self.content(int(row)) for row in self.rows]
-
-    def subset(self, positions: Sequence[int] | NDArray[np.int64]) -> LabelledImages:
-        """Return the images at ``positions``, in the order of ``positions``."""
-        return LabelledImages(
-            tuple(self.ids[i] for i in positions),
-            tuple(self.labels[i] for i in positions),
-            self.read,
-            self.rows[np.asarray(positions, dtype=np.int64)],
-            None if self.groups is None else tuple(self.groups[i] for i in positions),
-            None if self.sources is None else tuple(self.sources[i] for i in positions),
-            self.content,
-            None if self.metadata is None else tuple(self.metadata[i] for i in positions),
-            None if self.places is None else self.places[np.asarray(positions, dtype=np.int64)],
-        )
 
     def label_codes(self) -> NDArray[np.int64]:
         """Return the label codes (N,): numbers from 0 without gaps, in alphabetical order."""
@@ -115,7 +99,7 @@ class LabelledImages:
         """Yield positions and prepared images in batches of ``size``."""
         for start in range(0, len(self), size):
             positions = np.arange(start, min(start + size, len(self)))
-            yield positions, self.subset(positions).prepared(preprocessing)
+            yield positions, self.at(positions).prepared(preprocessing)
 
 
 def joined(*parts: LabelledImages) -> LabelledImages:

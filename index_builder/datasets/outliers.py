@@ -33,7 +33,7 @@ def outliers(kind: OutlierKind, part: int, generator: np.random.Generator) -> La
         )
     source = digits() if kind == "digits" else idx_dataset("MNIST", "t10k")
     order = generator.permutation(len(source))
-    return source.subset(np.sort(order[part::2]))
+    return source.at(np.sort(order[part::2]))
 
 
 def _crops(photograph: Pixels, generator: np.random.Generator) -> Pixels:

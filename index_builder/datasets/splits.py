@@ -115,13 +115,13 @@ def load_splits(
     learning, source, queries = _parts(config.dataset, vectors)
     withheld = set(config.dataset.withheld_labels)
     _require_known(withheld, source)
-    spare = source.subset([])
+    spare = source.at([])
     if queries is None and config.gallery_share is None:
-        queries = source.subset(with_label(source, withheld, wanted=True))
+        queries = source.at(with_label(source, withheld, wanted=True))
     elif queries is None:
         source, queries = stratified(source, config.gallery_share or 1, generator)
-        spare = source.subset(with_label(source, withheld, wanted=True))
-    gallery = source.subset(with_label(source, withheld, wanted=False))
+        spare = source.at(with_label(source, withheld, wanted=True))
+    gallery = source.at(with_label(source, withheld, wanted=False))
     if len(set(gallery.labels)) < 2:
         raise DatasetError(
             f"Only {len(set(gallery.labels))} label is left to train on; metric learning needs two."
@@ -139,8 +139,8 @@ def load_splits(
     spares = stratified(spare, 0.5, generator, keep=False)
     calibration, evaluation = (
         QuerySet(
-            half.subset(with_label(half, withheld, wanted=False)),
-            joined(half.subset(with_label(half, withheld, wanted=True)), more),
+            half.at(with_label(half, withheld, wanted=False)),
+            joined(half.at(with_label(half, withheld, wanted=True)), more),
             far,
         )
         for half, more, far in zip(halves, spares, outliers_of, strict=True)
@@ -180,14 +180,14 @@ def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator
     halves = _halves(gallery, order)
     positives, *queries, votes = generator.integers(2**32, size=4).tolist()  # a seed for each
     calibration, evaluation = (
-        QuerySet(views(half, seed), half.subset([]), far)
+        QuerySet(views(half, seed), half.at([]), far)
         for half, seed, far in zip(halves, queries, _outliers(config, generator), strict=True)
     )
     learned = halves[1]
     return Splits(
         gallery,
         joined(learned, views(learned, positives)),
-        views(learned.subset(range(min(N_VALIDATION_VIEWS, len(learned)))), votes),
+        views(learned.at(range(min(N_VALIDATION_VIEWS, len(learned)))), votes),
         calibration,
         evaluation,
         labelled=False,
@@ -197,10 +197,10 @@ def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator
 def _halves(images: LabelledImages, order: NDArray[np.int64]) -> list[LabelledImages]:
     """Divide images into two halves, in the random ``order``, without splitting a group."""
     if images.groups is None:
-        return [images.subset(np.sort(half)) for half in np.array_split(order, 2)]
+        return [images.at(np.sort(half)) for half in np.array_split(order, 2)]
     alike = np.zeros(len(images), dtype=np.int64)
     second = _second_side(images.groups, alike, order[::-1], 0.5, np.array([len(images) // 2]))
-    return [images.subset(np.flatnonzero(~second)), images.subset(np.flatnonzero(second))]
+    return [images.at(np.flatnonzero(~second)), images.at(np.flatnonzero(second))]
 
 
 def _outliers(
@@ -210,7 +210,7 @@ def _outliers(
     most = config.outliers.n_images
     for part, kind in enumerate((config.outliers.calibration, config.outliers.evaluation)):
         images = outliers(kind, part, generator)
-        yield images if images is None or most is None else images.subset(range(len(images))[:most])
+        yield images if images is None or most is None else images.at(range(len(images))[:most])
 
 
 def _parts(
@@ -243,8 +243,8 @@ def _parts(
                 f"unseen_share = {config.unseen_share} divides {len(names)} labels into "
                 f"{len(seen)} and {n_unseen}; each side needs two."
             )
-        learning = source.subset(with_label(source, seen, wanted=True))
-        source = source.subset(with_label(source, seen, wanted=False))
+        learning = source.at(with_label(source, seen, wanted=True))
+        source = source.at(with_label(source, seen, wanted=False))
     return learning, source, None
 
 
@@ -288,7 +288,7 @@ def stratified(
             np.array(n_second),
             keep=keep,
         )
-    return images.subset(np.flatnonzero(first)), images.subset(np.flatnonzero(~first))
+    return images.at(np.flatnonzero(first)), images.at(np.flatnonzero(~first))
 
 
 def _second_side(

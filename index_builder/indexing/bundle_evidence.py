@@ -242,11 +242,11 @@ def _fitted(
                 f"Fewer than {MIN_QUERIES} queries match nothing. Instead, the calibration hides "
                 "the true matches of some queries."
             )
-            queries = replace(queries, withheld=queries.withheld.subset([]))
+            queries = replace(queries, withheld=queries.withheld.at([]))
         source = room.source(named, room.evidence.gallery_items)
         images = read_gallery(source, room.encoder, gallery, room.scratch, _LIMITS, room.storage)
         order = np.random.default_rng(seed).permutation(len(images))
-        images = images.subset(whole_groups(images.groups, order, N_DETECTOR_IMAGES))
+        images = images.at(whole_groups(images.groups, order, N_DETECTOR_IMAGES))
         _keep(room, images, queries, gallery, staging, seed)
         return calibrate_gallery(
             room.encoder,
@@ -271,7 +271,7 @@ def _fitted(
             "to name the source of the gallery: the calibration then hides the true matches of "
             "some queries."
         )
-    _keep(room, queries.matched.subset([]), queries, gallery, staging, seed)
+    _keep(room, queries.matched.at([]), queries, gallery, staging, seed)
     calibration = calibrate_with_queries(
         room.encoder, gallery, before.detector, queries, config, seed, rule
     )

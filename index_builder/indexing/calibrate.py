@@ -168,8 +168,8 @@ def calibrate_collection(
             if n_images < MIN_QUERIES:
                 raise too_few_images(n_images)
             again = int(np.random.default_rng(seed).integers(2**32))
-            matched = views(images.subset(range(min(N_QUERIES, len(images)))), again)
-    queries = QuerySet(matched, matched.subset([]), None)
+            matched = views(images.at(range(min(N_QUERIES, len(images)))), again)
+    queries = QuerySet(matched, matched.at([]), None)
     are_views, unseen = not labelled, labelled
     calibration = calibrate_gallery(
         *(encoder, gallery, images, queries, config, seed),

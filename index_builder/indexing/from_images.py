@@ -58,7 +58,7 @@ def build_gallery(
 
     def contents(block: Block | PreparedBlock) -> Sequence[bytes] | None:
         first = block.number * BLOCK
-        return images.subset(range(first, first + len(block.ids))).contents()
+        return images.at(range(first, first + len(block.ids))).contents()
 
     def prepare(block: Block) -> PreparedBlock:
         found = known.cached(contents(block))

@@ -109,7 +109,7 @@ def read_queries(
         held = {item.id for item in gallery.items(np.arange(gallery.n_items))}
     matched = np.array([label in held for label in labels], dtype=bool)
     queries = QuerySet(
-        images.subset(np.flatnonzero(matched)), images.subset(np.flatnonzero(~matched)), None
+        images.at(np.flatnonzero(matched)), images.at(np.flatnonzero(~matched)), None
     )
     return OwnQueries(queries, failures)
 

@@ -112,7 +112,7 @@ class Ensemble(Method):
         """Rotate all members into one space, using at most `N_ALIGNING` training images."""
         images = splits.training
         shuffled = np.random.default_rng(config.seed).permutation(len(images))
-        some = images.subset(shuffled[:N_ALIGNING])
+        some = images.at(shuffled[:N_ALIGNING])
         fitted = fit_ensemble(
             [member.encoder.last_layer for member in members],
             [all_features(member.encoder, some) for member in members],

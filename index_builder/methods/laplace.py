@@ -294,9 +294,9 @@ class OnlineLaplace(Laplace):
 
 def _some(images: LabelledImages, names: Mapping[str, int], seed: int) -> LabelledImages:
     """Return images for the validation; labels that are not in ``names`` are left out."""
-    known = images.subset(with_label(images, names.keys(), wanted=True))
+    known = images.at(with_label(images, names.keys(), wanted=True))
     codes = np.array([names[label] for label in known.labels], dtype=np.int64)
-    return known.subset(some_of_each(codes, len(names), seed))
+    return known.at(some_of_each(codes, len(names), seed))
 
 
 def _say(
@@ -369,9 +369,7 @@ def _pair_correlation(
         return None
     shuffle = np.random.default_rng(seed)
     features, of_items = (
-        features_of(
-            encoder, images.subset(np.sort(shuffle.permutation(len(images))[:N_VALIDATION]))
-        )
+        features_of(encoder, images.at(np.sort(shuffle.permutation(len(images))[:N_VALIDATION])))
         for images in (splits.validation, splits.training)
     )
     return pair_correlation(posterior, features, of_items)
@@ -387,7 +385,7 @@ def _norm_correlation(
     """
     images = splits.validation if len(splits.validation) >= MIN_CORRELATED else splits.training
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_VALIDATION]
-    features = features_of(encoder, images.subset(np.sort(chosen)))
+    features = features_of(encoder, images.at(np.sort(chosen)))
     return norm_correlation(posterior, features)
 
 

@@ -67,7 +67,7 @@ def votes(
     names = sorted({*splits.training.labels, *splits.validation.labels})
 
     def drawn(images: LabelledImages, most: int) -> tuple[Array, NDArray[np.int64]]:
-        chosen = images.subset(shuffle.permutation(len(images))[:most])
+        chosen = images.at(shuffle.permutation(len(images))[:most])
         codes = np.array([names.index(label) for label in chosen.labels], dtype=np.int64)
         return features(chosen), codes
 

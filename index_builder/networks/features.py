@@ -63,7 +63,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
     known = _REMEMBERED.of(trunk_fingerprint(encoder))
     n_kept = _REMEMBERED_BYTES // (4 * encoder.trunk.n_features)
     for start in track_parts(len(images), size, "features"):
-        part = images.subset(range(start, min(start + size, len(images))))
+        part = images.at(range(start, min(start + size, len(images))))
         places = [(part.read, int(row)) for row in part.rows]
         if not all(place in known for place in places):
             with torch.no_grad():  # excludes the yield: the caller needs gradients

@@ -121,7 +121,7 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     graph = _frozen(config)
     trunk = _trunk(graph, run)
     run.staging.mkdir(parents=True, exist_ok=True)
-    prepared = splits.training.subset(range(N_PARITY_IMAGES)).prepared(graph.preprocessing)
+    prepared = splits.training.at(range(N_PARITY_IMAGES)).prepared(graph.preprocessing)
 
     def computed(images: Inputs) -> Outputs:
         features = trunk.features(images)

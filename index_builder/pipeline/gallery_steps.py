@@ -91,7 +91,7 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
     splits = splits_of(config)
     order = np.random.default_rng(config.seed).permutation(len(splits.gallery))
     chosen = whole_groups(splits.gallery.groups, order, N_DETECTOR_IMAGES)
-    images = splits.gallery.subset(chosen)
+    images = splits.gallery.at(chosen)
     views, unseen = not splits.labelled, splits.gallery_unseen
     with one_blas_thread():  # with one thread, sums are equal on all machines
         items = _item_queries(config, run, splits, images, encoder)

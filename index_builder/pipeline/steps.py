@@ -150,7 +150,7 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     """Export the encoder with its posterior; write encoder.onnx."""
     fitted = load_fitted(config, run)
     run.staging.mkdir(parents=True, exist_ok=True)
-    some = splits.training.subset(range(N_PARITY_IMAGES))
+    some = splits.training.at(range(N_PARITY_IMAGES))
     prepared = some.prepared(fitted.preprocessing)
     metadata = metadata_of(fitted.preprocessing, run)
     with threads_for(len(prepared)):
@@ -174,7 +174,7 @@ def _store_features(
     metadata = trunk_metadata(trunk_fingerprint(encoder), encoder.preprocessing)
     if not run.trunk.exists() or opened_once(OnnxTrunk, run.trunk).metadata != metadata:
         run.directory.mkdir(parents=True, exist_ok=True)
-        some = images.subset(range(N_PARITY_IMAGES)).prepared(encoder.preprocessing)
+        some = images.at(range(N_PARITY_IMAGES)).prepared(encoder.preprocessing)
         export_trunk(encoder, run.trunk, metadata, some)
     encoder.stored_features = opened_once(OnnxTrunk, run.trunk).vectors(VectorFile(run.vectors))
 

@@ -78,7 +78,7 @@ def world_of(
     build_gallery(directory / "index", directory, encoder, task.gallery)
     gallery = FaissGallery(directory)
     order = np.random.default_rng(seed).permutation(len(task.gallery))[:N_DETECTOR_IMAGES]
-    some = task.gallery.subset(order)
+    some = task.gallery.at(order)
     embeddings = embed_with_features(encoder, some, "features")
     setup = RetrievalSetup.of(encoder, gallery, some, embeddings, seed, hide_labels=hide_labels)
     return World(task, setup)
@@ -154,7 +154,7 @@ def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:
     blocks = np.array_split(order, max(1, -(-len(order) // N_DETECTOR_IMAGES)))
     parts = []
     for block in blocks:
-        items = queries.subset(block)
+        items = queries.at(block)
         embeddings = embed_with_features(encoder, items, "features")
         groups = group_numbers(items)
         folds = DetectorFolds.of(embeddings, items.label_codes(), groups, N_FOLDS)

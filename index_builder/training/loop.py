@@ -183,7 +183,7 @@ def feature_source(
         return lambda rows: in_parts(rows, lambda some: prepared[some])
 
     def decoded(rows: Tensor) -> Tensor:
-        return torch.from_numpy(images.subset(rows.numpy()).prepared(encoder.preprocessing))
+        return torch.from_numpy(images.at(rows.numpy()).prepared(encoder.preprocessing))
 
     return lambda rows: in_parts(rows, decoded)
 

@@ -79,7 +79,7 @@ class ImageVectors:
             for start in range(0, len(images), at_once):
                 positions = np.arange(start, min(start + at_once, len(images)))
                 compute = partial(self._computed_by, pool, images, positions, seen, computed)
-                contents = images.subset(positions).contents()
+                contents = images.at(positions).contents()
                 found = self._looked_up(contents, len(positions), compute)
                 bar.update(task, completed=start + len(positions))
                 yield positions, found

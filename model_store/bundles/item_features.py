@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from model_store.decision.outliers import averaged_features, averaging
 from model_store.errors import ItemNotFound
 from model_store.gallery import GallerySnapshot
 from model_store.half_precision import HalfRows
+from model_store.table import SHARED, Table
 
 ITEM_FEATURES_FILE = "item_features.npz"
 
@@ -28,7 +29,7 @@ MOST_ITEMS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
-class ItemFeatures:
+class ItemFeatures(Table):
     """The features of n items.
 
     Attributes
@@ -45,20 +46,7 @@ class ItemFeatures:
     groups: tuple[str, ...]
     features: HalfRows
     was_put: NDArray[np.bool_]
-    share: float
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def at(self, rows: NDArray[np.int64]) -> ItemFeatures:
-        """Return some of the items."""
-        return replace(
-            self,
-            ids=tuple(self.ids[row] for row in rows),
-            groups=tuple(self.groups[row] for row in rows),
-            features=self.features.at(rows),
-            was_put=self.was_put[rows],
-        )
+    share: float = field(metadata=SHARED)
 
     def updated(self, snapshot: GallerySnapshot) -> ItemFeatures:
         """Return the sample without the removed items, and with some of the added items.
@@ -72,19 +60,20 @@ class ItemFeatures:
             for row, item_id in enumerate(self.ids)
             if item_id not in put and _is_held(snapshot, item_id)
         ]
-        kept = self.at(np.array(rows, dtype=np.int64))
+        kept = self.at(rows)
         drawn = [item_id for item_id in sorted(put) if _draw(item_id, "put") < self.share]
         found = snapshot.put_features(drawn)
         if found:
             whole = HalfRows.from_bytes(list(found.values())).whole()
             features = averaged_features(whole, averaging(whole.shape[1]))
-            kept = ItemFeatures(
-                kept.ids + tuple(found),
-                kept.groups + tuple(f"item {item_id}" for item_id in found),
-                HalfRows.concatenate([kept.features, HalfRows.of(features)]),
-                np.concatenate([kept.was_put, np.ones(len(found), dtype=bool)]),
-                kept.share,
+            fresh = ItemFeatures(
+                tuple(found),
+                tuple(f"item {item_id}" for item_id in found),
+                HalfRows.of(features),
+                np.ones(len(found), dtype=bool),
+                self.share,
             )
+            kept = ItemFeatures.concatenate([kept, fresh])
         return kept.thinned()
 
     def thinned(self) -> ItemFeatures:
@@ -94,7 +83,7 @@ class ItemFeatures:
             return self
         salt = f"{len(self)}"
         rows = [row for row, group in enumerate(self.groups) if _draw(group, salt) < rate]
-        return replace(self.at(np.array(rows, dtype=np.int64)), share=self.share * rate)
+        return replace(self.at(rows), share=self.share * rate)
 
     def save(self, directory: Path) -> None:
         """Write to ``directory``."""

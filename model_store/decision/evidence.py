@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.table import SHARED, Table
 from model_store.verdicts import Absence, Order
 
 SIZE_CLASSES = ("one", "few", "many")
@@ -26,7 +27,7 @@ def size_classes(counts: NDArray[np.integer[Any]]) -> NDArray[np.int8]:
 
 
 @dataclass(frozen=True)
-class LevelEvidence:
+class LevelEvidence(Table):
     """The outcomes of N calibration queries at the L levels of parents, see `Hierarchy`.
 
     Attributes
@@ -40,13 +41,9 @@ class LevelEvidence:
     probabilities: Floats
     correct: NDArray[np.bool_]
 
-    def at(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> LevelEvidence:
-        """Return the outcomes of the queries ``chosen``: a mask (N,) or indexes (n,)."""
-        return LevelEvidence(self.probabilities[chosen], self.correct[chosen])
-
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Table):
     """The outcomes of N calibration queries.
 
     The models that predict a query were not fitted to this query.
@@ -95,9 +92,9 @@ class Evidence:
     critical: Floats
     clusters: NDArray[np.int64]
     sources: NDArray[np.int16]
-    source_names: Sequence[str]
-    absence: Absence
-    rivals: float
+    source_names: Sequence[str] = field(metadata=SHARED)
+    absence: Absence = field(metadata=SHARED)
+    rivals: float = field(metadata=SHARED)
     levels: LevelEvidence | None = None
     outlier_p_values: Floats | None = None
 
@@ -109,9 +106,6 @@ class Evidence:
             raise ValueError(f"evidence of {sorted(lengths)} queries; wanted arrays of one length")
         if self.absence not in get_args(Absence):
             raise ValueError(f"{self.absence=}; wanted one of {get_args(Absence)}")
-
-    def __len__(self) -> int:
-        return len(self.correct)
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
@@ -128,17 +122,6 @@ class Evidence:
         if self.outlier_p_values is None:
             return np.ones(len(self), dtype=np.bool_)
         return self.outlier_p_values > alpha
-
-    def at(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Evidence:
-        """Return the evidence of the queries ``chosen``: a mask (N,) or indexes (n,)."""
-        return replace(
-            self,
-            levels=None if self.levels is None else self.levels.at(chosen),
-            outlier_p_values=None
-            if self.outlier_p_values is None
-            else self.outlier_p_values[chosen],
-            **{name: getattr(self, name)[chosen] for name in ARRAYS},
-        )
 
     def of_level(self, level: int) -> Evidence:
         """Return the evidence for answers that give the likeliest parent at a level, not an item.
@@ -179,7 +162,7 @@ class Evidence:
 
 
 ARRAYS = tuple(
-    field.name
-    for field in fields(Evidence)
-    if field.name not in {"source_names", "absence", "rivals", "levels", "outlier_p_values"}
+    one.name
+    for one in fields(Evidence)
+    if not one.metadata and one.name not in {"levels", "outlier_p_values"}
 )

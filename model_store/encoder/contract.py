@@ -15,6 +15,7 @@ from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ImagesNotTaken
 from model_store.images import Preprocessing
 from model_store.sphere import spherical_variance, unit_direction
+from model_store.table import Table
 
 if TYPE_CHECKING:
     from model_store.encoder.placement import Placement  # which needs ONNX Runtime
@@ -117,7 +118,7 @@ def read_input(fields: Mapping[str, Any]) -> EncoderInput:
 
 
 @dataclass(frozen=True)
-class Embeddings:
+class Embeddings(Table):
     """The encoder's outputs for B images.
 
     Attributes
@@ -131,9 +132,6 @@ class Embeddings:
     variance: NDArray[np.float32]
     features: NDArray[np.float32]
 
-    def __len__(self) -> int:
-        return len(self.mean)
-
     @cached_property
     def directions(self) -> NDArray[np.float32]:
         """The means (B, D), scaled to length 1; raises `ValueError` if a mean has length zero."""
@@ -143,22 +141,6 @@ class Embeddings:
     def spherical_variances(self) -> NDArray[np.float64]:
         """The uncertainty (B,) of each embedding, see `model_store.sphere.spherical_variance`."""
         return spherical_variance(self.mean, self.variance)
-
-    def at(self, images: NDArray[np.integer[Any]]) -> Embeddings:
-        """Return a subset of the embeddings."""
-        return Embeddings(self.mean[images], self.variance[images], self.features[images])
-
-    def __getitem__(self, images: slice) -> Embeddings:
-        return Embeddings(self.mean[images], self.variance[images], self.features[images])
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Embeddings]) -> Embeddings:
-        """All images of several batches."""
-        return cls(
-            np.concatenate([part.mean for part in parts]),
-            np.concatenate([part.variance for part in parts]),
-            np.concatenate([part.features for part in parts]),
-        )
 
 
 class Encoder(Protocol):

@@ -25,6 +25,7 @@ from model_store.feedback.cases import Case, CaseState
 from model_store.feedback.decisions import COLUMNS, Decided
 from model_store.feedback.file import opened
 from model_store.half_precision import HalfRows
+from model_store.table import Table
 from model_store.verdicts import CaseReason
 
 
@@ -73,7 +74,7 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptQueries:
+class KeptQueries(Table):
     """The embeddings of queries with a case.
 
     Attributes

@@ -15,7 +15,6 @@ images of the same identity.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from scipy.special import expit, logit
 
 from model_store.decision.logistic import LogisticModel
 from model_store.sphere import unit_direction
+from model_store.table import Table
 
 NEAREST = 0.1
 """Each image is compared only with its nearest images in the cohort. This value is
@@ -50,7 +50,7 @@ Codes = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class Points(Table):
     """The embeddings of N images.
 
     Attributes
@@ -67,24 +67,9 @@ class Points:
         """Return images with the encoder's ``mean`` and ``variance`` (N, D)."""
         return cls(unit_direction(mean), variance.sum(axis=1) / (mean**2).sum(axis=1))
 
-    @classmethod
-    def concatenate(cls, parts: Sequence[Points]) -> Points:
-        """Join several batches of images."""
-        return cls(
-            np.concatenate([part.directions for part in parts]),
-            np.concatenate([part.total_variances for part in parts]),
-        )
-
-    def __len__(self) -> int:
-        return len(self.directions)
-
-    def at(self, rows: Integers | Bools) -> Points:
-        """Return some of the images."""
-        return Points(self.directions[rows], self.total_variances[rows])
-
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class Labelled(Table):
     """N images whose identity is known.
 
     Attributes
@@ -98,12 +83,11 @@ class Labelled:
 
     def of(self, codes: Codes) -> Labelled:
         """Return the images of the given identities."""
-        chosen = np.isin(self.codes, codes)
-        return Labelled(self.points.at(chosen), self.codes[chosen])
+        return self.at(np.isin(self.codes, codes))
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(Table):
     """N images, compared with a cohort of images of other identities.
 
     Attributes
@@ -128,13 +112,6 @@ class Compared:
             nearest = np.partition(cosines, len(cohort) - n, axis=1)[:, len(cohort) - n :]
             levels[rows], spreads[rows] = nearest.mean(axis=1), nearest.std(axis=1)
         return cls(points, levels, np.maximum(spreads, _LEAST_SPREAD))
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def at(self, rows: Integers) -> Compared:
-        """Return some of the images."""
-        return Compared(self.points.at(rows), self.levels[rows], self.spreads[rows])
 
     def signals(self, first: Integers, second: Integers) -> Floats:
         """Return the signals (P, 3) of P pairs, given the indexes of their images."""

@@ -111,7 +111,7 @@ def _images_per_second(encoder: Encoder, images: Inputs, at_once: int | None = N
 
 
 def _bit_equal(encoder: Encoder, images: Inputs, alone: Embeddings, sizes: range) -> bool:
-    return all(_same(encoder.encode(images[:size]), alone[:size]) for size in sizes)
+    return all(_same(encoder.encode(images[:size]), alone.at(slice(size))) for size in sizes)
 
 
 def _same(one: Embeddings, other: Embeddings) -> bool:

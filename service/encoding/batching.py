@@ -187,7 +187,7 @@ class MicroBatcher:
         if isinstance(outcome, Embeddings):
             for row, one in enumerate(taken):
                 if not one.answer.done():
-                    one.answer.set_result(outcome[row : row + 1])
+                    one.answer.set_result(outcome.at([row]))
             return None
         stopped = isinstance(outcome, EncoderStopped)
         if len(taken) == 1:
@@ -208,7 +208,7 @@ class MicroBatcher:
     def _encoded(self, images: Sequence[Inputs]) -> Embeddings | Exception:
         try:
             batches = self._padded_up(np.stack(images))
-            return self._encoder.encode(batches, self._size)[: len(images)]
+            return self._encoder.encode(batches, self._size).at(slice(len(images)))
         except Exception as error:
             return error
 

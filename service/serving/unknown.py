@@ -120,7 +120,7 @@ class QueryGrouper:
             for row, query_id in enumerate(kept.query_ids)
             if kept.is_open[row] and not _is_item(bundle, query_id)
         ]
-        queries = _at(kept, is_open)
+        queries = kept.at(is_open)
         key = state, precision, queries.query_ids
         known = self._known.get(bundle.key)
         if known is not None and known[0] == key:
@@ -189,18 +189,6 @@ def _is_item(bundle: Bundle, query_id: str) -> bool:
     except ItemNotFound:
         return False
     return True
-
-
-def _at(kept: KeptQueries, rows: list[int]) -> KeptQueries:
-    return KeptQueries(
-        tuple(kept.query_ids[row] for row in rows),
-        tuple(kept.reasons[row] for row in rows),
-        kept.kept_at[rows],
-        kept.is_open[rows],
-        kept.mean[rows],
-        kept.variance[rows],
-        kept.features[rows],
-    )
 
 
 def _remember(

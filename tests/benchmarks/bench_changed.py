@@ -127,7 +127,7 @@ def changed(
     staging = root / "staging"
     staging.mkdir(parents=True)
     gallery = write_gallery(staging, encoder, first, seed)
-    queries = QuerySet(asked, asked.subset([]), None)
+    queries = QuerySet(asked, asked.at([]), None)
     config = CalibrationConfig()
     before = calibrate_gallery(
         encoder, gallery, first, queries, config, seed, are_views=False, unseen=True

@@ -156,13 +156,13 @@ def measure(name: str, seed: int) -> dict[str, Any]:
         world = replace(
             world,
             calibration=replace(
-                world.calibration, matched=queries.subset(range(min(MOST_QUERIES, len(queries))))
+                world.calibration, matched=queries.at(range(min(MOST_QUERIES, len(queries))))
             ),
         )
         retriever = Retriever(world.encoder, world.gallery, calibrate(world, seed))
         store, generator = store_of(world), np.random.default_rng([seed, 9])
         n_absent = round(len(world.matched) * ABSENT / (1 - ABSENT))
-        absent = world.absent.subset(generator.permutation(len(world.absent))[:n_absent])
+        absent = world.absent.at(generator.permutation(len(world.absent))[:n_absent])
         first, cosines, right, seconds = [], [], [], []
         terms = Terms(retriever.alpha, expected_absent=ABSENT)
         for images in (world.matched, absent):

@@ -124,7 +124,7 @@ def run(seed: int) -> Iterator[dict[str, object]]:
         write_gallery(place, encoder, indexed, seed)
         gallery = FaissGallery(place)
         asked = images_of(embedded, "query", held_out)
-        queries = QuerySet(asked, asked.subset([]), None)
+        queries = QuerySet(asked, asked.at([]), None)
         config = CalibrationConfig(expected_absent=ABSENT)
         known = encoder, gallery, indexed, queries
         before = calibrate_gallery(*known, config, seed, are_views=False, unseen=False)

@@ -81,7 +81,7 @@ def other_worlds(data: Path) -> Iterator[tuple[str, LabelledImages]]:
     for kind in ("mnist", "photographs"):
         images = outliers(kind, 1, generator)
         assert images is not None
-        yield kind, images.subset(generator.permutation(len(images))[:N_FAR])
+        yield kind, images.at(generator.permutation(len(images))[:N_FAR])
     for kind, pattern in (("cifar10", "cifar10/test_batch.webp"), ("chars74k", "chars74k/*.webp")):
         (path,) = data.glob(pattern)
         pixels = np.asarray(Image.open(path).convert("RGB"))
@@ -180,7 +180,7 @@ def measure(config: BuildConfig, run: Run, data: Path) -> dict[str, float]:
     row |= of_sets(matched)
 
     generator = np.random.default_rng(0)
-    chosen = splits.gallery.subset(generator.permutation(len(splits.gallery))[:5000])
+    chosen = splits.gallery.at(generator.permutation(len(splits.gallery))[:5000])
     references = np.concatenate(
         [
             unit_rows(encoder.encode(batch).features)

@@ -223,7 +223,7 @@ def posterior(scratch: Path) -> dict[str, Any]:
             noise = generator.normal(size=(len(some), N_FEATURES)).astype(np.float32)
             known.write(maker, contents[start : start + 5_000], np.abs(centres[some] + noise))
     known.close()
-    queries = QuerySet(validation, validation.subset([]), None)
+    queries = QuerySet(validation, validation.at([]), None)
     splits = Splits(training, training, validation, queries, queries)
     fit = _seconds(lambda: train_step(config, run, splits))
     fit += _seconds(lambda: fit_step(config, run, splits))

@@ -30,7 +30,7 @@ REPEATS = 3
 
 def measure() -> dict[str, float]:
     """Return a step's time over that of the contrastive loss, of each objective and at most."""
-    images = digits().subset(range(N_IMAGES))
+    images = digits().at(range(N_IMAGES))
     labels = torch.from_numpy(images.label_codes())
     best = dict.fromkeys(OBJECTIVES, float("inf"))
     console.quiet = True

@@ -84,8 +84,8 @@ def run(n_items: int, seed: int, root: Path) -> dict[str, object]:
     ]
     write_faiss_gallery(staging, embeddings, items, encoder.fingerprint)
     gallery, asked = open_gallery(staging), images("query", *world.drawn(N_QUERIES))
-    some = first.subset(np.random.default_rng(seed).permutation(n_items)[:N_SAMPLE])
-    queries = QuerySet(asked, asked.subset([]), None)
+    some = first.at(np.random.default_rng(seed).permutation(n_items)[:N_SAMPLE])
+    queries = QuerySet(asked, asked.at([]), None)
     before = calibrate_gallery(
         encoder, gallery, some, queries, CalibrationConfig(), seed, are_views=False, unseen=True
     )

@@ -119,7 +119,7 @@ def divided(
     code = {name: f"{place:03d}" for place, name in enumerate(names.tolist())}
 
     def renamed(rows: list[int]) -> LabelledImages:
-        some = images.subset(rows)
+        some = images.at(rows)
         return LabelledImages(
             some.ids, tuple(code[label] for label in some.labels), some.read, some.rows
         )
@@ -155,7 +155,7 @@ def measured(name: str, images: LabelledImages, seed: int) -> dict[str, Any]:
         posterior = place / "runs" / "gallery" / "posterior.safetensors"
         indexed = folder(place / "gallery")
         clean = embed_with_features(retriever.encoder, known, "queries")
-        layers = against_layers(retriever, posterior, indexed, clean[::2])
+        layers = against_layers(retriever, posterior, indexed, clean.at(slice(0, None, 2)))
         unlearned = of_unlearned_kind(retriever, indexed, clean, spoilt_images, seed)
     right = of_known.matches[:, 0]
     ordinary, alien, spoilt = signals(of_known), signals(of_absent), signals(poor)
@@ -213,9 +213,9 @@ def of_unlearned_kind(
     kind = seed % len(DEGRADATIONS)
     others = [name for place, name in enumerate(DEGRADATIONS) if place != kind]
     order = np.random.default_rng(seed).permutation(len(indexed))
-    head = fit_picture_state(retriever.encoder, indexed.subset(order), seed, others)
+    head = fit_picture_state(retriever.encoder, indexed.at(order), seed, others)
     assert head is not None
-    poor = spoilt.subset(range(kind, len(spoilt), len(DEGRADATIONS)))
+    poor = spoilt.at(range(kind, len(spoilt), len(DEGRADATIONS)))
     features = embed_with_features(retriever.encoder, poor, "one kind").features
     return auroc(head.displacement(features), head.displacement(clean.features))
 

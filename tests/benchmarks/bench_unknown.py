@@ -126,7 +126,7 @@ def asked(
     embeddings = world.embedded.clean.at(rows)
     found: list[tuple[str, str | None]] = []
     for start in range(0, len(rows), 256):
-        for predictive in retriever.predictives(embeddings[start : start + 256]):
+        for predictive in retriever.predictives(embeddings.at(slice(start, start + 256))):
             answer = retriever.find(predictive, 1, expected_absent=absent)
             found.append((answer.decision.verdict, answer.matches[0].item.label))
     return found

@@ -102,7 +102,7 @@ def far_outliers(data: Path) -> dict[str, LabelledImages]:
 
 def some(images: LabelledImages, most: int) -> LabelledImages:
     """At most so many of the images, drawn at random."""
-    return images.subset(np.sort(np.random.default_rng(0).permutation(len(images))[:most]))
+    return images.at(np.sort(np.random.default_rng(0).permutation(len(images))[:most]))
 
 
 def unpacked(name: str, data: Path, into: Path) -> Path:

@@ -141,7 +141,7 @@ def images_of(name: str, data: Path) -> Path:
 
 def some(images: LabelledImages, n: int, seed: int) -> LabelledImages:
     """At most ``n`` of them, in random order."""
-    return images.subset(np.random.default_rng(seed).permutation(len(images))[:n])
+    return images.at(np.random.default_rng(seed).permutation(len(images))[:n])
 
 
 def lessons() -> Iterator[tuple[str, LabelledImages]]:

@@ -110,7 +110,7 @@ def test_answers_are_those_that_are_served(
     world: World, calibration: Calibration, share: float
 ) -> None:
     retriever = Retriever(world.encoder, world.gallery, calibration)
-    asked = world.matched.subset(np.arange(60))
+    asked = world.matched.at(np.arange(60))
     prepared = asked.prepared(world.encoder.metadata.preprocessing)
     served = [
         retriever.find(one, 1, alpha=ALPHA, expected_absent=share)
@@ -137,7 +137,7 @@ def test_a_share_is_estimated_where_the_service_follows_the_estimate(
 ) -> None:
     matched, absent = (
         answer_all(world.encoder, world.gallery, calibration, images)
-        for images in (world.matched.subset(np.arange(60)), world.absent)
+        for images in (world.matched.at(np.arange(60)), world.absent)
     )
     generator = np.random.default_rng(0)
     estimates = [
@@ -169,7 +169,7 @@ def test_two_labels_are_as_alike_as_their_mean_directions(world: World) -> None:
     of_label = [directions[codes == world.gallery.labels.index(name)].mean(axis=0) for name in two]
     expected = float(of_label[0] @ of_label[1] / np.prod(np.linalg.norm(of_label, axis=1)))
     rows = np.flatnonzero(np.isin(world.gallery_images.labels, two))
-    some = replace(world, gallery_images=world.gallery_images.subset(rows))
+    some = replace(world, gallery_images=world.gallery_images.at(rows))
     alike, of_absent = likeness(some)
     assert alike == pytest.approx(expected, abs=1e-6)
     assert -1 < of_absent < 1

@@ -106,7 +106,7 @@ def few_of(config: BuildConfig) -> Splits:
     """Return the data of a build, with fewer queries for the evaluation."""
     splits = splits_of(config)
     few = {
-        name: images.subset(np.linspace(0, len(images) - 1, N_EVALUATED).astype(int))
+        name: images.at(np.linspace(0, len(images) - 1, N_EVALUATED).astype(int))
         for name in ("matched", "withheld", "outliers")
         if (images := getattr(splits.evaluation, name)) is not None
     }

@@ -107,8 +107,8 @@ def staged(run: Run) -> dict[str, bytes]:
 def degraded_ones(gallery: LabelledImages, seed: int) -> LabelledImages:
     """The images of the gallery that teach the state of a picture, degraded."""
     order = np.random.default_rng(seed).permutation(len(gallery))
-    images = gallery.subset(whole_groups(gallery.groups, order, N_DETECTOR_IMAGES))
-    return degraded(images.subset(range(min(N_DEGRADED, len(images)))), seed)
+    images = gallery.at(whole_groups(gallery.groups, order, N_DETECTOR_IMAGES))
+    return degraded(images.at(range(min(N_DEGRADED, len(images)))), seed)
 
 
 def test_each_picture_is_computed_once_in_a_whole_build(
@@ -124,7 +124,7 @@ def test_each_picture_is_computed_once_in_a_whole_build(
     parts.append(poor)
     preprocessing = OnnxTrunk(run.trunk).preprocessing
     pictures = [image.tobytes() for part in parts for image in part.prepared(preprocessing)]
-    checked = splits.training.subset(range(N_CHECKED)).prepared(preprocessing)
+    checked = splits.training.at(range(N_CHECKED)).prepared(preprocessing)
     again = Counter(image.tobytes() for image in checked)
     assert set(asked.trunk) == set(pictures)
     # A copy that is hardly degraded may be a picture that there is already.
@@ -167,7 +167,7 @@ def test_a_head_that_differs_in_a_bit_is_not_written(
 ) -> None:
     run = Run(tmp_path / "run")
     build_all(config, run, tmp_path / "bundles")
-    some = splits_of(config).training.subset(range(N_CHECKED))
+    some = splits_of(config).training.at(range(N_CHECKED))
     prepared = some.prepared(OnnxTrunk(run.trunk).preprocessing)
     path = tmp_path / "head.onnx"
     assert write_head(run.staging / ENCODER_FILE, run.trunk, path, prepared)

@@ -50,8 +50,8 @@ def test_both_orders_stand_beside_each_other(digits_bundle: Path) -> None:
     retriever = open_bundle(digits_bundle, "cpu").retriever
     images = digits()
     known = [label in retriever.gallery.labels for label in images.labels]
-    queries = images.subset(np.flatnonzero(known)[:120])
-    none = queries.subset([])
+    queries = images.at(np.flatnonzero(known)[:120])
+    none = queries.at([])
     report = evaluate(retriever, QuerySet(queries, none, None), seed=0)
     assert set(report["orders"]) == {"similarity", "probability"}
     pixels = queries.prepared(retriever.encoder.metadata.preprocessing)

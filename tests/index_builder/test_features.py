@@ -15,7 +15,7 @@ def encoder_of(seed: int) -> MetricEncoder:
 
 def test_features_are_those_of_each_image_however_many_are_computed_at_once() -> None:
     encoder = encoder_of(0)
-    images = digits().subset(range(300))
+    images = digits().at(range(300))
     expected = encoder.features(torch.from_numpy(images.prepared(encoder.preprocessing)))
     torch.testing.assert_close(all_features(encoder, images), expected)
 
@@ -29,13 +29,13 @@ def test_what_a_trunk_was_asked_it_is_not_asked_again(monkeypatch: pytest.Monkey
         return features(self, batch)
 
     monkeypatch.setattr(MetricEncoder, "features", watched)
-    first = all_features(encoder, images.subset(range(200)))
+    first = all_features(encoder, images.at(range(200)))
     assert sum(asked) == 200
     with torch.no_grad():  # what is learned of the features changes none of them
         encoder.last_layer.weight.zero_()
-    some = all_features(encoder, images.subset(range(150, 10, -3)))
+    some = all_features(encoder, images.at(range(150, 10, -3)))
     assert sum(asked) == 200
     torch.testing.assert_close(some, first[list(range(150, 10, -3))], rtol=0, atol=0)
-    other = all_features(encoder_of(2), images.subset(range(200)))
+    other = all_features(encoder_of(2), images.at(range(200)))
     assert sum(asked) == 400
     assert not torch.allclose(other, first)

@@ -50,7 +50,7 @@ def vectors_of(network: Network, path: Path | None = None, batch: int = 8) -> Im
 
 
 def test_an_image_is_computed_once_whoever_asks_and_in_whatever_order(tmp_path: Path) -> None:
-    images, network = digits().subset(range(AT_ONCE + 75)), Network()
+    images, network = digits().at(range(AT_ONCE + 75)), Network()
     expected = network(images.prepared(PREPROCESSING))
     once = Network()
     vectors = vectors_of(once, tmp_path / "vectors.sqlite")
@@ -59,8 +59,8 @@ def test_an_image_is_computed_once_whoever_asks_and_in_whatever_order(tmp_path: 
     assert set(once.batches) == {8}  # the last ones filled up
     order = np.random.default_rng(0).permutation(len(images))
     again = vectors_of(once, tmp_path / "vectors.sqlite")
-    np.testing.assert_array_equal(of(again, images.subset(order)), expected[order])
-    contents = images.subset(order[:20]).contents()
+    np.testing.assert_array_equal(of(again, images.at(order)), expected[order])
+    contents = images.at(order[:20]).contents()
     prepared = np.zeros((20, 6, 5, 3), np.uint8)  # nobody looks at it
     np.testing.assert_array_equal(again.of_prepared(prepared, contents), expected[order[:20]])
     assert once.n_images == len(images)
@@ -69,14 +69,14 @@ def test_an_image_is_computed_once_whoever_asks_and_in_whatever_order(tmp_path: 
 def test_only_what_is_not_known_is_decoded(tmp_path: Path) -> None:
     network, decoded = Network(), []
     vectors = vectors_of(network, tmp_path / "vectors.sqlite")
-    of(vectors, digits().subset(range(0, 40, 2)))
-    some = digits().subset(range(40))
+    of(vectors, digits().at(range(0, 40, 2)))
+    some = digits().at(range(40))
     list(vectors.of(some, "test", lambda position, _: decoded.append(position)))
     assert sorted(decoded) == list(range(1, 40, 2))
 
 
 def test_without_contents_or_a_file_everything_is_computed(tmp_path: Path) -> None:
-    images, network = digits().subset(range(30)), Network()
+    images, network = digits().at(range(30)), Network()
     unnamed = replace(images, content=None)
     vectors = vectors_of(network, tmp_path / "vectors.sqlite")
     first, second = of(vectors, unnamed), of(vectors, unnamed)
@@ -86,7 +86,7 @@ def test_without_contents_or_a_file_everything_is_computed(tmp_path: Path) -> No
 
 
 def test_nothing_to_embed_gives_nothing() -> None:
-    assert list(vectors_of(Network()).of(digits().subset([]), "test")) == []
+    assert list(vectors_of(Network()).of(digits().at([]), "test")) == []
 
 
 @pytest.fixture
@@ -107,8 +107,8 @@ def contents(images: LabelledImages) -> Sequence[bytes]:
 def test_copies_are_the_same_image_and_others_are_not(files: LabelledImages) -> None:
     a, b, copy = contents(files)
     assert a == copy != b
-    assert contents(files.subset([2, 1])) == [copy, b]
-    assert contents(joined(files.subset([1]), digits().subset([4, 3]), files))[0] == b
+    assert contents(files.at([2, 1])) == [copy, b]
+    assert contents(joined(files.at([1]), digits().at([4, 3]), files))[0] == b
     assert contents(joined(digits(), files))[-3:] == [a, b, copy]
     assert len(set(contents(digits()))) > 1700
 
@@ -117,7 +117,7 @@ def test_what_was_made_of_an_image_is_another_image(files: LabelledImages) -> No
     made = [views(files, 1), views(files, 2), corrupted(files, 1), corrupted(files, 2)]
     named = [one for images in made for one in contents(images)]
     assert len({*named, *contents(files)}) == len(named) + 2
-    again = contents(views(files, 1).subset([2, 0]))
+    again = contents(views(files, 1).at([2, 0]))
     assert again == [contents(made[0])[2], contents(made[0])[0]]
     for images in made:  # equal contents, equal pixels
         for position, name in enumerate(contents(images)):

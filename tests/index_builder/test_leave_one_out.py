@@ -162,7 +162,7 @@ def test_copies_and_groups_share_a_number() -> None:
     pixels = np.arange(5 * 4, dtype=np.uint8).reshape(5, 2, 2)
     pixels[3] = pixels[1]
     images = from_arrays("x", pixels, list("abcde"))
-    numbers = group_numbers(images, images.subset(np.array([4, 1])))
+    numbers = group_numbers(images, images.at(np.array([4, 1])))
     assert numbers[1] == numbers[3] == numbers[6]
     assert numbers[4] == numbers[5]
     assert len(np.unique(numbers)) == 4
@@ -214,9 +214,9 @@ def test_detectors_that_do_not_know_an_item_do_not_know_its_copy() -> None:
 
 
 def test_absent_stand_ins_of_views_are_the_pictures_themselves(images: LabelledImages) -> None:
-    seen = replace(images, ids=("not among them", *IDS[1:])).subset([9, 0, 4])
+    seen = replace(images, ids=("not among them", *IDS[1:])).at([9, 0, 4])
     order = np.random.default_rng(1).permutation(N)
-    places, items, of_items = plain_items(seen, images.subset(order), EMBEDDINGS.at(order))
+    places, items, of_items = plain_items(seen, images.at(order), EMBEDDINGS.at(order))
     assert places.tolist() == [0, 2]
     assert items.ids == (IDS[9], IDS[4])
     np.testing.assert_array_equal(of_items.mean, MEAN[[9, 4]])

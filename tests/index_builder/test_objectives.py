@@ -257,7 +257,7 @@ def test_the_length_of_an_embedding_is_served_as_its_concentration(tmp_path: Pat
     Image.fromarray(query).save(tmp_path / "query.png")
     answer = bundle.retriever.search((tmp_path / "query.png").read_bytes())
     encoder = load_encoder(splits_config.network, run.checkpoint)
-    prepared = splits.evaluation.matched.subset([0]).prepared(encoder.preprocessing)
+    prepared = splits.evaluation.matched.at([0]).prepared(encoder.preprocessing)
     with torch.inference_mode():
         length = encoder(torch.from_numpy(prepared)).norm().item()
     temperature = run.read_json("posterior.json")["temperature"]

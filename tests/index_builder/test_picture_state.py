@@ -31,12 +31,12 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> OnnxEncoder:
 @pytest.fixture(scope="module")
 def photographs() -> LabelledImages:
     images = folder(PHOTOGRAPHS)
-    return images.subset(np.random.default_rng(0).permutation(len(images))[:140])
+    return images.at(np.random.default_rng(0).permutation(len(images))[:140])
 
 
 @pytest.fixture(scope="module")
 def head(encoder: OnnxEncoder, photographs: LabelledImages) -> DisplacementModel:
-    state = fit_picture_state(encoder, photographs.subset(range(80)), seed=0)
+    state = fit_picture_state(encoder, photographs.at(range(80)), seed=0)
     assert state is not None
     return state
 
@@ -44,7 +44,7 @@ def head(encoder: OnnxEncoder, photographs: LabelledImages) -> DisplacementModel
 def test_head_tells_degraded_from_clean_photographs_it_has_not_seen(
     encoder: OnnxEncoder, photographs: LabelledImages, head: DisplacementModel
 ) -> None:
-    unseen = photographs.subset(range(80, 140))
+    unseen = photographs.at(range(80, 140))
     clean = embed_with_features(encoder, unseen, "clean")
     moved = embed_with_features(encoder, degraded(unseen, seed=9), "degraded")
     values = head.displacement(moved.features)
@@ -58,14 +58,14 @@ def test_head_tells_degraded_from_clean_photographs_it_has_not_seen(
 def test_percentiles_of_clean_photographs_are_spread(
     encoder: OnnxEncoder, photographs: LabelledImages, head: DisplacementModel
 ) -> None:
-    unseen = embed_with_features(encoder, photographs.subset(range(80, 140)), "clean")
+    unseen = embed_with_features(encoder, photographs.at(range(80, 140)), "clean")
     found = [head.percentile(value) for value in head.displacement(unseen.features).tolist()]
     assert 30 < np.mean(found) < 70
     assert np.mean(np.array(found) >= 99) < 0.1
 
 
 def test_head_of_few_images_is_none(encoder: OnnxEncoder, photographs: LabelledImages) -> None:
-    assert fit_picture_state(encoder, photographs.subset(range(39)), seed=0) is None
+    assert fit_picture_state(encoder, photographs.at(range(39)), seed=0) is None
 
 
 def test_degraded_images_are_the_same_each_time(photographs: LabelledImages) -> None:

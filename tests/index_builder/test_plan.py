@@ -83,8 +83,8 @@ def test_plan_of_splits_counts_copies_as_one_image() -> None:
         splits,
         gallery=gallery,
         items_are_queries=True,
-        calibration=replace(splits.calibration, matched=gallery.subset([])),
-        evaluation=replace(splits.evaluation, matched=gallery.subset([])),
+        calibration=replace(splits.calibration, matched=gallery.at([])),
+        evaluation=replace(splits.evaluation, matched=gallery.at([])),
     )
     assert Plan.of_splits(items, config.calibration).n_matched == (60, 0)
 

@@ -219,9 +219,9 @@ def built(
             "training": {"epochs": 0},
         }
     )
-    kept = images.subset(np.flatnonzero(np.arange(len(images)) % 3))
-    queries = QuerySet(images.subset(range(0, len(images), 3)), images.subset([]), None)
-    splits = Splits(kept, kept.subset(range(40, 160)), kept.subset(range(40)), queries, queries)
+    kept = images.at(np.flatnonzero(np.arange(len(images)) % 3))
+    queries = QuerySet(images.at(range(0, len(images), 3)), images.at([]), None)
+    splits = Splits(kept, kept.at(range(40, 160)), kept.at(range(40)), queries, queries)
     run = Run(directory)
     for step in (train_step, fit_step, export_step):
         step(config, run, splits)

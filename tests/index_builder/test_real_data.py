@@ -25,16 +25,16 @@ def thinned(splits: Splits, of_gallery: int, of_queries: int) -> Splits:
     """Each so-manieth image of the gallery, and of the queries."""
 
     def part_of(images: LabelledImages) -> LabelledImages:
-        return images.subset(np.arange(0, len(images), of_queries))
+        return images.at(np.arange(0, len(images), of_queries))
 
     def thin(queries: QuerySet) -> QuerySet:
         outliers = queries.outliers and part_of(queries.outliers)
         return QuerySet(part_of(queries.matched), part_of(queries.withheld), outliers)
 
-    gallery = splits.gallery.subset(np.arange(0, len(splits.gallery), of_gallery))
+    gallery = splits.gallery.at(np.arange(0, len(splits.gallery), of_gallery))
     kept = {item: place for place, item in enumerate(gallery.ids)}
     training, validation = (
-        gallery.subset([kept[item] for item in part.ids if item in kept])
+        gallery.at([kept[item] for item in part.ids if item in kept])
         for part in (splits.training, splits.validation)
     )
     return Splits(gallery, training, validation, thin(splits.calibration), thin(splits.evaluation))

@@ -29,7 +29,7 @@ from index_builder.training.loop import (
 from model_store.errors import ConfigError, TrainingDiverged
 from tests.support.narrowing import not_none
 
-IMAGES = digits().subset(range(200))
+IMAGES = digits().at(range(200))
 LABELS = torch.tensor([int(label) for label in IMAGES.labels])
 
 
@@ -121,7 +121,7 @@ def test_a_pretrained_trunk_is_frozen_or_fine_tuned(frozen: bool, tmp_path: Path
     encoder = build_encoder(network, generator)
     load_pretrained(encoder, network)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    few = IMAGES.subset(range(40))
+    few = IMAGES.at(range(40))
     config = TrainingConfig(epochs=1, labels_per_batch=4, images_per_label=3)
     source = feature_source(encoder.eval(), few, config, generator)
     train(encoder, ContrastiveLoss(1.0), source, LABELS[:40], config, generator)

@@ -35,7 +35,7 @@ class TestOnnxEncoder(EncoderLaws):
 def test_an_answer_is_the_same_to_the_last_bit_in_any_batch(digits_bundle: Path) -> None:
     """On pictures, not on noise: rounding shows where sums are of very different numbers."""
     encoder = OnnxEncoder(digits_bundle / "encoder.onnx", provider="cpu", threads=1)
-    images = digits().subset(range(60)).prepared(encoder.metadata.preprocessing)
+    images = digits().at(range(60)).prepared(encoder.metadata.preprocessing)
     alone = Embeddings.concatenate([encoder.encode(images[i : i + 1]) for i in range(60)])
     for size in range(2, 9):
         parts = [encoder.encode(images[start : start + size]) for start in range(0, 60, size)]

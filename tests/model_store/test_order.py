@@ -29,7 +29,7 @@ def retriever(digits_bundle: Path) -> Retriever:
 @pytest.fixture(scope="module")
 def queries(retriever: Retriever) -> list[Predictive]:
     images = digits()
-    chosen = images.subset(np.random.default_rng(0).permutation(len(images))[:60])
+    chosen = images.at(np.random.default_rng(0).permutation(len(images))[:60])
     return retriever.embed(chosen.prepared(retriever.encoder.metadata.preprocessing))
 
 

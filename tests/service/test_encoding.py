@@ -61,7 +61,7 @@ def test_it_gives_the_very_bits_of_the_encoder_in_this_process(
 def test_several_batches_on_several_threads_give_the_bits_of_one(digits_bundle: Path) -> None:
     one = OnnxEncoder(digits_bundle / ENCODER_FILE, "cpu", 1)
     encoder = EncoderProcess(digits_bundle / ENCODER_FILE, "cpu", 2)
-    asked = digits().subset(range(16)).prepared(one.metadata.preprocessing)
+    asked = digits().at(range(16)).prepared(one.metadata.preprocessing)
     with closing(encoder):
         ours, theirs = encoder.encode(asked, 1), one.encode(asked, 1)
     for name in ("mean", "variance", "features"):

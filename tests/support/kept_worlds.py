@@ -96,11 +96,11 @@ def calibrated(root: Path, absent_labels: np.ndarray, *, by_items: bool = False)
     absent = images("absent", absent_labels, drawn(absent_labels, 8))
     queries = QuerySet(asked, absent, None)
     order = np.random.default_rng(0).permutation(len(OF_ITEMS))
-    gallery, some = FaissGallery(staging), gallery_images.subset(order)
+    gallery, some = FaissGallery(staging), gallery_images.at(order)
     config = CalibrationConfig(max_error=0.1)
     asked_of = None
     if by_items:
-        queries = QuerySet(asked.subset([]), absent, None)
+        queries = QuerySet(asked.at([]), absent, None)
         asked_of = item_queries(some, ITEMS.at(order))
     known: dict[str, Any] = {"are_views": False, "unseen": not by_items, "items": asked_of}
     fitted = calibrate_gallery(ENCODER, gallery, some, queries, config, 0, **known)

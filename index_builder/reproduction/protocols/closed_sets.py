@@ -122,12 +122,12 @@ def load_digits(
     different seeds, but need the same test images.
     """
     everyone = digits()
-    known = everyone.subset(with_label(everyone, WITHHELD_DIGITS, wanted=False))
+    known = everyone.at(with_label(everyone, WITHHELD_DIGITS, wanted=False))
     learning, queries = stratified(known, 0.75, np.random.default_rng(0))
     test_outliers = {
         "photographs": Outliers(_photographs(1, generator), "far"),
         "3 and 8": Outliers(
-            everyone.subset(with_label(everyone, WITHHELD_DIGITS, wanted=True)), "near"
+            everyone.at(with_label(everyone, WITHHELD_DIGITS, wanted=True)), "near"
         ),
     }
     return _in_training(

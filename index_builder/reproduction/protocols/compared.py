@@ -74,7 +74,7 @@ def load_omniglot_small(
     """Omniglot: 60 characters for training, 20 for calibration, and 40 others for the test."""
     found = omniglot(origin)
     learning, asked = (
-        found.parts[part].subset(
+        found.parts[part].at(
             with_label(found.parts[part], _names(found.parts[part], n), wanted=True)
         )
         for part, n in (("background", CHARACTERS), ("evaluation", CHARACTERS_ASKED))
@@ -98,8 +98,8 @@ def load_caltech(
     found = caltech101(origin)
     images = found.parts["all"]
     asked = _names(images, round(CATEGORIES_ASKED * len(set(images.labels))))
-    learning = images.subset(with_label(images, asked, wanted=False))
-    test = all_against_all(images.subset(with_label(images, asked, wanted=True)))
+    learning = images.at(with_label(images, asked, wanted=False))
+    test = all_against_all(images.at(with_label(images, asked, wanted=True)))
     unrelated = {"Chars74K": Outliers(_drawn(chars74k(origin), N_OUTLIERS), "far")}
     data = _open_set(learning, 2 / 7, test, unrelated, generator)
     return replace(data, partial=found.partial)
@@ -128,7 +128,7 @@ def _open_set(
 def _photographs(generator: np.random.Generator) -> LabelledImages:
     images = outliers("photographs", 0, generator)
     assert images is not None  # noqa: S101 - none only for the kind of that name
-    return images.subset(np.arange(N_OUTLIERS))
+    return images.at(np.arange(N_OUTLIERS))
 
 
 def _names(images: LabelledImages, n: int) -> frozenset[str]:
@@ -139,4 +139,4 @@ def _names(images: LabelledImages, n: int) -> frozenset[str]:
 
 def _drawn(images: LabelledImages, n: int) -> LabelledImages:
     """Draw ``n`` images with a fixed seed."""
-    return images.subset(np.sort(np.random.default_rng(0).permutation(len(images))[:n]))
+    return images.at(np.sort(np.random.default_rng(0).permutation(len(images))[:n]))

@@ -104,7 +104,7 @@ def load_msls(
 
     task = Task(parts["query"], parts["database"], positions=positions)
     has = np.flatnonzero(task.n_relevant() > 0)
-    test = replace(task, queries=parts["query"].subset(has))
+    test = replace(task, queries=parts["query"].at(has))
     return _open_set(
         places.official,
         parts["train"],

@@ -109,7 +109,7 @@ class ProtocolData:
     def splits(self) -> Splits:
         """Return the data in the form that the steps of a build require."""
         first = next(iter(self.test_outliers.values())).images
-        nothing = self.test.queries.subset([])
+        nothing = self.test.queries.at([])
         return Splits(
             self.test.gallery,
             self.training,
@@ -148,7 +148,7 @@ def all_against_all(images: LabelledImages, positions: Positions | None = None) 
     """Return a leave-one-out task in which every image with a match is a query."""
     everyone = Task(images, images, leave_one_out=True, positions=positions)
     asking = np.flatnonzero(everyone.n_relevant() > 0)
-    return Task(images.subset(asking), images, leave_one_out=True, positions=positions)
+    return Task(images.at(asking), images, leave_one_out=True, positions=positions)
 
 
 def held_out_task(
@@ -166,6 +166,6 @@ def without_some_labels(
     names = sorted(set(images.labels))
     chosen = set(generator.permutation(names)[: max(2, round(share * len(names)))].tolist())
     return (
-        images.subset(with_label(images, chosen, wanted=False)),
-        images.subset(with_label(images, chosen, wanted=True)),
+        images.at(with_label(images, chosen, wanted=False)),
+        images.at(with_label(images, chosen, wanted=True)),
     )

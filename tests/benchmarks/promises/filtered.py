@@ -97,6 +97,6 @@ def _some(
     retriever: Retriever, images: LabelledImages, n: int, generator: np.random.Generator
 ) -> list[tuple[Predictive, str]]:
     """Draw n queries, with their true labels."""
-    chosen = images.subset(generator.permutation(len(images))[:n])
+    chosen = images.at(generator.permutation(len(images))[:n])
     prepared = chosen.prepared(retriever.encoder.metadata.preprocessing)
     return list(zip(retriever.embed(prepared), chosen.labels, strict=True))

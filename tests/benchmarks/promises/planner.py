@@ -48,7 +48,7 @@ def plan(world: World, seed: int) -> Record:
     for n in NUMBERS:
         if n > len(pool):
             break
-        matched = pool.subset(order[:n])
+        matched = pool.at(order[:n])
         queries = QuerySet(matched, world.calibration.withheld, None)
         try:
             calibration = calibrate(replace(world, calibration=queries, unseen=False), seed)

@@ -162,7 +162,7 @@ def _fashion(seed: int) -> Embedded:
         splits = load_splits(config)
         generator = np.random.default_rng(number)
         parts = [
-            images.subset(generator.permutation(len(images))[:n])
+            images.at(generator.permutation(len(images))[:n])
             for images, n in (
                 (splits.gallery, 2 * N_FASHION_GALLERY),
                 (joined(splits.calibration.matched, splits.evaluation.matched), 10_000),

@@ -57,7 +57,7 @@ def measure_streams(world: World, seed: int, directory: Path) -> Record:
     with _served(Bundle(bundle, read_manifest(bundle), retriever), keys.path) as client:
         ordinary = _files(world.matched, N_ASKED)
         unusual = [
-            *_files(corrupted(world.matched.subset(range(N_ASKED, len(world.matched))), seed)),
+            *_files(corrupted(world.matched.at(range(N_ASKED, len(world.matched))), seed)),
             *_files(world.absent),
         ]
         before = [_asked(client, image, one) for image in ordinary]

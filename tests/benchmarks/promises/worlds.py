@@ -193,7 +193,7 @@ def make_world(spec: WorldSpec, seed: int, directory: Path) -> World:
         gallery_images, of_matched = stratified(_grouped(gallery_images, groups), share, generator)
     else:
         of_matched = images("calibration", calibration, [names[code] for code in of_calibration])
-    gallery_images = gallery_images.subset(generator.permutation(len(gallery_images)))
+    gallery_images = gallery_images.at(generator.permutation(len(gallery_images)))
     of_withheld = images("withheld", withheld, _names("withheld", len(withheld), spec.per_withheld))
     gallery = write_gallery(directory, encoder, gallery_images, seed)
     return World(

@@ -100,7 +100,7 @@ def test_an_unknown_withheld_label_is_named() -> None:
 def test_a_subset_keeps_id_label_and_pixels_together() -> None:
     pixels = np.arange(5 * 4, dtype=np.uint8).reshape(5, 2, 2)
     images = from_arrays("x", pixels, list("abcde"))
-    chosen = images.subset([3, 1]).subset([1])
+    chosen = images.at([3, 1]).at([1])
     assert (chosen.ids, chosen.labels) == (("x-1",), ("b",))
     np.testing.assert_array_equal(chosen.pixels(0)[..., 0], pixels[1])
 

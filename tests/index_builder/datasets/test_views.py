@@ -25,7 +25,7 @@ def images() -> LabelledImages:
     across, down = np.meshgrid(np.linspace(0, 1, 60), np.linspace(0, 1, 40))
     waves = [np.sin(6 * k * across + down * k) for k in range(1, 7)]
     pixels = np.stack([(127 + 100 * wave).astype(np.uint8) for wave in waves])
-    return from_arrays("wave", pixels, list("aabbcc")).subset([5, 0, 3, 1])
+    return from_arrays("wave", pixels, list("aabbcc")).at([5, 0, 3, 1])
 
 
 @pytest.mark.parametrize("change", [views, corrupted])
@@ -46,7 +46,7 @@ def test_a_seed_gives_the_same_pictures_again_and_another_gives_others(
 @pytest.mark.parametrize("change", [views, corrupted])
 def test_a_part_of_them_is_the_same_pictures(change: Change, images: LabelledImages) -> None:
     whole = change(images, 3)
-    part = whole.subset([2, 0])
+    part = whole.at([2, 0])
     np.testing.assert_array_equal(part.pixels(0), whole.pixels(2))
     np.testing.assert_array_equal(part.pixels(1), whole.pixels(0))
 
@@ -81,18 +81,18 @@ def test_noise_is_the_same_however_many_rows_are_drawn_at_once(
 
 
 def test_collections_are_joined_in_order(images: LabelledImages) -> None:
-    both = joined(images.subset([1]), images.subset([]), images.subset([3, 0]))
+    both = joined(images.at([1]), images.at([]), images.at([3, 0]))
     assert both.ids == tuple(images.ids[place] for place in (1, 3, 0))
     assert both.labels == tuple(images.labels[place] for place in (1, 3, 0))
     for place, original in enumerate((1, 3, 0)):
         np.testing.assert_array_equal(both.pixels(place), images.pixels(original))
-    np.testing.assert_array_equal(both.subset([2]).pixels(0), images.pixels(0))
+    np.testing.assert_array_equal(both.at([2]).pixels(0), images.pixels(0))
 
 
 def test_joined_collections_keep_the_places_of_their_images(images: LabelledImages) -> None:
     places = np.arange(12.0).reshape(4, 3)
-    known, unknown = replace(images, places=places), images.subset([2])
-    found = joined(known.subset([1]), unknown, known.subset([3, 0])).places
+    known, unknown = replace(images, places=places), images.at([2])
+    found = joined(known.at([1]), unknown, known.at([3, 0])).places
     assert found is not None
     np.testing.assert_array_equal(found[[0, 2, 3]], places[[1, 3, 0]])
     assert np.isnan(found[1]).all()

@@ -106,10 +106,10 @@ class TestABuild:
             names, tuple(map(str, labels.tolist())), lambda row, _: pixels[row], np.arange(48)
         )
         training, validation = (
-            every.subset(np.flatnonzero(np.arange(48) % 6)),
-            every.subset(range(0, 48, 6)),
+            every.at(np.flatnonzero(np.arange(48) % 6)),
+            every.at(range(0, 48, 6)),
         )
-        none = QuerySet(every.subset([]), every.subset([]), None)
+        none = QuerySet(every.at([]), every.at([]), None)
         return Splits(every, training, validation, none, none)
 
     def test_its_uncertainty_is_learned_and_its_features_stay(

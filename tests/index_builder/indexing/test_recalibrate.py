@@ -164,7 +164,7 @@ def test_where_labels_have_parents_more_items_are_queries(root: Path) -> None:
     gallery = FaissGallery(root / str(current_id(root)))
     parents = Hierarchy.of(["half"], {name: [name[-1]] for name in gallery.labels})
     asked_of = images("query", OF_QUERIES, QUERIES)
-    queries = QuerySet(asked_of, asked_of.subset([]), None)
+    queries = QuerySet(asked_of, asked_of.at([]), None)
     parts = ENCODER, gallery, images("item", OF_ITEMS, ITEMS), queries, 0
     n_left_out = []
     for rule in (BY_LABEL, TruthRule(parents)):

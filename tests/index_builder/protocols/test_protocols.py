@@ -97,7 +97,7 @@ def test_labels_are_held_out_whole() -> None:
 
 def test_inverted_is_dark_for_bright() -> None:
     source = images("ab")
-    np.testing.assert_array_equal(inverted(source).subset([1]).pixels(0), 255 - source.pixels(1))
+    np.testing.assert_array_equal(inverted(source).at([1]).pixels(0), 255 - source.pixels(1))
 
 
 def test_the_seed_decides_what_is_held_out() -> None:

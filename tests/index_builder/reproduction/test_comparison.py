@@ -60,18 +60,16 @@ def few_digits(
 ) -> ProtocolData:
     """A third of the digits, and a tenth of the photographs."""
     data = PROTOCOLS["digits"].load(origin, generator, validation_share)
-    gallery = data.test.gallery.subset(range(300))
+    gallery = data.test.gallery.at(range(300))
     return replace(
         data,
-        training=gallery.subset(range(250)),
-        validation=gallery.subset(range(250, 300)),
-        development=Task(data.development.queries.subset(range(120)), gallery),
-        development_outliers=data.development_outliers.subset(range(100)),
-        test=Task(data.test.queries.subset(range(120)), gallery),
+        training=gallery.at(range(250)),
+        validation=gallery.at(range(250, 300)),
+        development=Task(data.development.queries.at(range(120)), gallery),
+        development_outliers=data.development_outliers.at(range(100)),
+        test=Task(data.test.queries.at(range(120)), gallery),
         test_outliers={
-            "photographs": Outliers(
-                data.test_outliers["photographs"].images.subset(range(100)), "far"
-            )
+            "photographs": Outliers(data.test_outliers["photographs"].images.at(range(100)), "far")
         },
     )
 

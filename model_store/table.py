@@ -1,0 +1,90 @@
+"""Tables: columns of equal length, one entry for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows: TypeAlias = slice | Sequence[int] | NDArray[np.integer[Any]] | NDArray[np.bool_]
+"""Rows of a table: a slice, positions, or a mask of all rows."""
+
+SHARED = {"shared": True}
+"""Metadata of a field that is not a column: it has one value for all rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Base class of frozen dataclasses whose fields are columns.
+
+    A column is an array, a tuple or a table. An unknown column is None. A field with the metadata
+    `SHARED` is not a column.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True)
+    ... class Cities(Table):
+    ...     names: tuple[str, ...]
+    ...     heights: NDArray[np.float64]
+    ...     unit: str = field(metadata=SHARED)
+    >>> cities = Cities(("Bern", "Chur", "Genf"), np.array([540.0, 593.0, 375.0]), "m")
+    >>> cities.at(cities.heights > 500).names
+    ('Bern', 'Chur')
+    """
+
+    def __len__(self) -> int:
+        return len(next(column for _, column in self._columns() if column is not None))
+
+    def at(self, rows: Rows) -> Self:
+        """Return some of the rows, in the order of ``rows``."""
+        if not isinstance(rows, slice):
+            found = np.asarray(rows)
+            rows = np.flatnonzero(found) if found.dtype == bool else found.astype(np.int64)
+        return replace(self, **{name: _at(column, rows) for name, column in self._columns()})
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of one or more tables.
+
+        Raises
+        ------
+        ValueError : a value for all rows differs between the tables.
+        """
+        columns = {}
+        for field in fields(cls):
+            values = [getattr(part, field.name) for part in parts]
+            if "shared" not in field.metadata:
+                columns[field.name] = _concatenated(values)
+            elif any(value != values[0] for value in values):
+                raise ValueError(f"{field.name} differs between tables of {cls.__name__}")
+        return replace(parts[0], **columns)
+
+    def _columns(self) -> Iterator[tuple[str, Any]]:
+        for field in fields(self):
+            if "shared" not in field.metadata:
+                yield field.name, getattr(self, field.name)
+
+
+def _at(column: Any, rows: slice | NDArray[np.int64]) -> Any:  # noqa: ANN401 - of any kind
+    if column is None:
+        return None
+    if isinstance(column, Table):
+        return column.at(rows)
+    if isinstance(column, tuple) and not isinstance(rows, slice):
+        return tuple(column[row] for row in rows)
+    return column[rows]
+
+
+def _concatenated(columns: Sequence[Any]) -> Any:  # noqa: ANN401 - of any kind
+    first = columns[0]
+    if first is None:
+        return None
+    if isinstance(first, Table):
+        return type(first).concatenate(columns)
+    return (
+        tuple(chain.from_iterable(columns)) if isinstance(first, tuple) else np.concatenate(columns)
+    )
