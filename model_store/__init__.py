@@ -28,12 +28,12 @@ all error classes.
     text_queries    texts as queries
     answers         result list, decision, and search plan of a query
     compared_answers  changes of answers from one bundle to another
-    matches         ranked neighbours with their probabilities
     pairs           the uncertainty of the similarity of query and item
     truth           whether an item is a true match of a query
     verdicts        the words of answers
     records         parts of answers that the service sends unchanged
     deadline        deadlines, after which work is cancelled
+    table           columns of equal length
     half_precision  rows of numbers in half precision
     threads         number of threads for arithmetic
     processors      processors that this process may use

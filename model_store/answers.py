@@ -8,9 +8,9 @@ from html import escape
 
 from model_store.decision import Decision
 from model_store.gallery import Item
-from model_store.matches import Match
 from model_store.predictive import Predictive
-from model_store.records import Explanation
+from model_store.records import Explanation, Match
+from model_store.search import Neighbours
 from model_store.verdicts import Order
 
 _COLUMNS = ("", "item", "label", "P(match)", "similarity")
@@ -34,8 +34,8 @@ def _row(match: Match) -> str:
     probability = "" if match.match_probability is None else f"{match.match_probability:.3f}"
     cells = (
         str(match.rank),
-        escape(match.item.id),
-        escape(match.item.label or ""),
+        escape(match.id),
+        escape(match.label or ""),
         probability,
         f"{match.similarity:.3f}",
     )
@@ -62,7 +62,7 @@ class Answer:
     --------
     >>> bundle = open_bundle(Path("bundles/demo"))
     >>> answer = bundle.retriever.search(Path("photo.png").read_bytes(), limit=10)
-    >>> answer.decision.verdict, [match.item.id for match in answer.matches]
+    >>> answer.decision.verdict, [match.id for match in answer.matches]
     """
 
     decision: Decision
@@ -83,3 +83,54 @@ class Answer:
     def _repr_html_(self) -> str:
         """Return the answer as HTML for a notebook."""
         return answer_html(self.decision, self.matches)
+
+
+def matches_of(
+    items: Sequence[Item],
+    neighbours: Neighbours,
+    decision: Decision,
+    *,
+    has_uncertainty: bool,
+) -> tuple[Match, ...]:
+    """Return the first items of the list as matches.
+
+    Parameters
+    ----------
+    has_uncertainty : whether the query's uncertainty is known. Rank stability and rank confidence
+        need this uncertainty.
+    """
+    n = len(items)
+    places = neighbours.listed[:n]
+    unknown: list[float | None] = [None] * n
+    stds, stabilities, confidences = unknown, unknown, unknown
+    if has_uncertainty:
+        stds = neighbours.pairs.std[places].tolist()
+        stabilities = neighbours.rank_stability[:n].tolist()
+        confidences = [*neighbours.rank_confidence.tolist(), None][:n]
+    probabilities = decision.match_probabilities
+    columns = zip(
+        range(1, n + 1),
+        items,
+        neighbours.similarities[places].tolist(),
+        stds,
+        unknown if probabilities is None else probabilities.tolist(),
+        stabilities,
+        confidences,
+        neighbours.pairs.variances[places].tolist(),
+        strict=True,
+    )
+    return tuple(
+        Match(
+            rank=rank,
+            id=item.id,
+            similarity=similarity,
+            similarity_std=std,
+            match_probability=probability,
+            rank_stability=stability,
+            rank_confidence=confidence,
+            variance=variance,
+            label=item.label,
+            metadata=dict(item.metadata),
+        )
+        for rank, item, similarity, std, probability, stability, confidence, variance in columns
+    )

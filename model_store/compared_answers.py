@@ -41,8 +41,8 @@ class Said:
         item_id, name, probability = None, None, None
         if answer.matches:
             first = answer.matches[0]
-            item_id, probability = first.item.id, first.match_probability
-            name = item_id if first.item.label is None else first.item.label
+            item_id, probability = first.id, first.match_probability
+            name = item_id if first.label is None else first.label
         outlier = decision.assessment.is_outlier(answer.alpha)
         lacking = decision.reason is not None or decision.verdict == "not_calibrated"
         return cls(decision.verdict, item_id, name, probability, outlier, lacking)

@@ -6,7 +6,7 @@ the fields are in the OpenAPI document.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -45,6 +45,38 @@ class ReliabilityBin(_Record):
         "this share equals `probability`."
     )
     weight: float = Field(description="Share of the query stream that this bin represents.")
+
+
+class Match(_Record):
+    """One ranked neighbour: an item of the gallery, and its numbers."""
+
+    rank: int
+    id: str
+    similarity: float = Field(description="Cosine, −1 to 1; larger is nearer.")
+    similarity_std: float | None = Field(
+        description="Standard deviation of the similarity, computed from the variances of query "
+        "and item. Null if the query's uncertainty is null."
+    )
+    match_probability: float | None = Field(
+        description="Calibrated probability that the item is a true match. Among results of one "
+        "label, a nearer item never has a lower probability."
+    )
+    rank_stability: float | None = Field(
+        description="Share of posterior samples in which the item is among the k nearest. k is "
+        "the number of results, including earlier pages. Null if the query's uncertainty is null."
+    )
+    rank_confidence: float | None = Field(
+        description="Probability that the item is nearer to the query than the next item, given "
+        "the uncertainty of both similarities. Null if the query's uncertainty is null, or if "
+        "there is no next item. Values below ½ are possible if the next item is nearer, but is "
+        "less likely to be a match. They are also possible if the next item is slightly farther, "
+        "but the similarity of the next item is much more certain."
+    )
+    variance: float = Field(
+        description="Variance of the item's embedding, relative to that embedding's squared norm."
+    )
+    label: str | None
+    metadata: dict[str, Any]
 
 
 class RollUp(_Record):

@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.answers import Answer
+from model_store.answers import Answer, matches_of
 from model_store.decision import (
     Calibration,
     FilterMeans,
@@ -26,7 +26,6 @@ from model_store.encoder.contract import Embeddings, Encoder, Inputs, QueryKind,
 from model_store.errors import BundleMismatch, OrderUnavailable
 from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
-from model_store.matches import matches_of
 from model_store.messages import message
 from model_store.pairs import INDEPENDENT, Correlation, correlation_of
 from model_store.predictive import N_SAMPLES, Predictive, predict

@@ -137,8 +137,8 @@ def decide_list(
     >>> answer = bundle.retriever.search(Path("photo.png").read_bytes(), limit=200)
     >>> found = answer.predictive
     >>> query = VectorQuery(found.direction, found.variance, outlier_score=found.outlier_score)
-    >>> ids = [match.item.id for match in answer.matches]
-    >>> labels = [match.item.label for match in answer.matches]
+    >>> ids = [match.id for match in answer.matches]
+    >>> labels = [match.label for match in answer.matches]
     >>> similarities = [match.similarity for match in answer.matches]
     >>> neighbours = NeighbourList(ids, labels, similarities)
     >>> decision = decide_list(bundle.retriever, query, neighbours, Terms(alpha=0.05))

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from model_store.answers import Answer
 from model_store.decision import Assessment, Calibration, Decision, ResultSetChoice
-from model_store.matches import Match
 from model_store.messages import Message, message
 from model_store.pairs import is_over_weights
+from model_store.records import Match
 from service import schemas
 
 PictureUrls = Callable[[str], tuple[str | None, str | None]]
@@ -65,7 +65,7 @@ def search_answer(
         absent=absent,
         query=query,
         order=answer.order,
-        results=[result(match, urls) for match in shown if match.item.id not in gone],
+        results=[result(match, urls) for match in shown if match.id not in gone],
         explain=answer.explain,
         result_set=None if refused else _result_set(answer, gone),
         next_cursor=next_cursor,
@@ -141,21 +141,8 @@ def _picture_state(assessment: Assessment) -> schemas.PictureState | None:
 
 def result(match: Match, urls: PictureUrls) -> schemas.Result:
     """Describe one result."""
-    thumbnail_url, preview_url = urls(match.item.id)
-    return schemas.Result(
-        rank=match.rank,
-        id=match.item.id,
-        similarity=match.similarity,
-        similarity_std=match.similarity_std,
-        match_probability=match.match_probability,
-        rank_stability=match.rank_stability,
-        rank_confidence=match.rank_confidence,
-        variance=match.variance,
-        label=match.item.label,
-        metadata=dict(match.item.metadata),
-        thumbnail_url=thumbnail_url,
-        preview_url=preview_url,
-    )
+    thumbnail_url, preview_url = urls(match.id)
+    return schemas.Result(**dict(match), thumbnail_url=thumbnail_url, preview_url=preview_url)
 
 
 def _result_set(answer: Answer, gone: Collection[str]) -> schemas.ResultSet | None:

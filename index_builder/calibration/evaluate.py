@@ -22,6 +22,7 @@ from model_store.answers import Answer
 from model_store.decision import Calibration, Hierarchy
 from model_store.decision.absent_share import prior_shift, shifted
 from model_store.gallery import Item
+from model_store.records import Match
 from model_store.retriever import Retriever
 from model_store.verdicts import Order
 
@@ -116,7 +117,7 @@ def ask(
             for position, predictive in zip(positions[start:], predictives, strict=False):
                 answer = retriever.find(predictive, LIMIT, order=order)
                 answers.append(answer)
-                shown = [match.item for match in answer.matches]
+                shown = answer.matches
                 matches[position, : len(shown)] = is_match(position, shown)
                 covered[position] = is_match(position, answer.result_set).any()
     return Answers(queries, answers, matches, covered)
@@ -124,15 +125,15 @@ def ask(
 
 def _truth(
     retriever: Retriever, queries: LabelledImages
-) -> Callable[[int, Sequence[Item]], NDArray[np.bool_]]:
+) -> Callable[[int, Sequence[Item | Match]], NDArray[np.bool_]]:
     """Return a function that finds a query's true matches: (query position, items) → mask."""
     gallery, calibration = retriever.gallery, retriever.calibration
     near = nearby(gallery, queries, None if calibration is None else calibration.within)
 
-    def by_label(position: int, items: Sequence[Item]) -> NDArray[np.bool_]:
+    def by_label(position: int, items: Sequence[Item | Match]) -> NDArray[np.bool_]:
         return np.array([_name(item) == queries.labels[position] for item in items], dtype=bool)
 
-    def by_place(position: int, items: Sequence[Item]) -> NDArray[np.bool_]:
+    def by_place(position: int, items: Sequence[Item | Match]) -> NDArray[np.bool_]:
         assert near is not None  # noqa: S101 - or it is not asked
         rows = np.array([[gallery.row(item.id) for item in items]], dtype=np.int64)
         found: NDArray[np.bool_] = near.matches(np.array([position]), rows)[0]
@@ -395,7 +396,7 @@ def _of_first(
     }
 
 
-def _name(item: Item) -> str:
+def _name(item: Item | Match) -> str:
     """Return the item's label, or its id if it has no label."""
     return item.id if item.label is None else item.label
 

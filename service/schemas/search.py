@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from model_store.gallery.filters.grammar import MAX_BYTES
-from model_store.records import Explanation, QualityHint, RollUp
+from model_store.records import Explanation, Match, QualityHint, RollUp
 from model_store.verdicts import MAX_TEXT_CHARACTERS, Absence, FilterMeans, Order, Verdict
 from service.schemas.base import HasReason, RequestModel
 from service.schemas.bundles import BundleState
@@ -191,36 +191,9 @@ class TextSearchRequest(JsonSearchFields):
     )
 
 
-class Result(BaseModel):
+class Result(Match):
     """One ranked neighbour."""
 
-    rank: int
-    id: str
-    similarity: float = Field(description="Cosine, −1 to 1; larger is nearer.")
-    similarity_std: float | None = Field(
-        description="Standard deviation of the similarity, computed from the variances of query "
-        "and item. Null if the query's uncertainty is null."
-    )
-    match_probability: float | None = Field(
-        description="Calibrated probability that the item is a true match. Among results of one "
-        "label, a nearer item never has a lower probability."
-    )
-    rank_stability: float | None = Field(
-        description="Share of posterior samples in which the item is among the k nearest. k is "
-        "the number of results, including earlier pages. Null if the query's uncertainty is null."
-    )
-    rank_confidence: float | None = Field(
-        description="Probability that the item is nearer to the query than the next item, given "
-        "the uncertainty of both similarities. Null if the query's uncertainty is null, or if "
-        "there is no next item. Values below ½ are possible if the next item is nearer, but is "
-        "less likely to be a match. They are also possible if the next item is slightly farther, "
-        "but the similarity of the next item is much more certain."
-    )
-    variance: float = Field(
-        description="Variance of the item's embedding, relative to that embedding's squared norm."
-    )
-    label: str | None
-    metadata: dict[str, Any]
     thumbnail_url: str | None = Field(description="Null in a gallery of vectors.")
     preview_url: str | None = Field(
         None,

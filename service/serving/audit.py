@@ -124,7 +124,7 @@ class Audit:
             return
         predicted = self._draws.predicted_error(wrong, draw.probability)
         drawn = self._before.close(predicted, draw.probability, self._draws.least)
-        self._asked.append((query_id, answer.matches[0].item.id, drawn))
+        self._asked.append((query_id, answer.matches[0].id, drawn))
 
     def keep(self) -> None:
         """Write the matches drawn for review, and read the decisions on drawn matches.

@@ -357,7 +357,7 @@ class Lease:
         """
         retriever, item_id = self._retriever, review.item_id
         item = None if item_id is None else retriever.gallery.item(item_id)
-        listed = {match.item.id: place for place, match in enumerate(answer.matches)}
+        listed = {match.id: place for place, match in enumerate(answer.matches)}
         if item is not None and review.decision != "that_item" and item.id not in listed:
             raise ItemNotFound(
                 f"The query did not find item {item.id!r} among its nearest {N_CANDIDATES}. If the "
@@ -365,7 +365,7 @@ class Lease:
             )
         words = {}
         if answer.matches and (item is None or review.decision == "that_item"):
-            first = answer.matches[0].item
+            first = answer.matches[0]
             same = item is not None and item.label is not None and first.label == item.label
             words[first.id] = same
         if item is not None and item.id in listed:
@@ -384,7 +384,7 @@ class Lease:
         if match.match_probability is None or uncorrected is None or calibration is None:
             return None
         return Pair(
-            match.item.id,
+            match.id,
             correct,
             match.rank,
             match.match_probability,

@@ -255,7 +255,7 @@ def changed_since(answer: Answer, searched: Gallery, now: Gallery) -> frozenset[
     """
     if now is searched:
         return frozenset()
-    ids = {match.item.id for match in answer.matches} | {item.id for item in answer.result_set}
+    ids = {match.id for match in answer.matches} | {item.id for item in answer.result_set}
     return frozenset(one for one in ids if _row(now, one) != searched.row(one))
 
 

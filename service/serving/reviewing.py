@@ -229,7 +229,7 @@ class ReviewKeeper:
             drawn_evenly=draw is not None and draw.evenly,
             verdict=answer.decision.verdict,
             found=tuple(
-                CaseItem(match.item.id, match.item.label, match.match_probability)
+                CaseItem(match.id, match.label, match.match_probability)
                 for match in answer.matches[:N_FOUND]
             ),
             no_match_probability=answer.decision.no_match_probability,

@@ -139,7 +139,7 @@ def _stream(
         first = answer.matches[0]
         assert first.match_probability is not None
         probabilities[row] = first.match_probability
-        right[row] = first.item.id == wanted
+        right[row] = first.id == wanted
         matched[row] = answer.decision.verdict == "match"
     calibration = retriever.calibration
     assert calibration is not None

@@ -241,7 +241,7 @@ def against_layers(
     served, wanted, stds, of_layers = [], [], [], []
     for place, predictive in enumerate(retriever.predictives(asked)):
         for match in retriever.find(predictive, N_LISTED).matches:
-            row = row_of[match.item.id]
+            row = row_of[match.id]
             served.append(match.rank_stability)
             wanted.append(shares[place, row])
             stds.append(match.similarity_std)

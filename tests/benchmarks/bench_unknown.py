@@ -128,7 +128,7 @@ def asked(
     for start in range(0, len(rows), 256):
         for predictive in retriever.predictives(embeddings.at(slice(start, start + 256))):
             answer = retriever.find(predictive, 1, expected_absent=absent)
-            found.append((answer.decision.verdict, answer.matches[0].item.label))
+            found.append((answer.decision.verdict, answer.matches[0].label))
     return found
 
 

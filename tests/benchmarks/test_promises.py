@@ -121,9 +121,7 @@ def test_answers_are_those_that_are_served(
     assert np.allclose(answers.at_share(calibration, share), probabilities, rtol=0, atol=1e-12)
     verdicts = [one.decision.verdict == "match" for one in served]
     assert answers.is_match(calibration, share, ALPHA).tolist() == verdicts
-    right = [
-        one.matches[0].item.label == label for one, label in zip(served, asked.labels, strict=True)
-    ]
+    right = [one.matches[0].label == label for one, label in zip(served, asked.labels, strict=True)]
     assert answers.correct.tolist() == right
     covered = [
         label in {item.label for item in one.result_set}

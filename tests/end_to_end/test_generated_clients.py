@@ -60,7 +60,7 @@ def test_a_front_end_searches(
     assert seen["assessed"] == expected["query"]
     ids = [item.id for item in library.retriever.gallery.items(np.arange(2))]
     assert seen["listed"] == ids
-    similar = [match.item.id for match in library.retriever.similar(ids[0], 2).matches]
+    similar = [match.id for match in library.retriever.similar(ids[0], 2).matches]
     assert seen["similar"] == similar
     assert seen["status"] == seen["problem"]["status"] == 400
     assert seen["problem"]["code"] == "empty_image"

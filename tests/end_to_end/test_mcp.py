@@ -95,9 +95,9 @@ def test_a_search_begins_with_the_verdict(
     expected = library.retriever.search(image.read_bytes(), limit=2)
     assert found.structured_content["verdict"] == verdict
     assert [one["id"] for one in found.structured_content["results"]] == [
-        one.item.id for one in expected.matches
+        one.id for one in expected.matches
     ]
-    assert f"1. {expected.matches[0].item.id}" in text(found)
+    assert f"1. {expected.matches[0].id}" in text(found)
 
 
 def test_an_image_in_base64_is_assessed(service: Service, library: Bundle, tmp_path: Path) -> None:

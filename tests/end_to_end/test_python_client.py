@@ -68,7 +68,7 @@ class TestAtAService:
         for answer in answers:
             assert answer.verdict == expected.decision.verdict
             assert [(r.id, r.match_probability) for r in answer.results] == [
-                (match.item.id, match.match_probability) for match in expected.matches
+                (match.id, match.match_probability) for match in expected.matches
             ]
 
     def test_gallery_of_a_service_answers_as_one_of_this_machine(
@@ -81,9 +81,11 @@ class TestAtAService:
             answers = [one.search(photograph, k=4, filter={"label": "1"}) for one in galleries]
             for answer in answers:
                 assert answer.query_name == str(photograph)
-                for result in answer.results:
-                    result.thumbnail_url = None
-            assert answers[0].model_dump(exclude=own) == answers[1].model_dump(exclude=own)
+            dumped = [one.model_dump(exclude=own) for one in answers]
+            for body in dumped:
+                for found in body["results"]:
+                    del found["thumbnail_url"]
+            assert dumped[0] == dumped[1]
             tables = [one.search_many([photograph, b"no image"]).to_pandas() for one in galleries]
             assert tables[0].drop(columns="error").equals(tables[1].drop(columns="error"))
             for one in galleries:

@@ -63,7 +63,7 @@ def test_nothing_is_returned_unless_vouch_vouches(library: Bundle, retrieve: Ret
             continue
         sure = [match for match in expected.matches if (match.match_probability or 0) >= 0.5]
         assert [(item_id, text) for item_id, text, _ in found] == [
-            (match.item.id, match.item.label) for match in sure
+            (match.id, match.label) for match in sure
         ]
         assert [probability for _, _, probability in found] == pytest.approx(
             [match.match_probability for match in sure]

@@ -79,9 +79,9 @@ def assert_agrees(served: dict[str, Any], answer: Answer) -> None:
         abs=TOLERANCE,
     )
     assert uncertainty["level"] == decision.assessment.level
-    assert [result["id"] for result in served["results"]] == [m.item.id for m in answer.matches]
+    assert [result["id"] for result in served["results"]] == [m.id for m in answer.matches]
     assert [result["label"] for result in served["results"]] == [
-        match.item.label for match in answer.matches
+        match.label for match in answer.matches
     ]
     for name in ("similarity", "match_probability", "rank_stability"):
         assert column(served, name) == pytest.approx(

@@ -141,7 +141,7 @@ class TestTheFit:
         for line in captions_of_digits(opened, 300, seed=1):
             first = search_text(judged, line["text"], 1)
             named = sum(word in line["text"].split() for word in NAMES)
-            right = first.matches[0].item.label == line["label"]
+            right = first.matches[0].label == line["label"]
             outcome = first.matches[0].match_probability, right, first.decision.verdict
             (plain if named == 1 else double).append(outcome)
         for outcomes, tolerance in ((plain, 0.03), (double, 0.15)):

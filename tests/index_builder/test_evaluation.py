@@ -59,7 +59,7 @@ def test_both_orders_stand_beside_each_other(digits_bundle: Path) -> None:
         answers = [retriever.find(one, 10, order=order) for one in retriever.embed(pixels)]
         right = np.array(
             [
-                answer.matches[0].item.label == label
+                answer.matches[0].label == label
                 for answer, label in zip(answers, queries.labels, strict=True)
             ]
         )

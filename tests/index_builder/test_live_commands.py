@@ -34,8 +34,8 @@ def test_from_put_to_restored(root: Path, digits_bundle: Path, tmp_path: Path) -
     assert put.stdout.strip() == f"2 items put, the gallery has {n_items + 2}"
     retriever = open_bundle(root, "cpu").retriever
     nearest = retriever.search(images[0].read_bytes()).matches[0]
-    assert nearest.item.id == images[0].as_posix()
-    assert (nearest.item.label, nearest.item.metadata) == ("new", {"shelf": 3})
+    assert nearest.id == images[0].as_posix()
+    assert (nearest.label, nearest.metadata) == ("new", {"shelf": 3})
     assert nearest.similarity == pytest.approx(1, abs=1e-6)
     for label, known_label in (("newer", "newer"), ("", None), ("new", "new")):
         labelled = run("items", "label", root, images[0].as_posix(), "--label", label)

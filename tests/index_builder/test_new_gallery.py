@@ -41,7 +41,7 @@ def test_new_gallery_without_options_has_the_encoder_in_the_box_and_takes_items(
     assert run("items", "put", root, image, other).stdout.startswith("2 items put")
     answer = open_bundle(root, "cpu").retriever.search(image.read_bytes())
     assert answer.decision.verdict == "not_calibrated"
-    assert answer.matches[0].item.id == image.as_posix()
+    assert answer.matches[0].id == image.as_posix()
     assert answer.matches[0].similarity == pytest.approx(1, abs=1e-6)
 
 

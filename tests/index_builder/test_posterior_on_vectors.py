@@ -72,7 +72,7 @@ def test_a_vector_gets_mean_and_variance_and_a_calibrated_answer(bundle: Bundle)
         answer = retriever.find(predictive, 1)
         if answer.decision.verdict == "match":
             matches += 1
-            right += answer.matches[0].item.label == label
+            right += answer.matches[0].label == label
     assert matches > len(queries) / 2
     assert right >= 0.95 * matches
     item = retriever.gallery.items(np.array([0]))[0]
@@ -98,7 +98,7 @@ def test_it_is_served_with_its_variance(bundle: Bundle) -> None:
             assert one["match_probability"] == pytest.approx(match.match_probability, abs=1e-6)
         # Another store has the directions of the gallery; its neighbours are decided alike.
         listed = [
-            {"id": one.item.id, "label": one.item.label, "similarity": one.similarity}
+            {"id": one.id, "label": one.label, "similarity": one.similarity}
             for one in wanted.matches
         ]
         decided = client.post(
@@ -180,9 +180,7 @@ def test_images_and_their_features_get_the_same_answers(tmp_path: Path) -> None:
     for predictive, row in zip(one.predictives(wanted), features, strict=True):
         by_image = one.find(predictive, 5)
         by_vector = other.find(predictive_of(other, VectorQuery(row)), 5)
-        assert [match.item.id for match in by_vector.matches] == [
-            match.item.id for match in by_image.matches
-        ]
+        assert [match.id for match in by_vector.matches] == [match.id for match in by_image.matches]
         for match, same in zip(by_vector.matches, by_image.matches, strict=True):
             # The features are rounded otherwise. The weights of the signals multiply this, and the
             # last principal directions of the detector, of nearly equal variance, turn.

@@ -74,14 +74,14 @@ def assert_calibrates_by_itself(photographs: Path, encoder: Path, tmp_path: Path
     retriever = open_bundle(tmp_path / "own").retriever
     answers = [(retriever.search(path.read_bytes()), path.name) for path in kept_back]
     right = [
-        bool(name.startswith(f"{answer.matches[0].item.label} "))
+        bool(name.startswith(f"{answer.matches[0].label} "))
         for answer, name in answers
         if answer.decision.verdict == "match"
     ]
     assert len(right) > len(kept_back) / 2
     assert np.mean(right) > 0.8
     probabilities = [not_none(answer.matches[0].match_probability) for answer, _ in answers]
-    true = [name.startswith(f"{answer.matches[0].item.label} ") for answer, name in answers]
+    true = [name.startswith(f"{answer.matches[0].label} ") for answer, name in answers]
     assert abs(np.mean(probabilities) - np.mean(true)) < 0.15
 
 
@@ -107,4 +107,4 @@ def test_a_folder_of_photographs_alone_becomes_a_bundle(data_dir: Path, tmp_path
     assert metrics["recall_at_1"] > 0.85
     photograph = min((root / chosen[0]).iterdir())
     answer = bundle.retriever.search(photograph.read_bytes())
-    assert answer.matches[0].item.label == chosen[0]
+    assert answer.matches[0].label == chosen[0]

@@ -123,7 +123,7 @@ def test_a_folder_becomes_a_bundle_step_by_step(
     assert evaluation["recall_at_1"] > 0.8
     query = few_digits / "0" / "0000.png"
     answer = bundle.retriever.search(query.read_bytes())
-    assert answer.matches[0].item.label == "0"
+    assert answer.matches[0].label == "0"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_images_without_labels_become_a_gallery_of_things(
     assert bundle.manifest.samples[0].caption.startswith("a view of ")
     itself = min(pictures.iterdir())
     answer = bundle.retriever.search(itself.read_bytes())
-    assert (answer.matches[0].item.id, answer.matches[0].item.label) == (itself.name, None)
+    assert (answer.matches[0].id, answer.matches[0].label) == (itself.name, None)
     assert answer.matches[0].match_probability is not None
     assert len(answer.result_set) >= 1
 
@@ -309,7 +309,7 @@ def test_without_a_posterior_answers_are_certain(
     query = (bundle / open_bundle(bundle).manifest.samples[0].file).read_bytes()
     answer, theirs = opened.search(query), other.search(query)
     assert answer.predictive.spherical_variance == 0
-    assert answer.matches[0].item.id == theirs.matches[0].item.id
+    assert answer.matches[0].id == theirs.matches[0].id
     assert answer.matches[0].similarity == pytest.approx(theirs.matches[0].similarity, abs=1e-4)
 
 

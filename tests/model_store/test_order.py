@@ -39,7 +39,7 @@ def calibration_of(retriever: Retriever) -> Calibration:
 
 
 def ids(answer: Answer) -> list[str]:
-    return [match.item.id for match in answer.matches]
+    return [match.id for match in answer.matches]
 
 
 def probabilities(answer: Answer) -> list[float]:
@@ -53,7 +53,7 @@ def sorted_by_hand(nearest: Answer) -> list[str]:
     places = range(len(nearest.matches))
     likely = probabilities(nearest)
     return [
-        nearest.matches[place].item.id
+        nearest.matches[place].id
         for place in sorted(places, key=lambda place: (-likely[place], place))
     ]
 
@@ -69,9 +69,9 @@ def test_the_likeliest_come_first_and_of_them_the_nearest(
         assert ids(likeliest) == sorted_by_hand(nearest)
         assert probabilities(likeliest) == sorted(probabilities(nearest), reverse=True)
         assert [match.rank for match in likeliest.matches] == list(range(1, len(ids(nearest)) + 1))
-        of_item = {match.item.id: match for match in nearest.matches}
+        of_item = {match.id: match for match in nearest.matches}
         for match in likeliest.matches:
-            same = of_item[match.item.id]
+            same = of_item[match.id]
             assert (match.similarity, match.rank_stability) == (
                 same.similarity,
                 same.rank_stability,

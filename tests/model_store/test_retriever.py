@@ -10,7 +10,7 @@ from PIL import Image
 
 from model_store import open_bundle
 from model_store.errors import BundleMismatch, CorruptImage, ItemNotFound
-from model_store.gallery import FaissGallery, Item, write_faiss_gallery
+from model_store.gallery import FaissGallery, write_faiss_gallery
 from model_store.retriever import Retriever
 from tests.laws.encoder_laws import images_for
 from tests.laws.gallery_laws import new_items
@@ -34,7 +34,9 @@ def png(pixels: np.ndarray) -> bytes:
 def test_an_image_of_the_gallery_finds_itself(retriever: Retriever) -> None:
     pixels = images_for(FakeEncoder(), 30, seed=0)[12]
     answer = retriever.search(png(pixels), limit=4)
-    assert answer.matches[0].item == retriever.gallery.item(new_items(30)[12].id)
+    item = retriever.gallery.item(new_items(30)[12].id)
+    first = answer.matches[0]
+    assert (first.id, first.label, first.metadata) == (item.id, item.label, dict(item.metadata))
     assert answer.matches[0].similarity == pytest.approx(1, abs=1e-6)
     assert [match.rank for match in answer.matches] == [1, 2, 3, 4]
     assert answer.decision.verdict == "not_calibrated"
@@ -48,8 +50,8 @@ def test_a_notebook_shows_the_verdict_and_no_markup_of_items(
     shown = answer._repr_html_()
     assert shown.startswith("<p><b>not_calibrated</b></p><table>")
     assert shown.count("<tr>") == 3
-    hostile = Item("<script>", "a & b", {})
-    matches = (replace(answer.matches[0], item=hostile, match_probability=0.25),)
+    hostile = {"id": "<script>", "label": "a & b", "match_probability": 0.25}
+    matches = (answer.matches[0].model_copy(update=hostile),)
     shown = replace(answer, matches=matches)._repr_html_()
     assert "<td>&lt;script&gt;</td><td>a &amp; b</td><td>0.250</td>" in shown
     calibrated = open_bundle(digits_bundle, "cpu").retriever
@@ -64,9 +66,9 @@ def test_an_item_finds_what_its_image_finds_but_itself(retriever: Retriever) -> 
     pixels = images_for(FakeEncoder(), 30, seed=0)[12]
     item = retriever.gallery.item(new_items(30)[12].id)
     as_query, as_item = retriever.search(png(pixels), 29), retriever.similar(item.id, 28)
-    assert as_query.matches[0].item == item
+    assert as_query.matches[0].id == item.id
     for found, expected in zip(as_item.matches, as_query.matches[1:], strict=True):
-        assert found.item == expected.item
+        assert found.id == expected.id
         assert found.similarity == pytest.approx(expected.similarity, abs=1e-6)
         if expected.rank_confidence is not None and found.rank_confidence is not None:
             assert found.rank_confidence == pytest.approx(expected.rank_confidence, abs=1e-4)

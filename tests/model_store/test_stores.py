@@ -163,12 +163,12 @@ def test_what_a_store_finds_is_decided_as_the_gallery_decides(
         decision = answer.decided.decision
         assert decision.verdict == own.decision.verdict
         assert decision.match_probabilities is not None
-        expected = {match.item.id: match for match in own.matches}
+        expected = {match.id: match for match in own.matches}
         shown = [place for place, one in enumerate(answer.neighbours.ids) if one in expected]
         assert len(shown) == 10
         for place in shown:
             match = expected[answer.neighbours.ids[place]]
-            assert answer.neighbours.labels[place] == match.item.label
+            assert answer.neighbours.labels[place] == match.label
             assert answer.decided.similarities[place] == pytest.approx(match.similarity, abs=1e-5)
             # Cosines of another rounding, or in HNSW a neighbour less.
             assert decision.match_probabilities[place] == pytest.approx(

@@ -40,7 +40,7 @@ def worded(plain: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Retriever
 
 def test_a_name_finds_its_digit(worded: Retriever) -> None:
     answer = search_text(worded, "a handwritten seven", limit=5)
-    assert {match.item.label for match in answer.matches} == {"7"}
+    assert {match.label for match in answer.matches} == {"7"}
     vector = mean_direction(worded, "7")
     wanted = worded.gallery.candidates(vector[None], 5)
     np.testing.assert_allclose(

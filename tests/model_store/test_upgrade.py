@@ -38,7 +38,7 @@ def test_upgraded_bundle_answers_as_the_release_did(release: str, tmp_path: Path
     retriever = open_bundle(root, "cpu").retriever
     for image, matches in json.loads((root / "answers.json").read_text(encoding="utf-8")).items():
         found = retriever.search(bytes.fromhex(image), 5).matches
-        assert [(one.item.id, one.item.label) for one in found] == [
+        assert [(one.id, one.label) for one in found] == [
             (item_id, label) for item_id, label, _ in matches
         ]
         wanted = [similarity for *_, similarity in matches]

@@ -64,7 +64,7 @@ def test_they_are_those_of_the_search(retriever: Retriever, embeddings: Embeddin
         decided = decide_list(
             retriever, query(embeddings, row), found_by(retriever, predictive.direction), TERMS
         )
-        expected = {match.item.id: match for match in answer.matches}
+        expected = {match.id: match for match in answer.matches}
         assert decided.decision.verdict == answer.decision.verdict
         nothing = decided.decision.no_match_probability
         assert nothing == pytest.approx(answer.decision.no_match_probability, abs=1e-4)
@@ -78,8 +78,8 @@ def test_they_are_those_of_the_search(retriever: Retriever, embeddings: Embeddin
             assert probability == pytest.approx(expected[name].match_probability, abs=1e-4)
         given = [match.similarity for match in answer.matches]
         again = NeighbourList(
-            [match.item.id for match in answer.matches],
-            [match.item.label for match in answer.matches],
+            [match.id for match in answer.matches],
+            [match.label for match in answer.matches],
             similarities=given,
         )
         same = decide_list(retriever, query(embeddings, row), again, TERMS).decision

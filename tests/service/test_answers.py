@@ -71,17 +71,8 @@ class TestASearch:
         assert ood["method"]
         assert served["results"] == [
             {
-                "rank": match.rank,
-                "id": match.item.id,
-                "similarity": match.similarity,
-                "similarity_std": match.similarity_std,
-                "match_probability": match.match_probability,
-                "rank_stability": match.rank_stability,
-                "rank_confidence": match.rank_confidence,
-                "variance": match.variance,
-                "label": match.item.label,
-                "metadata": dict(match.item.metadata),
-                "thumbnail_url": f"/v1/galleries/digits/items/{match.item.id}/thumbnail",
+                **match.model_dump(),
+                "thumbnail_url": f"/v1/galleries/digits/items/{match.id}/thumbnail",
                 "preview_url": None,
             }
             for match in answer.matches

@@ -281,7 +281,7 @@ def test_query_nearer_than_every_calibration_query_is_not_counted(
     fitted = replace(calibration_of(bundle), largest_similarity=largest)
     watch = Watch(replace(bundle, retriever=Retriever(encoder, gallery, fitted)))
     found = bundle.retriever.search(picture("PNG", 20, 30))
-    nearest = replace(found.matches[0], similarity=similarity)
+    nearest = found.matches[0].model_copy(update={"similarity": similarity})
     watch.searched("0" * 16, replace(found, matches=(nearest,)), "somebody")
     assert watch.drift.report.n_served == n_served
 

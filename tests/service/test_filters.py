@@ -45,7 +45,7 @@ def test_every_door_takes_a_filter(
 ) -> None:
     answer = door(client, digit, limit=7, filter=json.dumps(WHERE)).json()
     found = bundle.retriever.search(digit, 7, where=parse_filter(WHERE))
-    assert ids(answer) == [match.item.id for match in found.matches]
+    assert ids(answer) == [match.id for match in found.matches]
     assert set(labels(answer)) <= {"1", "7"}
     assert len(answer["results"]) == 7
 
@@ -68,7 +68,7 @@ def test_what_is_similar_is_filtered(client: TestClient, bundle: Bundle) -> None
     where = {"label": item.label}
     answer = client.get(SIMILAR.format(item.id), params={"filter": json.dumps(where), "limit": 9})
     found = bundle.retriever.similar(item.id, 9, parse_filter(where))
-    assert ids(answer.json()) == [match.item.id for match in found.matches]
+    assert ids(answer.json()) == [match.id for match in found.matches]
     assert item.id not in ids(answer.json())
 
 

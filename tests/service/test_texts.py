@@ -158,7 +158,7 @@ class TestCalibrated:
             verdicts.add(answer["verdict"])
             assert answer["verdict"] == wanted.decision.verdict
             for one, other in zip(answer["results"], wanted.matches, strict=True):
-                assert one["id"] == other.item.id
+                assert one["id"] == other.id
                 assert one["match_probability"] == pytest.approx(other.match_probability)
         assert {"match", "ambiguous"} <= verdicts
 

@@ -15,7 +15,7 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.errors import VouchError
 from model_store.gallery import Delete
 from model_store.images import decode_image
-from model_store.matches import Match
+from model_store.records import Match
 from tests.support.live_bundles import opened, upsert
 from tests.torture.outcome import Outcome, Place
 from tests.torture.small_galleries import contents, small_gallery

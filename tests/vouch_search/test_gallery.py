@@ -204,7 +204,7 @@ class TestShownAnswers:
         answer = gallery.search(digit, k=2)
         shown = answer._repr_html_()
         assert shown.count('src="data:image/') == 2
-        answer.results[0].label = "<script>"
+        answer.results[0] = answer.results[0].model_copy(update={"label": "<script>"})
         assert "<script>" not in answer._repr_html_()
         assert gallery.search_many([digit])._repr_html_().count("<tr>") == 2
 

@@ -48,8 +48,7 @@ class SearchAPI(litserve.LitAPI):  # type: ignore[misc] # LitServe is not instal
         return {
             "verdict": answer.decision.verdict,
             "results": [
-                {"id": match.item.id, "probability": match.match_probability}
-                for match in answer.matches
+                {"id": match.id, "probability": match.match_probability} for match in answer.matches
             ],
         }
 

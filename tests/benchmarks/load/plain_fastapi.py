@@ -62,8 +62,7 @@ def answered(retriever: Retriever, image: bytes) -> dict[str, Any]:
     return {
         "verdict": answer.decision.verdict,
         "results": [
-            {"id": match.item.id, "probability": match.match_probability}
-            for match in answer.matches
+            {"id": match.id, "probability": match.match_probability} for match in answer.matches
         ],
     }
 

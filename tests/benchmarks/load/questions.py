@@ -49,14 +49,14 @@ class Questions:
         retriever = open_bundle(bundles, provider="cpu", threads=1).retriever
         with one_blas_thread():
             answers = {
-                data: retriever.search(data, 1).matches[0].item
+                data: retriever.search(data, 1).matches[0]
                 for some in self._photographs.values()
                 for data in some
             }
             self._second = {}
             for data, first in answers.items():
                 text = json.dumps({"label": {"ne": first.label}})
-                other = retriever.search(data, 1, where=read_filter(text)).matches[0].item
+                other = retriever.search(data, 1, where=read_filter(text)).matches[0]
                 self._second[data] = text, other.id
         self._first = {data: first.id for data, first in answers.items()}
         gallery = retriever.gallery

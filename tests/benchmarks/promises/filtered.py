@@ -64,12 +64,12 @@ def measure_filters(world: AnyWorld, seed: int) -> Record:
             first, nothing = answer.matches[0], answer.decision.no_match_probability
             assert first.match_probability is not None
             assert nothing is not None
-            said["ece"].append((first.match_probability, first.item.label == truth))
+            said["ece"].append((first.match_probability, first.label == truth))
             said["no_match_ece"].append((nothing, truth not in allowed))
             if truth in allowed:
                 known = retriever.find(predictive, 1, where=where, filter_means="known").matches[0]
                 assert known.match_probability is not None
-                said["known_ece"].append((known.match_probability, known.item.label == truth))
+                said["known_ece"].append((known.match_probability, known.label == truth))
     errors = {
         name: calibration_error(
             reliability(np.array([p for p, _ in pairs]), np.array([came for _, came in pairs]))

@@ -80,7 +80,7 @@ def test_words_find_digits_and_the_answer_says_how_surely(
     for line in fresh:
         answer = search_text(bundle.retriever, line["text"], 1, expected_absent=0.25)
         told.append(answer.matches[0].match_probability or 0.0)
-        right.append(answer.matches[0].item.label == line.get("label"))
+        right.append(answer.matches[0].label == line.get("label"))
         nothing.append(answer.decision.no_match_probability or 0.0)
         verdicts.append(answer.decision.verdict)
     assert np.mean(np.array(right)[~absent]) > 0.8

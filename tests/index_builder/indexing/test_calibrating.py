@@ -121,7 +121,7 @@ def n_right(bundle: Bundle, images: list[bytes], names: list[str]) -> Counter[st
         answer = bundle.retriever.search(image)
         counted[answer.decision.verdict] += 1
         if answer.decision.verdict == "match":
-            first = answer.matches[0].item
+            first = answer.matches[0]
             counted["right"] += name in {first.id, first.label}
     return counted
 
@@ -149,7 +149,7 @@ def test_its_items_keep_their_own_vectors(calibrated: IndexingResult, many: Path
     retriever = opened(calibrated).retriever
     for item in retriever.gallery.items(np.arange(0, calibrated.n_items, 7)):
         answer = retriever.search((many / item.id).read_bytes(), limit=2)
-        assert item.id in {match.item.id for match in answer.matches}
+        assert item.id in {match.id for match in answer.matches}
         assert answer.matches[0].similarity == pytest.approx(1, abs=1e-5)
 
 
@@ -337,7 +337,7 @@ def test_the_advice_for_one_picture_a_label_works(
     assert calibration.report["queries"] == "views_of_items"
     answer = bundle.retriever.search(drawings[0].read_bytes())
     first = answer.matches[0]
-    assert (first.item.id, first.item.label) == ("product-0/front.png", None)
+    assert (first.id, first.label) == ("product-0/front.png", None)
     assert first.match_probability is not None
     wanted = {"label": "product 0"} if kind == "manifest" else {}
-    assert dict(first.item.metadata) == wanted
+    assert dict(first.metadata) == wanted

@@ -69,7 +69,7 @@ def test_a_large_photograph_is_indexed_as_it_is_asked_with(
     retriever = open_bundle(indexing.bundles, "cpu", threads=1).retriever
     assert retriever.encoder.metadata.preprocessing.decoding == "reduced"
     first = retriever.search((folder / "0" / "large.jpg").read_bytes()).matches[0]
-    assert first.item.id == "0/large.jpg"
+    assert first.id == "0/large.jpg"
     assert first.similarity == pytest.approx(1, abs=1e-6)  # a preview decodes the item once more
     preview = decode_image(retriever.gallery.preview("0/large.jpg")).pixels
     assert preview.shape == (667, 1000, 3)
@@ -86,7 +86,7 @@ def test_a_folder_becomes_a_bundle(indexing: Indexing, drawings: Path) -> None:
     assert bundle.manifest.calibration is None
     answer = bundle.retriever.search((drawings / "0" / "0000.png").read_bytes())
     assert answer.decision.verdict == "not_calibrated"
-    assert (answer.matches[0].item.id, answer.matches[0].item.label) == ("0/0000.png", "0")
+    assert (answer.matches[0].id, answer.matches[0].label) == ("0/0000.png", "0")
     assert_aligned(outcome.bundle, drawings, indexing.encoder)
     assert not list(indexing.directory.glob("*/*"))  # what nobody needs any more
 

@@ -320,5 +320,5 @@ class TestParquetImages:
         gallery = bundle.retriever.gallery
         assert gallery.n_items == len(files)
         answer = bundle.retriever.search(files[3].read_bytes(), limit=1)
-        assert answer.matches[0].item.id == files[3].relative_to(drawings).as_posix()
+        assert answer.matches[0].id == files[3].relative_to(drawings).as_posix()
         assert answer.matches[0].similarity == pytest.approx(1, abs=1e-6)

@@ -243,5 +243,5 @@ def test_a_manifest_becomes_a_gallery(indexing: Indexing, web: WebServer) -> Non
     outcome = index_collection(replace(indexing, source=source, n_workers=1))
     assert (outcome.n_items, outcome.n_quarantined) == (6, 0)
     match = open_bundle(outcome.bundle, "cpu").retriever.search(pictures[4], limit=1).matches[0]
-    assert (match.item.id, match.item.label) == (f"{web.url}/canvas/4", "p. 4")
-    assert match.item.metadata["manifest"] == "A book"
+    assert (match.id, match.label) == (f"{web.url}/canvas/4", "p. 4")
+    assert match.metadata["manifest"] == "A book"

@@ -200,7 +200,7 @@ def test_images_and_their_vectors_give_the_same_probabilities(where: Path, tmp_p
             by_vector = retriever.find(predictive_of(retriever, query), 5)
             assert by_vector.decision.verdict == by_image.decision.verdict
             for one, other in zip(by_vector.matches, by_image.matches, strict=True):
-                assert one.item.id == other.item.id
+                assert one.id == other.id
                 assert one.match_probability == pytest.approx(other.match_probability, abs=1e-6)
 
 

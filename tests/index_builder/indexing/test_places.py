@@ -114,7 +114,7 @@ def test_places_are_calibrated_measured_and_served(street: Path) -> None:
     for vector, row in zip(vectors[:N_QUERIES:4], rows[:N_QUERIES:4], strict=True):
         predictive = predictive_of(bundle.retriever, VectorQuery(vector))
         first = bundle.retriever.find(predictive, 5).matches[0]
-        away = abs(first.item.metadata["longitude"] - float(row["longitude"])) * DEGREE
+        away = abs(first.metadata["longitude"] - float(row["longitude"])) * DEGREE
         right.append(away <= 25)
     assert np.mean(right) == pytest.approx(report["recall_at_1"], abs=0.15)
 

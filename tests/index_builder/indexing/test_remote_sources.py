@@ -216,7 +216,7 @@ def test_every_step_is_taken_of_images_in_a_bucket(s3: S3Server, tmp_path: Path)
     assert retriever.calibration is not None
     (item,) = retriever.gallery.items(np.array([0]))
     answer = retriever.search((tmp_path / "drawn" / item.id).read_bytes())
-    assert answer.matches[0].item == item
+    assert answer.matches[0].id == item.id
     assert answer.predictive.spherical_variance > 0
     assert SECRET not in done.stdout + done.stderr
 
@@ -458,7 +458,7 @@ def test_secrets_of_urls_are_nowhere(
     assert "hidden" not in said + caplog.text
     gallery = open_bundle(tmp_path / "bundles" / "list", "cpu").retriever
     answer = gallery.search((drawings / names[0]).read_bytes(), limit=1)
-    assert answer.matches[0].item.id == f"{web.url}/drawings/{names[0]}"
+    assert answer.matches[0].id == f"{web.url}/drawings/{names[0]}"
 
 
 def test_credentials_that_are_wrong_are_said_and_not_shown(

@@ -61,12 +61,12 @@ def test_a_query_finds_what_brute_force_finds(where: Path, bundle: Bundle) -> No
         predictive = predictive_of(bundle.retriever, VectorQuery(query))
         answer = bundle.retriever.find(predictive, 5)
         nearest = np.argsort(-(some @ query), kind="stable")[:5]
-        assert [match.item.id for match in answer.matches] == [names[kept[n]] for n in nearest]
+        assert [match.id for match in answer.matches] == [names[kept[n]] for n in nearest]
         first = answer.matches[0]
         assert first.similarity == pytest.approx(
             float(some[nearest[0]] @ query) / float(np.linalg.norm(query)), abs=1e-6
         )
-        assert first.item.metadata == {"price": kept[nearest[0]]}
+        assert first.metadata == {"price": kept[nearest[0]]}
 
 
 def test_the_row_that_is_no_vector_is_put_aside(where: Path) -> None:
@@ -83,7 +83,7 @@ def test_answers_are_calibrated_and_aliens_told(bundle: Bundle) -> None:
         answer = retriever.find(predictive_of(retriever, VectorQuery(query)), 1)
         if answer.decision.verdict == "match":
             matches += 1
-            right += answer.matches[0].item.label == label
+            right += answer.matches[0].label == label
     assert matches > len(queries) / 2
     assert right >= 0.95 * matches
     # Vectors whose numbers have nothing to do with each other are none of this encoder's.
