@@ -290,8 +290,11 @@ def test_look_alikes_are_nearer_to_a_label_of_the_gallery_than_others(tmp_path: 
 
 
 def test_a_table_has_a_sentence_and_a_limit_for_each_number() -> None:
-    assert rows({"error_bound_exceeded": 0.04, "not in the table": 1.0}) == [
-        ("calibrations whose error exceeds `error_bound`", "0.040", "≤ 0.10")
+    worst = {"error_bound_exceeded": "2 labels", "fpir_exceeded": "3 labels"}
+    found = {"error_bound_exceeded": 0.04, "fpir_exceeded": 0.0, "not in the table": 1.0}
+    assert rows(found | {"worst": worst}) == [
+        ("calibrations whose false-match rate exceeds its guarantee", "0.000", "≤ 0.10"),
+        ("calibrations whose error exceeds `error_bound`", "0.040 (2 labels)", "≤ 0.10"),
     ]
     worlds = {
         "made": {"repetitions": 9},

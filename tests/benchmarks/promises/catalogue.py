@@ -18,7 +18,9 @@ WORLDS = (
     WorldSpec("100 labels", n_labels=100),
     WorldSpec("imbalanced", sizes="zipf"),
     WorldSpec("20 labels of 20 images, 150 of one", sizes="rare"),
-    WorldSpec("20 of 20, 60 of 3, 100 of one", sizes="mixed", n_calibration=100, unseen=True),
+    WorldSpec(
+        "20 labels of 20 images, 60 of 3, 100 of one", sizes="mixed", n_calibration=100, unseen=True
+    ),
     WorldSpec("5 % wrong labels", label_noise=0.05),
     WorldSpec(
         "4 photographs an object",

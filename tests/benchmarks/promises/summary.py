@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ def summarise(
 
     Returns
     -------
-    numbers : the worst world counts.
+    numbers : the worst world counts; ``worst`` names it for each number.
     worlds : the means over the repetitions of each world, and how many there were.
     """
     worlds = {
@@ -95,32 +96,52 @@ def summarise(
     calibrated = {
         name: one for name, one in worlds.items() if one["calibrated"] and name not in oracles
     }
-    numbers: Record = {
-        "absent_auroc_gain_worst": _worst(calibrated, lambda one: one["absent_auroc_gain"], min),
-        "fpir_over_foretold": _worst(calibrated, lambda one: one["fpir_over_foretold"]),
-        "max_error_exceeded": _worst(calibrated, lambda one: one["max_error_exceeded"]),
-        "max_error_exceeded_any_share": _worst(
-            calibrated, lambda one: max(one["max_error_exceeded_by_share"].values())
-        ),
-        "max_error_exceeded_unshown_labels": _worst(
-            calibrated,
-            lambda one: one.get("with_unshown_labels", {}).get("max_error_exceeded"),
-        ),
-        "fpir_exceeded": _worst(calibrated, lambda one: one["fpir_exceeded"]),
-        "error_bound_exceeded": _worst(calibrated, lambda one: one["error_bound_exceeded"]),
-        "coverage_missed": _worst(
-            calibrated, lambda one: max(one["coverage_missed"].values(), default=None)
-        ),
-    }
+    numbers: Record = {"worst": {}}
+
+    def note(
+        key: str,
+        some: Mapping[str, Record],
+        value: Callable[[Record], float | None],
+        extreme: Callable[..., str] = max,
+    ) -> None:
+        found = {name: got for name, one in some.items() if (got := value(one)) is not None}
+        if found:
+            numbers["worst"][key] = extreme(found, key=found.__getitem__)
+            numbers[key] = found[numbers["worst"][key]]
+
+    note("absent_auroc_gain_worst", calibrated, lambda one: one["absent_auroc_gain"], min)
+    for key in (
+        "fpir_over_foretold",
+        "max_error_exceeded",
+        "fpir_exceeded",
+        "error_bound_exceeded",
+    ):
+        note(key, calibrated, itemgetter(key))
+    note(
+        "max_error_exceeded_any_share",
+        calibrated,
+        lambda one: max(one["max_error_exceeded_by_share"].values()),
+    )
+    note(
+        "max_error_exceeded_unshown_labels",
+        calibrated,
+        lambda one: one.get("with_unshown_labels", {}).get("max_error_exceeded"),
+    )
+    note(
+        "coverage_missed",
+        calibrated,
+        lambda one: max(one["coverage_missed"].values(), default=None),
+    )
     # Where labels are wrong, they and the truth cannot both be foretold: that world stands apart.
     truthful = {name: one for name, one in calibrated.items() if name != WRONG_LABELS}
     for suffix, some in (
         ("", truthful),
         ("_wrong_labels", {n: one for n, one in calibrated.items() if n == WRONG_LABELS}),
     ):
-        numbers[f"ece_share_given{suffix}"] = _worst(some, _largest("ece_given"))
+        note(f"ece_share_given{suffix}", some, _largest("ece_given"))
         for name, followed in (("estimated", True), ("not_followed", False)):
-            numbers[f"ece_share_{name}{suffix}"] = _worst(
+            note(
+                f"ece_share_{name}{suffix}",
                 {n: one for n, one in some.items() if one["follows_estimate"] is followed},
                 _largest("ece_estimated"),
             )
@@ -131,7 +152,7 @@ def summarise(
         numbers["false_alarms_groups"] = calibrated[WITH_GROUPS]["mean"]["false_alarms"]
     if LARGE in calibrated:
         numbers["error_after_feedback"] = calibrated[LARGE]["error_after_feedback"]
-    return {name: value for name, value in numbers.items() if value is not None}, worlds
+    return numbers, worlds
 
 
 def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
@@ -216,8 +237,9 @@ COLUMNS = ("", "measured", "wanted")
 
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return a row for each of the benchmark's numbers, as in `COLUMNS`."""
+    worst = {name: f" ({world})" for name, world in numbers["worst"].items()}
     return [
-        (sentence, f"{numbers[name]:.3f}", wanted)
+        (sentence, f"{numbers[name]:.3f}{worst.get(name, '') if numbers[name] else ''}", wanted)
         for name, (sentence, wanted) in MEASURED.items()
         if name in numbers
     ]
@@ -308,15 +330,6 @@ def pooled_error(bins: Sequence[Sequence[Sequence[float]]]) -> float:
 
 def _largest(name: str) -> Callable[[Record], float]:
     return lambda one: max(one[name].values())
-
-
-def _worst(
-    worlds: Mapping[str, Record],
-    value: Callable[[Record], float | None],
-    extreme: Callable[[Iterable[float]], float] = max,
-) -> float | None:
-    values = [found for one in worlds.values() if (found := value(one)) is not None]
-    return extreme(values) if values else None
 
 
 def _share(outcomes: Iterable[bool]) -> float:
