@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -161,8 +161,4 @@ class Evidence(Table):
         return self.at(self.sources == list(self.source_names).index(name))
 
 
-ARRAYS = tuple(
-    one.name
-    for one in fields(Evidence)
-    if not one.metadata and one.name not in {"levels", "outlier_p_values"}
-)
+ARRAYS = tuple(one.name for one in fields(Evidence) if not one.metadata and one.default is MISSING)

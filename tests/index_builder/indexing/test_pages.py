@@ -58,7 +58,7 @@ def test_an_item_is_drawn_if_it_has_a_picture() -> None:
 @pytest.mark.parametrize("absent", [False, True])
 @pytest.mark.parametrize("label", [None, "owl"])
 def test_an_error_is_described(*, absent: bool, label: str | None) -> None:
-    first = SimpleNamespace(item=SimpleNamespace(id="i", label=label), match_probability=0.9)
+    first = SimpleNamespace(id="i", label=label, match_probability=0.9)
     answer = SimpleNamespace(
         matches=[first, None], decision=SimpleNamespace(verdict="match", roll_up=None)
     )
