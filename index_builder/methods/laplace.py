@@ -62,8 +62,8 @@ NOTHING_BUT_NORM = 0.95
 uncertainty contains no more information than the norm."""
 
 MIN_PAIRED = 20
-"""Minimum number of validation images for estimating the correlation between the errors of a query
-and of an item."""
+"""Minimum number of images for estimating the correlation between the errors of a query and of an
+item."""
 
 MIN_CORRELATED = 30
 """Minimum number of validation images for estimating the correlation between the uncertainty and
@@ -112,8 +112,6 @@ class Laplace(Method):
         _say(name, fitted, correlation, held_out)
         report = _report(fitted, approximation, correlation, held_out)
         of_pairs = _pair_correlation(encoder, fitted.posterior, splits, config.seed)
-        if of_pairs is None and held_out is not None:
-            of_pairs = held_out.pair_correlation
         return fitted.posterior, {"method": name, "pair_correlation": of_pairs, **report}
 
     @property
@@ -362,17 +360,20 @@ def _pair_correlation(
     """Return a and b of r ≈ a + b s, see `model_store.pairs`; None if they cannot be estimated.
 
     The fit is a least-squares fit over pairs. A pair is a validation image and one of its nearest
-    training images. Validation images are used because the layer was not trained on them.
+    training images. Validation images are used because the layer was not trained on them. If there
+    are too few, a pair is two training images.
     """
-    n_queries = min(len(splits.validation), N_VALIDATION)
-    if not isinstance(posterior, KroneckerPosterior) or n_queries < MIN_PAIRED:
+    if not isinstance(posterior, KroneckerPosterior) or len(splits.training) < MIN_PAIRED:
         return None
     shuffle = np.random.default_rng(seed)
-    features, of_items = (
+    queries, items = (
         features_of(encoder, images.at(np.sort(shuffle.permutation(len(images))[:N_VALIDATION])))
+        if len(images) >= MIN_PAIRED
+        else None
         for images in (splits.validation, splits.training)
     )
-    return pair_correlation(posterior, features, of_items)
+    assert items is not None  # noqa: S101 - there are enough, see above
+    return pair_correlation(posterior, items, queries)
 
 
 def _norm_correlation(

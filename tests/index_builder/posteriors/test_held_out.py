@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from index_builder.posteriors.laplace.curvature import Curvature
@@ -15,16 +17,19 @@ from index_builder.posteriors.laplace.held_out import (
     LEAST_GAIN,
     N_FOLDS,
     N_IMAGES,
+    N_NEIGHBOURS,
     FitFold,
     Fold,
     folds_of,
+    pair_correlation,
     pair_std,
     some_of_each,
     validate,
 )
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from model_store.pairs import Pairs
 from model_store.sphere import unit_direction
-from tests.support.narrowing import not_none
+from tests.support.narrowing import instance_of, not_none
 
 N_FEATURES, DIM, N_LABELS, N_EACH = 40, 12, 12, 8
 
@@ -147,18 +152,37 @@ def test_harder_queries_get_a_higher_temperature() -> None:
     assert temperatures[0] < temperatures[1]
 
 
-def test_pairs_of_held_out_queries_move_together_the_more_alike_they_are() -> None:
+@pytest.mark.parametrize("n_queries", [0, 30])
+def test_pairs_move_together_as_sampled_layers_move_them(n_queries: int) -> None:
     features, labels = features_of(0.7)
-    may_ask = np.ones(len(labels), dtype=bool)
-    for structure in ("kronecker", "diagonal"):
-        fit = fitter(features, labels, structure)
-        found = not_none(validate(features, labels, may_ask, fit, (3.0,), 0, divided=True))
-        if structure == "diagonal":
-            assert found.pair_correlation is None
-        else:
-            offset, slope = not_none(found.pair_correlation)
-            assert slope > 0
-            assert 0 < offset + slope <= 1.2
+    fit, weight, bias = fitter(features, labels, "kronecker")(np.arange(len(labels)))
+    posterior = instance_of(KroneckerPosterior, fit.posterior)
+    tensors = {
+        field.name: torch.from_numpy(getattr(posterior, field.name))
+        for field in fields(posterior)
+        if field.init
+    }
+    drawn = replace(posterior, **tensors).sample(4000, torch.Generator().manual_seed(0))
+    errors = [np.asarray(one) - mean for one, mean in zip(drawn, (weight, bias), strict=True)]
+    moved = np.einsum("sdf,nf->nsd", errors[0], features) + errors[1]
+    moved = moved.reshape(len(features), -1)
+    correlations = np.corrcoef(moved)
+    directions = unit_direction(features @ weight.T + bias)
+    pairs = [
+        (float(directions[query] @ directions[item]), correlations[query, item])
+        for query in range(n_queries or len(features))
+        for item in sorted(
+            set(range(n_queries, len(features))) - {query},
+            key=lambda item: -float(directions[query] @ directions[item]),
+        )[:N_NEIGHBOURS]
+    ]
+    of_pairs = np.array(pairs)
+    slope, offset = np.polyfit(of_pairs[:, 0], of_pairs[:, 1], 1)
+    found = pair_correlation(
+        posterior, features[n_queries:], features[:n_queries] if n_queries else None
+    )
+    np.testing.assert_allclose(found, (offset, slope), atol=0.02)
+    assert slope > 0.2
 
 
 def test_too_few_queries_choose_nothing() -> None:
