@@ -75,7 +75,7 @@ def _at(column: Any, rows: slice | NDArray[np.int64]) -> Any:  # noqa: ANN401 - 
     if isinstance(column, Table):
         return column.at(rows)
     if isinstance(column, tuple) and not isinstance(rows, slice):
-        return tuple(column[row] for row in rows)
+        return tuple(map(column.__getitem__, rows.tolist()))
     return column[rows]
 
 

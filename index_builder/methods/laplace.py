@@ -366,14 +366,13 @@ def _pair_correlation(
     if not isinstance(posterior, KroneckerPosterior) or len(splits.training) < MIN_PAIRED:
         return None
     shuffle = np.random.default_rng(seed)
-    queries, items = (
-        features_of(encoder, images.at(np.sort(shuffle.permutation(len(images))[:N_VALIDATION])))
-        if len(images) >= MIN_PAIRED
-        else None
-        for images in (splits.validation, splits.training)
-    )
-    assert items is not None  # noqa: S101 - there are enough, see above
-    return pair_correlation(posterior, items, queries)
+
+    def drawn(images: LabelledImages) -> NDArray[np.float32]:
+        chosen = shuffle.permutation(len(images))[:N_VALIDATION]
+        return features_of(encoder, images.at(np.sort(chosen)))
+
+    queries = drawn(splits.validation) if len(splits.validation) >= MIN_PAIRED else None
+    return pair_correlation(posterior, drawn(splits.training), queries)
 
 
 def _norm_correlation(
