@@ -62,8 +62,8 @@ NOTHING_BUT_NORM = 0.95
 uncertainty contains no more information than the norm."""
 
 MIN_PAIRED = 20
-"""Minimum number of images for estimating the correlation between the errors of a query and of an
-item."""
+"""Minimum number of validation images for estimating the correlation between the errors of a query
+and of an item."""
 
 MIN_CORRELATED = 30
 """Minimum number of validation images for estimating the correlation between the uncertainty and
@@ -112,6 +112,10 @@ class Laplace(Method):
         _say(name, fitted, correlation, held_out)
         report = _report(fitted, approximation, correlation, held_out)
         of_pairs = _pair_correlation(encoder, fitted.posterior, splits, config.seed)
+        if of_pairs is None and held_out is not None:
+            # Not pairs of training images: with them, the error (ECE) of `rank_stability` on CUB
+            # is 0.056, and not 0.032 (five divisions).
+            of_pairs = held_out.pair_correlation
         return fitted.posterior, {"method": name, "pair_correlation": of_pairs, **report}
 
     @property
@@ -360,19 +364,17 @@ def _pair_correlation(
     """Return a and b of r ≈ a + b s, see `model_store.pairs`; None if they cannot be estimated.
 
     The fit is a least-squares fit over pairs. A pair is a validation image and one of its nearest
-    training images. Validation images are used because the layer was not trained on them. If there
-    are too few, a pair is two training images.
+    training images. Validation images are used because the layer was not trained on them.
     """
-    if not isinstance(posterior, KroneckerPosterior) or len(splits.training) < MIN_PAIRED:
+    n_queries = min(len(splits.validation), N_VALIDATION)
+    if not isinstance(posterior, KroneckerPosterior) or n_queries < MIN_PAIRED:
         return None
     shuffle = np.random.default_rng(seed)
-
-    def drawn(images: LabelledImages) -> NDArray[np.float32]:
-        chosen = shuffle.permutation(len(images))[:N_VALIDATION]
-        return features_of(encoder, images.at(np.sort(chosen)))
-
-    queries = drawn(splits.validation) if len(splits.validation) >= MIN_PAIRED else None
-    return pair_correlation(posterior, drawn(splits.training), queries)
+    features, of_items = (
+        features_of(encoder, images.at(np.sort(shuffle.permutation(len(images))[:N_VALIDATION])))
+        for images in (splits.validation, splits.training)
+    )
+    return pair_correlation(posterior, features, of_items)
 
 
 def _norm_correlation(

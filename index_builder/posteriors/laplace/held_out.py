@@ -59,7 +59,7 @@ N_IMAGES = 1000
 """Maximum number of training images in the folds. The number of validation images has the same
 maximum."""
 
-N_NEIGHBOURS, LEAST_SPREAD = 5, 1e-6
+N_NEIGHBOURS, LEAST_SPREAD = 10, 1e-6
 """For the fit of the pair correlation: the number of nearest items that are used for each query,
 and the minimum variance of the similarities."""
 
@@ -94,6 +94,7 @@ class HeldOut:
     n_queries : number of queries with a match.
     n_wrong : number of queries with a match whose first result is wrong.
     n_absent : number of absent queries.
+    pair_correlation : see `pair_correlation`; None for a diagonal posterior.
     """
 
     fraction: float
@@ -104,6 +105,7 @@ class HeldOut:
     n_queries: int
     n_wrong: int
     n_absent: int
+    pair_correlation: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +243,15 @@ class _Asked:
             (one[:n] / of_queries, (one[n:].sum(axis=1) / of_items)[place]) for one in variances
         ]
 
+    def correlation(self, fraction: float) -> tuple[float, float] | None:
+        """Return `pair_correlation` of the queries with a match, for one prior."""
+        curvature = self.fit.curvature * self.fit.data_scale
+        layer = self.fit.posterior.weight_mean, self.fit.posterior.bias_mean
+        posterior = curvature.posterior(*layer, fraction * curvature.mean)
+        if not isinstance(posterior, KroneckerPosterior):
+            return None
+        return pair_correlation(posterior, self.asked[: len(self.is_right)], self.found)
+
     def votes(self, variance: Vectors, temperatures: Sequence[float], seed: int) -> Rows:
         """Return how many of `N_SAMPLES` samples vote for the query's true label, (T, n).
 
@@ -264,28 +275,21 @@ class _Asked:
 
 
 def pair_correlation(
-    posterior: KroneckerPosterior, items: Vectors, queries: Vectors | None = None
+    posterior: KroneckerPosterior, queries: Vectors, items: Vectors
 ) -> tuple[float, float]:
     """Fit r ≈ a + b s by least squares and return a and b; see `model_store.pairs`.
 
     Parameters
     ----------
-    items : (M, F) features.
-    queries : (Q, F) features. A pair is a query and one of its `N_NEIGHBOURS` nearest items. None
-        to compare each item with the other items.
+    queries, items : (Q, F), (M, F) features. A pair is a query and one of its `N_NEIGHBOURS`
+        nearest items.
     """
-    both = items if queries is None else np.concatenate([items, queries])
-    of_items = slice(len(items))
-    of_queries = of_items if queries is None else slice(len(items), None)
+    n, both = len(queries), np.concatenate([queries, items])
     products = posterior.products(both).astype(np.float64)
     means = unit(posterior.predict(both)[0].astype(np.float64))
-    similarities = means[of_queries] @ means[of_items].T
-    if queries is None:
-        np.fill_diagonal(similarities, -np.inf)  # an item is no neighbour of itself
+    similarities = means[:n] @ means[n:].T
     deviations = np.sqrt(products.diagonal())
-    correlations = products[of_queries, of_items] / np.outer(
-        deviations[of_queries], deviations[of_items]
-    )
+    correlations = products[:n, n:] / (deviations[:n, None] * deviations[n:])
     nearest = np.argsort(-similarities, axis=1)[:, :N_NEIGHBOURS]
     similarity = np.take_along_axis(similarities, nearest, axis=1).ravel()
     correlation = np.take_along_axis(correlations, nearest, axis=1).ravel()
@@ -381,6 +385,7 @@ def validate(
         len(wrong),
         int(wrong.sum()),
         int((~is_known).sum()),
+        asked[0].correlation(fractions[chosen]),
     )
 
 

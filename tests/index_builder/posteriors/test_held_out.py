@@ -152,9 +152,23 @@ def test_harder_queries_get_a_higher_temperature() -> None:
     assert temperatures[0] < temperatures[1]
 
 
-@pytest.mark.parametrize("n_queries", [0, 30])
-def test_pairs_move_together_as_sampled_layers_move_them(n_queries: int) -> None:
+def test_pairs_of_held_out_queries_move_together_the_more_alike_they_are() -> None:
     features, labels = features_of(0.7)
+    may_ask = np.ones(len(labels), dtype=bool)
+    for structure in ("kronecker", "diagonal"):
+        fit = fitter(features, labels, structure)
+        found = not_none(validate(features, labels, may_ask, fit, (3.0,), 0, divided=True))
+        if structure == "diagonal":
+            assert found.pair_correlation is None
+        else:
+            offset, slope = not_none(found.pair_correlation)
+            assert slope > 0
+            assert 0 < offset + slope <= 1.2
+
+
+def test_pairs_move_together_as_sampled_layers_move_them() -> None:
+    features, labels = features_of(0.7)
+    n_queries = 30
     fit, weight, bias = fitter(features, labels, "kronecker")(np.arange(len(labels)))
     posterior = instance_of(KroneckerPosterior, fit.posterior)
     tensors = {
@@ -170,17 +184,15 @@ def test_pairs_move_together_as_sampled_layers_move_them(n_queries: int) -> None
     directions = unit_direction(features @ weight.T + bias)
     pairs = [
         (float(directions[query] @ directions[item]), correlations[query, item])
-        for query in range(n_queries or len(features))
+        for query in range(n_queries)
         for item in sorted(
-            set(range(n_queries, len(features))) - {query},
+            range(n_queries, len(features)),
             key=lambda item: -float(directions[query] @ directions[item]),
         )[:N_NEIGHBOURS]
     ]
     of_pairs = np.array(pairs)
     slope, offset = np.polyfit(of_pairs[:, 0], of_pairs[:, 1], 1)
-    found = pair_correlation(
-        posterior, features[n_queries:], features[:n_queries] if n_queries else None
-    )
+    found = pair_correlation(posterior, features[:n_queries], features[n_queries:])
     np.testing.assert_allclose(found, (offset, slope), atol=0.02)
     assert slope > 0.2
 
