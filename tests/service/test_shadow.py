@@ -387,7 +387,7 @@ class TestItsQueue:
             asked.set()
             await answered.wait()
             first = some_answer.matches[0]
-            other = replace(first, item=replace(first.item, id="other", label="other"))
+            other = first.model_copy(update={"id": "other", "label": "other"})
             return replace(some_answer, matches=(other,))
 
         shadow, told = self.shadow(answer)
