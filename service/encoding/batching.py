@@ -187,7 +187,7 @@ class MicroBatcher:
         if isinstance(outcome, Embeddings):
             for row, one in enumerate(taken):
                 if not one.answer.done():
-                    one.answer.set_result(outcome.at([row]))
+                    one.answer.set_result(outcome.at(slice(row, row + 1)))
             return None
         stopped = isinstance(outcome, EncoderStopped)
         if len(taken) == 1:
