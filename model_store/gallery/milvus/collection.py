@@ -26,9 +26,6 @@ import json
 import logging
 import os
 import re
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -40,83 +37,11 @@ from urllib.parse import urlsplit
 from model_store.addresses import require_no_user, split_address
 from model_store.errors import BundleMismatch, ConfigError, GalleryUnavailable
 from model_store.files import json_text
+from model_store.gallery.availability import Availability, takes_connections
 from model_store.gallery.milvus.filter import FACT_LENGTH
 from model_store.installation import how_to_install
 
 logger = logging.getLogger(__name__)
-
-LOOK_EVERY_S = 1.0
-"""Seconds between two checks of a Milvus server that is down."""
-
-SLOW_S = 1.0
-"""Seconds after which a call without an answer is slow. While any call is slow, each new call first
-checks the connection."""
-
-
-class Availability:
-    """The availability of a Milvus server; thread-safe.
-
-    While Milvus is down, calls fail without delay, and a thread checks Milvus.
-
-    Parameters
-    ----------
-    answers : function that sends a request and returns whether Milvus answered; may take seconds.
-    is_reachable : function that returns whether Milvus's port accepts a connection; takes
-        milliseconds.
-    """
-
-    def __init__(self, answers: Callable[[], bool], is_reachable: Callable[[], bool]) -> None:
-        self._answers, self._is_reachable = answers, is_reachable
-        self._lock = threading.Lock()
-        self._began: dict[int, float] = {}
-        self._number = 0
-        self._down = False
-        self._closed = threading.Event()
-
-    def begin(self) -> int | None:
-        """Register a new call and return its number; None while Milvus is down."""
-        now = time.monotonic()
-        with self._lock:
-            if self._down:
-                return None
-            is_slow = any(now - began > SLOW_S for began in self._began.values())
-        if is_slow and not self._is_reachable():
-            self.fail("its port takes no connection")
-            return None
-        with self._lock:
-            self._number += 1
-            self._began[self._number] = now
-            return self._number
-
-    def end(self, number: int) -> None:
-        """Record that a call has ended."""
-        with self._lock:
-            self._began.pop(number, None)
-
-    def fail(self, reason: str) -> None:
-        """Record that Milvus did not answer; calls fail until it answers again."""
-        with self._lock:
-            if self._down or self._closed.is_set():
-                return
-            self._down = True
-        logger.warning(
-            "Milvus does not answer; requests are refused until it does",
-            extra={"fields": {"reason": reason}},
-        )
-        threading.Thread(target=self._look, name="milvus-availability", daemon=True).start()
-
-    def close(self) -> None:
-        """Stop the checks."""
-        self._closed.set()
-
-    def _look(self) -> None:
-        while not self._closed.wait(LOOK_EVERY_S):
-            if self._is_reachable() and self._answers():
-                with self._lock:
-                    self._down = False
-                logger.info("Milvus answers again")
-                return
-
 
 MILVUS_FILE = "milvus.json"
 
@@ -148,9 +73,6 @@ _NOT_LOADED = 101
 _OUR_MISTAKE = 1100
 
 _PORT = 19530
-_CONNECT_S = 0.045
-"""Timeout in seconds for the check of the port, after a call was slow or failed."""
-
 _SHOWN = 200
 _UNAVAILABLE = (
     "Milvus, which holds the gallery, does not answer or has reported an error. Send the request "
@@ -292,7 +214,7 @@ class Collection:
             self.client: Any = self._pymilvus.MilvusClient(
                 self.uri, token=access.token or "", timeout=access.timeout_s
             )
-        self._availability = Availability(self._answers, self._is_reachable)
+        self._availability = Availability("Milvus", self._answers, self._is_reachable)
 
     def close(self) -> None:
         """Close the connection."""
@@ -311,12 +233,7 @@ class Collection:
         address = urlsplit(self.uri)
         if address.hostname is None:
             return True
-        try:
-            port = address.port or _PORT
-            with socket.create_connection((address.hostname, port), _CONNECT_S):
-                return True
-        except OSError:
-            return False
+        return takes_connections((address.hostname, address.port or _PORT))
 
     def ask(self, call: str, *values: Any, **options: Any) -> Any:  # noqa: ANN401 - has no types
         """Call the client's method ``call`` for this collection, and return its result."""

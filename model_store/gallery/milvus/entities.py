@@ -1,19 +1,17 @@
-"""Converts items to Milvus entities, and entities to items; caches recently read entities."""
+"""Converts items to Milvus entities, and entities to items."""
 
 from __future__ import annotations
 
 import base64
 import json
-import threading
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import DatasetError
+from model_store.gallery.entities import Entity
 from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.milvus.collection import MOST_FACTS, TEXT_BYTES
 from model_store.gallery.milvus.filter import facts
@@ -25,21 +23,6 @@ ENTITY_FIELDS = ["id", "label", "labelled", "direction", "dispersion", "metadata
 
 _INTEGERS = range(-(2**63), 2**64)
 """Integers that JSON in Milvus stores exactly."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entity:
-    """An item from Milvus, with its direction and total variance.
-
-    Attributes
-    ----------
-    direction : (D,) float32, unit vector.
-    total_variance : Σ_d v_d / ‖m‖².
-    """
-
-    item: Item
-    direction: NDArray[np.float32]
-    total_variance: float
 
 
 def read_entity(found: Mapping[str, Any]) -> Entity:
@@ -140,51 +123,3 @@ def _integers_fit(value: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
     if isinstance(value, list):
         return all(map(_integers_fit, value))
     return not isinstance(value, int) or value in _INTEGERS
-
-
-REMEMBERED_ITEMS = 16_384
-"""Maximum number of cached items. With 128 dimensions, these items take about 30 MB."""
-
-MOSTLY_KNOWN = 0.6
-"""A search sends two requests if the cache contained at least this share of the rows that recent
-searches found. The first request returns only row numbers, and the second request reads the items
-that are not cached. For a smaller share, a single request for rows and items is faster."""
-
-_N_AVERAGED = 8
-"""The share of cached rows is averaged over about this number of recent searches."""
-
-
-class EntityCache:
-    """An LRU cache that maps rows to at most `REMEMBERED_ITEMS` items; thread-safe."""
-
-    def __init__(self) -> None:
-        self._entities: OrderedDict[int, Entity] = OrderedDict()
-        self._lock = threading.Lock()
-        self._known_share = 0.0
-
-    @property
-    def mostly_knows(self) -> bool:
-        """True if most rows found by the last searches were cached."""
-        return self._known_share >= MOSTLY_KNOWN
-
-    def observe(self, rows: Collection[int]) -> None:
-        """Update the average share of cached rows; a search has found ``rows``."""
-        if not rows:
-            return
-        with self._lock:
-            share = sum(row in self._entities for row in rows) / len(rows)
-            self._known_share += (share - self._known_share) / _N_AVERAGED
-
-    def known(self, rows: Iterable[int]) -> dict[int, Entity]:
-        """Return the cached items among ``rows``."""
-        with self._lock:
-            return {row: self._entities[row] for row in rows if row in self._entities}
-
-    def remember(self, entities: Mapping[int, Entity]) -> None:
-        """Add items, and drop the items that were found least recently."""
-        with self._lock:
-            for row, entity in entities.items():
-                self._entities[row] = entity
-                self._entities.move_to_end(row)
-            while len(self._entities) > REMEMBERED_ITEMS:
-                self._entities.popitem(last=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ItemNotFound
-from model_store.gallery.files.gallery import similarities_of
+from model_store.gallery.entities import READ_AT_ONCE, Entity, EntityCache, EntityGallery, parts_of
 from model_store.gallery.filters.grammar import Filter
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.recall import FETCHED
@@ -36,8 +36,6 @@ from model_store.gallery.milvus.collection import (
 )
 from model_store.gallery.milvus.entities import (
     ENTITY_FIELDS,
-    Entity,
-    EntityCache,
     read_entity,
     read_hits,
     rows_of,
@@ -45,8 +43,8 @@ from model_store.gallery.milvus.entities import (
 )
 from model_store.gallery.milvus.filter import EVERYTHING, to_expression
 from model_store.gallery.milvus.log import Head
-from model_store.gallery.milvus.rows import READ_AT_ONCE, MatchingRows, MilvusRows
-from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
+from model_store.gallery.milvus.rows import MatchingRows, MilvusRows
+from model_store.gallery.protocol import Candidates, Item, NewItem, Thumbnail
 from model_store.gallery.writable import Upsert, Vector
 from model_store.verdicts import Plan
 
@@ -60,7 +58,7 @@ _SEARCHED_AT_ONCE = 32
 """Maximum number of queries in one request."""
 
 
-class MilvusGallery:
+class MilvusGallery(EntityGallery):
     """The gallery that a bundle's ``directory`` describes; thread-safe.
 
     Raises
@@ -239,7 +237,7 @@ class MilvusGallery:
     ) -> NDArray[np.int64]:
         """Read all ``rows``; return the ``n`` nearest rows, and at most `MARGIN` more."""
         there, similarities = [], []
-        for part in _parts(self._current(rows), READ_AT_ONCE):
+        for part in parts_of(self._current(rows), READ_AT_ONCE):
             entities = self._entities(part)
             there += list(entities)
             if entities:
@@ -249,21 +247,6 @@ class MilvusGallery:
         if len(found) <= n + MARGIN:
             return found
         return found[np.argpartition(-np.concatenate(similarities), n + MARGIN)[: n + MARGIN]]
-
-    def _ranked(
-        self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the ``n`` rows nearest to ``query`` and their similarities, nearest first."""
-        entities = list(self._entities(rows).items())
-        if not entities:
-            return np.empty(0, dtype=np.int64), np.empty(0)
-        exact = similarities_of(np.stack([entity.direction for _, entity in entities]), query)
-        similarities = np.round(exact, SIMILARITY_DECIMALS)
-        order = sorted(
-            range(len(entities)),
-            key=lambda place: (-similarities[place], entities[place][1].item.id),
-        )[:n]
-        return np.array([entities[place][0] for place in order]), similarities[order]
 
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as the argument ``allowed`` of `candidates`."""
@@ -277,22 +260,10 @@ class MilvusGallery:
         """Return the rows (n_items,) of all items, ascending; reads them page by page."""
         return self.page(None, self.n_items)
 
-    def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the unit directions (..., D) of ``rows`` (...)."""
-        values = np.empty((rows.size, self.dim), dtype=np.float32)
-        for place, entity in enumerate(self._each(rows)):
-            values[place] = entity.direction
-        return values.reshape(*rows.shape, self.dim)
-
-    def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each total variance, divided by the item's squared norm: Σ_d v_d / ‖m‖², (...)."""
-        values = [entity.total_variance for entity in self._each(rows)]
-        return np.array(values, dtype=np.float32).reshape(rows.shape)
-
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return each variance, divided by the item's squared norm: v / ‖m‖², (..., D)."""
         stored: dict[int, tuple[Any, Any]] = {}
-        for part in _parts(rows.ravel(), READ_AT_ONCE):
+        for part in parts_of(rows.ravel(), READ_AT_ONCE):
             found = self.by_number.at(part.tolist(), self.head.since, ["variance", "norm"])
             stored |= {row: (one["variance"], one["norm"]) for row, one in found.items()}
         self._require(rows.ravel(), stored)
@@ -300,15 +271,6 @@ class MilvusGallery:
         relative = np.array(variances, dtype=np.float32)
         relative /= np.array(norms, dtype=np.float32)[:, None] ** 2
         return relative.reshape(*rows.shape, self.dim)
-
-    def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the label codes of ``rows`` (...); -1 for an item without a label."""
-        codes = [self._code(entity.item.label) for entity in self._each(rows)]
-        return np.array(codes, dtype=np.int32).reshape(rows.shape)
-
-    def items(self, rows: NDArray[np.int64]) -> list[Item]:
-        """Return the items at ``rows`` (n,), in the order of ``rows``."""
-        return [entity.item for entity in self._each(rows)]
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
         """Return the rows of the ``limit`` items that follow the row ``after``, by row number."""
@@ -378,25 +340,13 @@ class MilvusGallery:
                 return found
         raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
 
-    def _each(self, rows: NDArray[np.int64]) -> Iterator[Entity]:
-        """Yield the items at ``rows``, in the order of ``rows``, or raise `ItemNotFound`."""
-        for part in _parts(rows.ravel(), READ_AT_ONCE):
-            entities = self._entities(self._current(part))
-            self._require(part, entities)
-            yield from (entities[row] for row in part.tolist())
-
-    @staticmethod
-    def _require(rows: NDArray[np.int64], found: Container[int]) -> None:
-        for row in rows.tolist():
-            if row not in found:
-                raise ItemNotFound(f"The item at row {row} is no longer in the gallery.")
-
     def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
-        """Return the existing items at ``rows`` (n,), from the cache or from Milvus."""
-        known = self._lately.known(rows.tolist())
-        missing = np.array([row for row in rows.tolist() if row not in known], dtype=np.int64)
-        if missing.size:
-            found = self.by_number.at(missing.tolist(), self.head.since, ENTITY_FIELDS)
+        """Return the current items at ``rows`` (n,), from the cache or from Milvus."""
+        current = self._current(rows).tolist()
+        known = self._lately.known(current)
+        missing = [row for row in current if row not in known]
+        if missing:
+            found = self.by_number.at(missing, self.head.since, ENTITY_FIELDS)
             read = {row: read_entity(one) for row, one in found.items()}
             self._lately.remember(read)
             known |= read
@@ -417,8 +367,4 @@ def _expressions(allowed: Allowed) -> list[str]:
         return [allowed.expression]
     if allowed.mask().all():
         return [EVERYTHING]
-    return [f"row in {part.tolist()}" for part in _parts(allowed.rows(), EXACT_ROWS)]
-
-
-def _parts(rows: NDArray[np.int64], n: int) -> list[NDArray[np.int64]]:
-    return [rows[start : start + n] for start in range(0, len(rows), n)]
+    return [f"row in {part.tolist()}" for part in parts_of(allowed.rows(), EXACT_ROWS)]

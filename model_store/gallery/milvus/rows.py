@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.gallery.entities import READ_AT_ONCE
 from model_store.gallery.index.allowed import NO_FIELDS
 from model_store.gallery.milvus.collection import EVENTUALLY, NOW, Collection
 from model_store.gallery.milvus.filter import literal
 from model_store.gallery.milvus.log import Head
 from model_store.verdicts import IndexedBy
-
-READ_AT_ONCE = 1_000
-"""Maximum number of items in one request, because a response of Milvus has at most 64 MB."""
 
 
 class MilvusRows:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import ConfigError
-from model_store.gallery.filters.sql import metadata_json
+from model_store.gallery.content import least_effort, read_through
 from model_store.gallery.index.plan import (
     DEFAULT_SETTINGS,
     EXACT_BYTES,
@@ -24,13 +22,7 @@ from model_store.gallery.index.plan import (
     IndexSettings,
     lists_for,
 )
-from model_store.gallery.index.recall import (
-    EFFORTS,
-    FETCHED,
-    N_NEIGHBOURS,
-    share_found,
-    tenth_similarity,
-)
+from model_store.gallery.index.recall import EFFORTS, FETCHED
 from model_store.gallery.milvus.collection import (
     COMPLETE,
     NO_ACCESS,
@@ -43,16 +35,12 @@ from model_store.gallery.milvus.collection import (
 from model_store.gallery.milvus.entities import write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.protocol import NewItem, Part, in_parts
-from model_store.sphere import unit_direction
 
 TIMEOUT_S = 3_600.0
 """Timeout in seconds for a flush and for an index build; both take longer for a large gallery."""
 
 WRITTEN_BYTES = 2**24
 """Maximum bytes of one write request; Milvus accepts at most 64 MB."""
-
-N_QUERIES = 100
-"""Number of queries that measure the recall of an approximate index."""
 
 INDEX_TYPES: Mapping[str, str] = {"flat": "FLAT", "hnsw": "HNSW", "ivf_sq8": "IVF_SQ8"}
 
@@ -112,10 +100,10 @@ def write_milvus_parts(
         compute the collection's name, then to write the items.
     """
     kind, parameters = _plan(shape, settings)
-    named = _read_through(parts(), shape, f"{SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:")
+    named = read_through(parts(), shape, f"{SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:")
     described = MilvusDescription(
         uri=require_bare(uri),
-        collection=named.collection,
+        collection=named.name,
         encoder=encoder_fingerprint,
         n_items=shape[0],
         dim=shape[1],
@@ -154,34 +142,6 @@ def _plan(shape: tuple[int, int], settings: IndexSettings) -> tuple[str, dict[st
     return INDEX_TYPES[wanted], parameters[wanted]
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadThrough:
-    """The result of the first pass: the collection's name, sorted labels, and directions (N, D)."""
-
-    collection: str
-    labels: list[str]
-    directions: NDArray[np.float32]
-
-
-def _read_through(parts: Iterable[Part], shape: tuple[int, int], prefix: str) -> _ReadThrough:
-    digest = hashlib.sha256(prefix.encode())
-    labels: set[str] = set()
-    directions = np.empty(shape, np.float32)
-    start = 0
-    for embeddings, items in parts:
-        mean = np.ascontiguousarray(embeddings.mean, dtype=np.float32)
-        directions[start : start + len(items)] = unit_direction(mean)
-        start += len(items)
-        digest.update(mean.tobytes())
-        digest.update(np.ascontiguousarray(embeddings.variance, dtype=np.float32).tobytes())
-        for item in items:
-            known = [item.id, item.label, metadata_json(item.metadata), item.thumbnail.media_type]
-            digest.update(json.dumps(known).encode())
-            digest.update(hashlib.sha256(item.thumbnail.data).digest())
-        labels |= {item.label for item in items if item.label is not None}
-    return _ReadThrough(f"vouch_{digest.hexdigest()[:24]}", sorted(labels), directions)
-
-
 def _write(
     collection: Collection,
     described: MilvusDescription,
@@ -216,40 +176,21 @@ def _tuned(
     access: MilvusAccess,
 ) -> MilvusDescription:
     """Return the description with the smallest search effort that reaches `min_recall`."""
-    queries = _queries(directions, np.random.default_rng(settings.seed))
-    tenth = tenth_similarity(directions, queries)
-    knob = "ef" if described.index["type"] == "HNSW" else "nprobe"
-    recall = 0.0
-    for effort in EFFORTS:
-        if knob == "ef" and effort < FETCHED:
-            continue  # `ef` must be at least the number of fetched items
-        found_with = {"parameters": {knob: effort}, "n_queries": len(queries)}
-        tried = replace(described, index={**described.index, **found_with})
-        tried.save(directory)
+    index = dict(described.index)
+    knob = "ef" if index["type"] == "HNSW" else "nprobe"
+
+    @contextmanager
+    def opened(effort: int) -> Iterator[MilvusGallery]:
+        tried = {**index, "parameters": {knob: effort}}
+        replace(described, index=tried).save(directory)
         gallery = MilvusGallery(directory, access)
         try:
-            found = [gallery.candidates(query[None], N_NEIGHBOURS).rows[0] for query in queries]
+            yield gallery
         finally:
             gallery.close()
-        recall = share_found(directions, queries, found, tenth)
-        if recall >= settings.min_recall:
-            return replace(tried, index={**tried.index, "recall_at_10": recall})
-    raise ConfigError(
-        f"Milvus's {described.index['type']} finds at most {recall:.3f} of the ten nearest items, "
-        f"wanted {settings.min_recall}. Lower index.min_recall, or choose another index.kind."
-    )
 
-
-def _queries(
-    directions: NDArray[np.float32], generator: np.random.Generator
-) -> NDArray[np.float32]:
-    """Return queries, which are unit vectors.
-
-    A query is the normalised sum of an item and the difference of two neighbours of the item.
-    """
-    rows = np.sort(generator.permutation(len(directions))[:N_QUERIES])
-    k = min(FETCHED, len(directions))
-    _, near = faiss.knn(directions[rows], directions, k, faiss.METRIC_INNER_PRODUCT)
-    places = generator.integers(0, k, (2, len(rows)))
-    one, other = near[np.arange(len(rows)), places]
-    return unit_direction(directions[rows] + directions[one] - directions[other])
+    # `ef` must be at least the number of fetched items.
+    efforts = [effort for effort in EFFORTS if knob != "ef" or effort >= FETCHED]
+    found = least_effort(f"Milvus's {index['type']}", directions, settings, efforts, opened)
+    measured = {"recall_at_10": found.recall, "n_queries": found.n_queries}
+    return replace(described, index={**index, "parameters": {knob: found.effort}, **measured})

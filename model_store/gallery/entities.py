@@ -1,0 +1,156 @@
+"""Items from a database, and what galleries in databases have in common."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import ItemNotFound
+from model_store.gallery.files.gallery import similarities_of
+from model_store.gallery.protocol import SIMILARITY_DECIMALS, Item
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """An item from a database, with its direction and total variance.
+
+    Attributes
+    ----------
+    direction : (D,) float32, unit vector.
+    total_variance : Σ_d v_d / ‖m‖².
+    """
+
+    item: Item
+    direction: NDArray[np.float32]
+    total_variance: float
+
+
+REMEMBERED_ITEMS = 16_384
+"""Maximum number of cached items. With 128 dimensions, these items take about 30 MB."""
+
+MOSTLY_KNOWN = 0.6
+"""A search sends two requests if the cache contained at least this share of the rows that recent
+searches found. The first request returns only row numbers, and the second request reads the items
+that are not cached. For a smaller share, a single request for rows and items is faster."""
+
+_N_AVERAGED = 8
+"""The share of cached rows is averaged over about this number of recent searches."""
+
+
+class EntityCache:
+    """An LRU cache that maps rows to at most `REMEMBERED_ITEMS` items; thread-safe."""
+
+    def __init__(self) -> None:
+        self._entities: OrderedDict[int, Entity] = OrderedDict()
+        self._lock = threading.Lock()
+        self._known_share = 0.0
+
+    @property
+    def mostly_knows(self) -> bool:
+        """True if most rows found by the last searches were cached."""
+        return self._known_share >= MOSTLY_KNOWN
+
+    def observe(self, rows: Collection[int]) -> None:
+        """Update the average share of cached rows; a search has found ``rows``."""
+        if not rows:
+            return
+        with self._lock:
+            share = sum(row in self._entities for row in rows) / len(rows)
+            self._known_share += (share - self._known_share) / _N_AVERAGED
+
+    def known(self, rows: Iterable[int]) -> dict[int, Entity]:
+        """Return the cached items among ``rows``."""
+        with self._lock:
+            return {row: self._entities[row] for row in rows if row in self._entities}
+
+    def remember(self, entities: Mapping[int, Entity]) -> None:
+        """Add items, and drop the items that were found least recently."""
+        with self._lock:
+            for row, entity in entities.items():
+                self._entities[row] = entity
+                self._entities.move_to_end(row)
+            while len(self._entities) > REMEMBERED_ITEMS:
+                self._entities.popitem(last=False)
+
+
+READ_AT_ONCE = 1_000
+"""Maximum number of items in one request, because a response of Milvus has at most 64 MB."""
+
+
+class EntityGallery(ABC):
+    """A gallery that reads its items from a database, row by row.
+
+    Attributes
+    ----------
+    dim : D, the dimension of an embedding.
+    """
+
+    dim: int
+
+    @abstractmethod
+    def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
+        """Return the current items at ``rows`` (n,), at most `READ_AT_ONCE`."""
+
+    @abstractmethod
+    def _code(self, label: str | None) -> int:
+        """Return the code of a label; -1 for None."""
+
+    def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the unit directions (..., D) of ``rows`` (...)."""
+        values = np.empty((rows.size, self.dim), dtype=np.float32)
+        for place, entity in enumerate(self._each(rows)):
+            values[place] = entity.direction
+        return values.reshape(*rows.shape, self.dim)
+
+    def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return each total variance, divided by the item's squared norm: Σ_d v_d / ‖m‖², (...)."""
+        values = [entity.total_variance for entity in self._each(rows)]
+        return np.array(values, dtype=np.float32).reshape(rows.shape)
+
+    def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the label codes of ``rows`` (...); -1 for an item without a label."""
+        codes = [self._code(entity.item.label) for entity in self._each(rows)]
+        return np.array(codes, dtype=np.int32).reshape(rows.shape)
+
+    def items(self, rows: NDArray[np.int64]) -> list[Item]:
+        """Return the items at ``rows`` (n,), in the order of ``rows``."""
+        return [entity.item for entity in self._each(rows)]
+
+    def _each(self, rows: NDArray[np.int64]) -> Iterator[Entity]:
+        """Yield the items at ``rows``, in the order of ``rows``, or raise `ItemNotFound`."""
+        for part in parts_of(rows.ravel(), READ_AT_ONCE):
+            entities = self._entities(part)
+            self._require(part, entities)
+            yield from (entities[row] for row in part.tolist())
+
+    @staticmethod
+    def _require(rows: NDArray[np.int64], found: Container[int]) -> None:
+        for row in rows.tolist():
+            if row not in found:
+                raise ItemNotFound(f"The item at row {row} is no longer in the gallery.")
+
+    def _ranked(
+        self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the ``n`` rows nearest to ``query`` and their similarities, nearest first."""
+        entities = list(self._entities(rows).items())
+        if not entities:
+            return np.empty(0, dtype=np.int64), np.empty(0)
+        exact = similarities_of(np.stack([entity.direction for _, entity in entities]), query)
+        similarities = np.round(exact, SIMILARITY_DECIMALS)
+        order = sorted(
+            range(len(entities)),
+            key=lambda place: (-similarities[place], entities[place][1].item.id),
+        )[:n]
+        return np.array([entities[place][0] for place in order]), similarities[order]
+
+
+def parts_of(rows: NDArray[np.int64], n: int) -> list[NDArray[np.int64]]:
+    """Split ``rows`` into parts of at most ``n`` rows."""
+    return [rows[start : start + n] for start in range(0, len(rows), n)]
