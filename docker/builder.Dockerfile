@@ -8,8 +8,8 @@ FROM base AS requirements
 WORKDIR /src
 RUN --mount=type=cache,target=/root/.cache/pip pip install uv==0.13.9
 COPY docker/requirements.py pyproject.toml uv.lock ./
-RUN python requirements.py build milvus > requirements.txt \
- && python requirements.py build milvus --without-torch > without-torch.txt
+RUN python requirements.py build postgres milvus > requirements.txt \
+ && python requirements.py build postgres milvus --without-torch > without-torch.txt
 
 FROM base AS wheel
 WORKDIR /src

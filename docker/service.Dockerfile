@@ -8,7 +8,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ig
 FROM base AS requirements
 # `milvus` is 110 MB: pymilvus imports pandas and grpc. `remote` pulls bundles from buckets. `gpu`
 # would add NVIDIA's libraries.
-ARG EXTRAS="serve operate telemetry milvus text remote"
+ARG EXTRAS="serve operate telemetry postgres milvus text remote"
 WORKDIR /src
 RUN --mount=type=cache,target=/root/.cache/pip pip install uv==0.13.9
 COPY docker/requirements.py pyproject.toml uv.lock ./

@@ -20,7 +20,10 @@ from pydantic_settings import (
 
 from model_store.addresses import passwords_in, require_no_user, split_address
 from model_store.bundles.directory import KEPT_BUNDLES
+from model_store.gallery.access import DatabaseAccess
 from model_store.gallery.milvus.collection import MilvusAccess, check_address, check_log
+from model_store.gallery.postgres.database import PostgresAccess
+from model_store.gallery.postgres.database import check_address as check_postgres
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
@@ -80,6 +83,11 @@ def _check_redis_url(url: SecretStr) -> SecretStr:
 
 def _check_milvus_uri(uri: str) -> str:
     check_address(uri)
+    return uri
+
+
+def _check_postgres_uri(uri: SecretStr) -> SecretStr:
+    check_postgres(uri.get_secret_value())
     return uri
 
 
@@ -498,6 +506,14 @@ class Settings(BaseSettings):
         description="Maximum size of the cache in this process in bytes; 0 turns it off.",
     )
 
+    postgres_uri: Annotated[SecretStr, AfterValidator(_check_postgres_uri)] | None = Field(
+        None,
+        description="PostgreSQL database, for galleries in PostgreSQL: "
+        "postgresql://user:password@host/database. The address in a bundle is ignored. [default: "
+        "none]",
+        examples=["postgresql://vouch:password@db.example/vouch"],
+    )
+    postgres_timeout_s: float = Field(5.0, gt=0, description="PostgreSQL timeout in seconds.")
     milvus_uri: Annotated[str, AfterValidator(_check_milvus_uri)] | None = Field(
         None,
         description="Address of Milvus, for galleries in Milvus. The address in a bundle is "
@@ -603,13 +619,16 @@ class Settings(BaseSettings):
         return frozenset(texts).union(*map(passwords_in, texts))
 
     @property
-    def database(self) -> MilvusAccess:
-        """The address, token, timeout and change log for galleries in Milvus."""
-        token, log = (
+    def database(self) -> DatabaseAccess:
+        """The addresses, secrets and timeouts for galleries in databases."""
+        token, log, uri = (
             secret.get_secret_value() if secret else None
-            for secret in (self.milvus_token, self.milvus_log)
+            for secret in (self.milvus_token, self.milvus_log, self.postgres_uri)
         )
-        return MilvusAccess(self.milvus_uri, token, self.milvus_timeout_s, log)
+        return DatabaseAccess(
+            MilvusAccess(self.milvus_uri, token, self.milvus_timeout_s, log),
+            PostgresAccess(uri, self.postgres_timeout_s),
+        )
 
     @property
     def compacts_after(self) -> int:
@@ -641,7 +660,7 @@ _FIRST_OF_GROUP = {
     "provider": "Encoder",
     "processes": "Processes",
     "redis_url": "Cache",
-    "milvus_uri": "Milvus",
+    "postgres_uri": "Databases",
     "feedback": "Feedback and review",
     "canary_period_s": "Monitoring",
 }

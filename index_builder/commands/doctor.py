@@ -54,6 +54,7 @@ _OPTIONAL = {
     "pyarrow": "parquet",
     "ray": "ray",
     "pymilvus": "milvus",
+    "psycopg": "postgres",
     "obstore": "remote",
     "huggingface-hub": "hub",
     "fastapi": "serve",

@@ -57,14 +57,16 @@ LevelsOption = Annotated[
 DatabaseOption = Annotated[
     str | None,
     typer.Option(
+        "--database",
         "--milvus",
-        help="Milvus server that stores the gallery: http://host:19530, or a file with suffix .db. "
-        "The token comes from VOUCH_MILVUS_TOKEN.",
+        help="Database that stores the gallery: postgresql://host/database (user and password come "
+        "from VOUCH_POSTGRES_URI), http://host:19530 for Milvus (the token comes from "
+        "VOUCH_MILVUS_TOKEN), or a file with suffix .db for milvus-lite.",
     ),
 ]
 DatabaseOptionOfAll = Annotated[
     str | None,
-    typer.Option("--milvus", help="Milvus server that stores the gallery; see `index`."),
+    typer.Option("--database", "--milvus", help="Database that stores the gallery; see `index`."),
 ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +32,6 @@ from model_store.errors import ConfigError, UsageError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
 from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE
-from model_store.installation import how_to_install
 from model_store.verdicts import Order
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
@@ -171,11 +169,12 @@ class IndexConfig(Section):
         "memory budget, the gallery gets product codes (ivf_pq). hnsw: a graph, as fast as "
         "ivf_sq8, but with more memory.",
     )
-    milvus_uri: str | None = Field(
+    database_uri: str | None = Field(
         None,
-        examples=["http://127.0.0.1:19530"],
-        description="Address of the Milvus server that stores the gallery instead of the bundle: "
-        "http://host:19530, or a file with suffix .db for milvus-lite.",
+        examples=["postgresql://db.example/vouch"],
+        description="Address of the database that stores the gallery instead of the bundle: "
+        "postgresql://host/database for PostgreSQL with pgvector, http://host:19530 for Milvus, or "
+        "a file with suffix .db for milvus-lite. User and password come from the environment.",
     )
     memory_budget_bytes: int = Field(
         DEFAULT_SETTINGS.memory_budget_bytes,
@@ -207,6 +206,17 @@ class IndexConfig(Section):
         "supported with Milvus.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_earlier_name(cls, fields: Any) -> Any:  # noqa: ANN401 - whatever the file has
+        """Accept ``milvus_uri``, the name of ``database_uri`` in release 0.2."""
+        if isinstance(fields, Mapping) and "milvus_uri" in fields and "database_uri" not in fields:
+            return {
+                "database_uri" if key == "milvus_uri" else key: value
+                for key, value in fields.items()
+            }
+        return fields
+
     @field_validator("filter_fields")
     @classmethod
     def _can_be_named(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -216,37 +226,30 @@ class IndexConfig(Section):
             raise ValueError(str(error)) from None
         return names
 
-    @property
-    def database_uri(self) -> str | None:
-        """Address of the database that stores the gallery; None for files."""
-        return self.milvus_uri
-
     def require_client(self) -> None:
         """Raise `ConfigError` if the client of the database is not installed."""
-        if self.milvus_uri is not None and find_spec("pymilvus") is None:
-            raise ConfigError(
-                "index.milvus_uri: pymilvus, the client of Milvus, is not installed. "
-                + how_to_install("milvus")
-            )
+        if self.database_uri is not None:
+            from model_store.gallery.opening import engine_at  # noqa: PLC0415 - slow
+
+            engine_at(self.database_uri).require_client()
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield the keys that a gallery in Milvus does not support."""
-        if self.milvus_uri is None:
+        """Yield the keys that the database of the gallery does not support."""
+        if self.database_uri is None:
             return
-        from model_store.gallery.milvus.collection import require_bare  # noqa: PLC0415 - slow
-        from model_store.gallery.milvus.writer import INDEX_TYPES  # noqa: PLC0415
+        from model_store.gallery.opening import engine_at  # noqa: PLC0415 - slow
 
+        engine = engine_at(self.database_uri)
         try:
-            require_bare(self.milvus_uri)
+            engine.require_address(self.database_uri)
         except ConfigError as error:
-            yield "milvus_uri", str(error)
-        if self.previews is not None:
-            yield (
-                "previews",
-                ("a gallery in Milvus stores no previews. Drop `previews` or `milvus_uri`."),
-            )
-        if self.kind != "auto" and self.kind not in INDEX_TYPES:
-            yield "kind", f"Milvus supports {', '.join(INDEX_TYPES)}. Use one of these, or auto."
+            yield "database_uri", str(error)
+        if self.previews is not None and not engine.has_previews:
+            problem = f"a gallery in {engine.name} stores no previews. Drop `previews`."
+            yield "previews", problem
+        kinds = engine.index_kinds
+        if self.kind != "auto" and self.kind not in kinds:
+            yield "kind", f"{engine.name} supports {', '.join(kinds)}. Use one of these, or auto."
 
     def settings(self, seed: int) -> IndexSettings:
         """Return the settings of an index."""
@@ -469,18 +472,18 @@ def build_config(fields: Mapping[str, Any], options: Mapping[str, str]) -> Build
 
 
 def in_database(config: BuildConfig, uri: str | None) -> BuildConfig:
-    """Return the build with its gallery in the Milvus server at ``uri``.
+    """Return the build with its gallery in the database at ``uri``.
 
     If ``uri`` is None, the build does not change.
 
     Raises
     ------
-    ConfigError : Milvus does not support a setting of the index.
+    ConfigError : the database does not support a setting of the index.
     """
     if uri is None:
         return config
-    index = {**config.index.model_dump(), "milvus_uri": uri}
-    return build_config({**dict(config), "index": index}, {"index.milvus_uri": "--milvus"})
+    index = {**config.index.model_dump(), "database_uri": uri}
+    return build_config({**dict(config), "index": index}, {"index.database_uri": "--database"})
 
 
 def parse_promises(options: Mapping[str, Any]) -> CalibrationConfig:

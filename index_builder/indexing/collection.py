@@ -57,7 +57,7 @@ from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ConfigError, DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.gallery import IndexSettings, open_gallery
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
-from model_store.gallery.opening import DATABASE, index_description
+from model_store.gallery.opening import engine_at, index_description
 from model_store.images import ImageLimits
 from model_store.processors import ProviderChoice
 
@@ -200,11 +200,12 @@ class Indexing:
                 "--engine ray takes images, and the source holds vectors. Leave --engine out."
             )
         of_vectors = isinstance(self.source, VectorSource)
-        if self.index.preview_side is not None and (of_vectors or self.database_uri is not None):
-            raise ConfigError(
-                f"--previews needs {'images, not vectors' if of_vectors else 'a gallery of files'}"
-                f"{'' if of_vectors else f', not {DATABASE}'}. Leave --previews out."
-            )
+        engine = None if self.database_uri is None else engine_at(self.database_uri)
+        if self.index.preview_side is not None:
+            if of_vectors:
+                raise ConfigError("--previews needs images, not vectors. Leave --previews out.")
+            if engine is not None and not engine.has_previews:
+                raise ConfigError(f"{engine.name} stores no previews. Leave --previews out.")
         if self.database_uri is None:
             plan_index(catalogue.contents.n_images, dim, self.index)
         if self.parents.table is not None:

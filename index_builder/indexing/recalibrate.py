@@ -28,7 +28,7 @@ from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError, ConfigError, UsageError, WriteRefused
 from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries
 from model_store.gallery import LiveGallery
-from model_store.gallery.opening import DATABASE, open_gallery
+from model_store.gallery.opening import open_gallery
 from model_store.threads import one_blas_thread
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
     try:
         if not isinstance(live, LiveGallery):
             raise WriteRefused(
-                f"The gallery is in {DATABASE} and cannot be compacted. Calibrate it when it is "
+                "The gallery is in a database and cannot be compacted. Calibrate it when it is "
                 "built."
             )
         with Compaction(root, manifest, live, signing_key(), calibrate) as compaction:

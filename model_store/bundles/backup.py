@@ -41,7 +41,7 @@ from model_store.files import FreeSpace, abandoned_folders, flush, work_folder
 from model_store.gallery import ChangesFile, FaissGallery, GallerySnapshot, LiveGallery
 from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import connect
-from model_store.gallery.opening import DATABASE, is_in_database
+from model_store.gallery.opening import engine_of
 from model_store.item_ids import check_item_id
 from model_store.paths import relative_name
 
@@ -115,11 +115,11 @@ def _require_new(archive: Path) -> None:
 
 def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> BackupSummary:
     """Copy a consistent state of the log, and return a summary of the gallery in this state."""
-    if is_in_database(directory):
+    engine = engine_of(directory)
+    if engine is not None:
         raise ArchiveError(
-            f"The gallery of {bundle_id} lies in {DATABASE}, and a copy of files does not "
-            f"contain it. Stop the services and {DATABASE}, then copy {DATABASE}'s data and the "
-            "directory of bundles."
+            f"The gallery of {bundle_id} is in {engine.name}, and a copy of files does not contain "
+            f"it. {engine.back_up}"
         )
     base = FaissGallery(directory)
     if changes_path(root, bundle_id).exists():

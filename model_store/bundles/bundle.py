@@ -23,10 +23,8 @@ from model_store.gallery import (
     LiveGallery,
     Writable,
 )
+from model_store.gallery.access import NO_DATABASE, DatabaseAccess
 from model_store.gallery.opening import (
-    DATABASE,
-    NO_DATABASE,
-    DatabaseAccess,
     NumberedGallery,
     open_gallery,
 )
@@ -121,7 +119,7 @@ class Bundle:
         live = self.require_live()
         if not isinstance(live, LiveGallery):
             raise WriteRefused(
-                f"The gallery {self.name!r} lies in {DATABASE}, which stores each change directly: "
+                f"The gallery {self.name!r} is in a database, which stores each change directly: "
                 "there is nothing to compact."
             )
         return live
@@ -184,7 +182,7 @@ def open_bundle(
     provider: ProviderChoice = "auto",
     threads: int = 0,
     open_encoder: OpenEncoder = OnnxEncoder,
-    milvus: DatabaseAccess = NO_DATABASE,
+    access: DatabaseAccess = NO_DATABASE,
     trusted: Collection[str] = (),
     open_text: OpenText = open_text_encoder,
 ) -> Bundle:
@@ -212,7 +210,7 @@ def open_bundle(
     if trusted:
         require_signature(directory, manifest, trusted)
     try:
-        retriever = open_parts(directory, provider, threads, open_encoder, milvus, open_text)
+        retriever = open_parts(directory, provider, threads, open_encoder, access, open_text)
     except _MALFORMED as error:
         raise BundleMismatch(
             f"The bundle {directory.name} cannot be opened: one of its files has invalid content "

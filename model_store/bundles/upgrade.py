@@ -56,7 +56,7 @@ from model_store.gallery.index.build import REPORT_FILE
 from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE
 from model_store.gallery.live.log import SCHEMA_VERSION as LOG_VERSION
 from model_store.gallery.live.sqlite import connect, errors_in_words
-from model_store.gallery.opening import DATABASE, is_in_database
+from model_store.gallery.opening import engine_of
 from model_store.gallery.protocol import Part
 
 _PART = 1024
@@ -142,10 +142,11 @@ def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None
     if schema is None:
         return None
     directory = root / str(current_id(root))
-    if is_in_database(directory):
+    engine = engine_of(directory)
+    if engine is not None:
         raise BundleMismatch(
-            f"The bundle {directory.name} has schema {schema} and its gallery lies in {DATABASE}: "
-            "its collection cannot be upgraded. Index the images again with this release."
+            f"The bundle {directory.name} has schema {schema} and its gallery is in {engine.name}: "
+            "this gallery cannot be upgraded. Index the images again with this release."
         )
     staging = root / f".{directory.name}.upgrading"
     shutil.rmtree(staging, ignore_errors=True)

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from model_store.gallery.milvus.live import MilvusLive, open_milvus
     from model_store.gallery.milvus.writer import write_milvus_gallery, write_milvus_parts
     from model_store.gallery.opening import open_gallery
+    from model_store.gallery.postgres.database import PostgresAccess
+    from model_store.gallery.postgres.gallery import PostgresGallery
+    from model_store.gallery.postgres.live import PostgresLive, open_postgres
+    from model_store.gallery.postgres.writer import write_postgres_gallery, write_postgres_parts
     from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
     from model_store.gallery.writable import (
         Delete,
@@ -75,6 +79,10 @@ _PLACES = {
     "milvus.live": ("MilvusLive", "open_milvus"),
     "milvus.writer": ("write_milvus_gallery", "write_milvus_parts"),
     "opening": ("open_gallery",),
+    "postgres.database": ("PostgresAccess",),
+    "postgres.gallery": ("PostgresGallery",),
+    "postgres.live": ("PostgresLive", "open_postgres"),
+    "postgres.writer": ("write_postgres_gallery", "write_postgres_parts"),
     "protocol": (
         "Candidates",
         "Gallery",
@@ -129,6 +137,9 @@ __all__ = [
     "MilvusGallery",
     "MilvusLive",
     "NewItem",
+    "PostgresAccess",
+    "PostgresGallery",
+    "PostgresLive",
     "Receipt",
     "Retry",
     "Thumbnail",
@@ -139,10 +150,13 @@ __all__ = [
     "Written",
     "open_gallery",
     "open_milvus",
+    "open_postgres",
     "parse_filter",
     "read_filter",
     "write_faiss_gallery",
     "write_faiss_parts",
     "write_milvus_gallery",
     "write_milvus_parts",
+    "write_postgres_gallery",
+    "write_postgres_parts",
 ]

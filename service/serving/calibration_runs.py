@@ -27,7 +27,6 @@ from model_store.errors import VouchError, WriteRefused
 from model_store.files import lock_between_processes, replacing
 from model_store.gallery import LiveGallery
 from model_store.gallery.live.sqlite import of_the_system
-from model_store.gallery.opening import DATABASE
 from service.serving.builder import NO_SIGNING_KEY
 from service.serving.calibrating import CalibrateCommand
 from service.serving.lease import Lease
@@ -149,8 +148,8 @@ class CalibrationRuns:
         if root is None or not isinstance(bundle.live, LiveGallery):
             raise WriteRefused(
                 f"The gallery {bundle.name!r} cannot be calibrated here: it is a single bundle, "
-                f"which never changes, or it is in {DATABASE}. The operator calibrates it "
-                "when it is built."
+                "which never changes, or it is in a database. The operator calibrates it when it "
+                "is built."
             )
         if not (bundle.directory / ITEM_FEATURES_FILE).exists():
             raise WriteRefused(

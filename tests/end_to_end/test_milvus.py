@@ -28,6 +28,7 @@ from model_store.bundles.manifest import read_manifest
 from model_store.encoder.contract import Embeddings
 from model_store.errors import GalleryUnavailable, ItemNotFound
 from model_store.gallery import FaissGallery, MilvusAccess, NewItem, write_milvus_gallery
+from model_store.gallery.access import DatabaseAccess
 from tests.end_to_end.processes import Process, Service, free_port, wait_until
 from tests.end_to_end.replicas import Replicas
 from tests.end_to_end.writes import SETTINGS, CrashTest
@@ -185,7 +186,9 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
         assert "Fail connecting to server" in line["reason"]
         wait_until(lambda: not served.is_ready(), served)
         with pytest.raises(GalleryUnavailable):
-            open_bundle(bundles, "cpu", milvus=MilvusAccess(milvus.uri, timeout_s=1))
+            open_bundle(
+                bundles, "cpu", access=DatabaseAccess(milvus=MilvusAccess(milvus.uri, timeout_s=1))
+            )
         milvus.running()
         wait_until(served.is_ready, served)
         assert served.answer(samples[0], limit=20)["results"]
@@ -260,7 +263,7 @@ def test_items_are_put_and_deleted_by_the_command_line(
     compacted = run("compact", str(bundles)).exception
     assert "nothing to compact" in str(compacted)
     backed_up = run("backup", str(bundles), str(tmp_path / "backup.tar")).exception
-    assert "lies in Milvus" in str(backed_up)
+    assert "is in Milvus" in str(backed_up)
     assert not (tmp_path / "backup.tar").exists()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from model_store.gallery import (
     opening,
     write_faiss_gallery,
 )
+from model_store.gallery.access import DatabaseAccess
 from model_store.gallery.files.previews import Previews, PreviewsWriter
 from model_store.gallery.files.variances import NORMS_FILE, Variances, VarianceWriter
 from model_store.gallery.milvus.collection import MILVUS_FILE, MilvusDescription
@@ -108,14 +109,13 @@ def test_a_gallery_is_opened_by_the_engine_that_its_files_name(
     folder = written(tmp_path / "gallery", 5)
     assert isinstance(open_gallery(folder), FaissGallery)
     assert opening.index_description(folder)["kind"] == "flat"
-    access = MilvusAccess()
+    access = DatabaseAccess()
     asked: list[object] = []
     monkeypatch.setattr(opening, "MilvusGallery", lambda *given: asked.extend(given))
-    described = SimpleNamespace(collection="shoes", index={"nlist": 4})
-    monkeypatch.setattr(MilvusDescription, "load", lambda _: described)
-    (folder / MILVUS_FILE).touch()
+    described = {"uri": "http://milvus:19530", "collection": "shoes", "index": {"nlist": 4}}
+    (folder / MILVUS_FILE).write_text(json.dumps(described))
     open_gallery(folder, access)
-    assert asked == [folder, access]
+    assert asked == [folder, access.milvus]
     told = {"engine": "milvus", "collection": "shoes", "nlist": 4}
     assert opening.index_description(folder) == told
 

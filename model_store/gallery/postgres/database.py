@@ -1,0 +1,368 @@
+"""A gallery in PostgreSQL: its address, its tables, and the connections to them.
+
+Each gallery has a schema of its own, with these tables:
+
+::
+
+    items     a row for each state of an item; the content of a row never changes.
+              row       0, 1, … in the order of the ids when the gallery is built; each change that
+                        writes an item adds a row
+              born      number of the change that wrote the row; 0 for the build
+              died      number of the change that replaced or deleted the item; null before
+    labels    the distinct labels, with their codes and the number of current items
+    state     one row: the number of the last change, and counts
+    changed   the ids that changes have added, replaced or deleted
+    commits   the time of each change; old rows are deleted by this time
+    receipts  the results of requests that can be sent again
+
+A row is visible in the state after change v if born ≤ v and (died is null or died > v). So readers
+need no lock, and a reader of an old state finds what it found before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from model_store.addresses import require_no_user, split_address
+from model_store.errors import (
+    BundleMismatch,
+    ConfigError,
+    GalleryUnavailable,
+    StorageBusy,
+    WriteRefused,
+)
+from model_store.files import json_text
+from model_store.gallery.availability import Availability, takes_connections
+from model_store.installation import how_to_install
+
+POSTGRES_FILE = "postgres.json"
+
+SCHEMES = ("postgresql", "postgres")
+
+BUSY_S = 5.0
+"""Seconds for which a writer waits for other writers."""
+
+MOST_CONNECTIONS = 16
+"""Maximum number of connections of one process."""
+
+_IDLE_S = 60
+"""Seconds after which PostgreSQL ends a transaction whose process sends no statement."""
+
+_LEAST_RELEASE = 150_000
+_LEAST_PGVECTOR = (0, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresAccess:
+    """The address of a PostgreSQL database.
+
+    Attributes
+    ----------
+    uri : ``postgresql://user:password@host/database``; None if the operator has set none. The
+        address in a bundle is never used, because a third party may have built the bundle.
+    timeout_s : seconds to wait for an answer.
+    """
+
+    uri: str | None = field(default=None, repr=False)
+    timeout_s: float = 5.0
+
+    @classmethod
+    def of_environment(cls, named: str | None, timeout_s: float) -> PostgresAccess:
+        """Return the access that ``VOUCH_POSTGRES_URI`` describes; else of the address ``named``.
+
+        Raises
+        ------
+        ConfigError : the variable is not an address. The message does not contain the value, which
+            may contain a password.
+        """
+        uri = os.environ.get("VOUCH_POSTGRES_URI") or None
+        try:
+            if uri is not None:
+                check_address(uri)
+        except ValueError as error:
+            raise ConfigError(f"VOUCH_POSTGRES_URI {error}.") from None
+        return cls(uri or named, timeout_s)
+
+
+def check_address(uri: str) -> None:
+    """Raise `ValueError` if ``uri`` is not the address of a PostgreSQL database."""
+    split_address(uri, SCHEMES)
+
+
+def require_bare(uri: str) -> str:
+    """Refuse an address with a user or password, because the bundle would contain it.
+
+    Raises
+    ------
+    ConfigError
+    """
+    try:
+        require_no_user(split_address(uri, SCHEMES), "VOUCH_POSTGRES_URI")
+    except ValueError as error:
+        raise ConfigError(f"The address of PostgreSQL {error}.") from None
+    return uri
+
+
+NO_ACCESS = PostgresAccess()
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresDescription:
+    """A bundle's description of its gallery in PostgreSQL.
+
+    Attributes
+    ----------
+    uri : address of the database that the gallery was written to, without user and password.
+    schema : name of the gallery's schema, derived from its content.
+    encoder : fingerprint of the encoder.
+    n_items, dim : values at the time of the build.
+    preview_side : longest side of the previews in pixels; None without previews.
+    fields : names of the fields that `PostgresGallery.facets` describes.
+    index : ``type``, search ``parameters``, ``recall_at_10``, and ``n_queries``: the number of
+        queries that measured the recall.
+    """
+
+    uri: str
+    schema: str
+    encoder: str
+    n_items: int
+    dim: int
+    preview_side: int | None
+    fields: Sequence[str]
+    index: Mapping[str, Any]
+
+    @property
+    def engine(self) -> str:
+        """The index and its search parameters, in pgvector's notation."""
+        parameters = [f"{name}={value}" for name, value in self.index["parameters"].items()]
+        return ",".join([f"pgvector {self.index['type']}", *parameters])
+
+    def save(self, directory: Path) -> None:
+        """Write to ``directory``."""
+        (directory / POSTGRES_FILE).write_text(json_text(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path) -> PostgresDescription:
+        """Read what `save` wrote."""
+        return cls(**json.loads((directory / POSTGRES_FILE).read_text(encoding="utf-8")))
+
+
+class Database:
+    """The connections of a process to the schema of one gallery; thread-safe.
+
+    Parameters
+    ----------
+    schema : name of the schema.
+    efforts : settings of pgvector for all searches, for example ``hnsw.ef_search``.
+
+    Raises
+    ------
+    ConfigError : no address is set, psycopg is not installed, or the release of PostgreSQL or of
+        pgvector is too old.
+    GalleryUnavailable : PostgreSQL does not answer.
+    """
+
+    def __init__(
+        self, schema: str, access: PostgresAccess, efforts: Mapping[str, int] | None = None
+    ) -> None:
+        if access.uri is None:
+            raise ConfigError(
+                "The gallery is stored in PostgreSQL, and no address of PostgreSQL is set. Set "
+                "VOUCH_POSTGRES_URI. The address in a bundle is not used, because a third party "
+                "may have written it."
+            )
+        self._psycopg = client()
+        self.schema, self._access, self._efforts = schema, access, dict(efforts or {})
+        self._availability = Availability("PostgreSQL", self._answers, self._is_reachable)
+        pools = import_module("psycopg_pool")
+        self._pool = pools.ConnectionPool(
+            access.uri,
+            kwargs=connection_options(access, f"{schema},public"),
+            min_size=1,
+            max_size=MOST_CONNECTIONS,
+            timeout=access.timeout_s,
+            configure=self._configure,
+            check=pools.ConnectionPool.check_connection,
+            open=False,
+            name=schema,
+        )
+        with self._answering():
+            with self._psycopg.connect(
+                access.uri, **connection_options(access, f"{schema},public")
+            ) as connection:
+                require_release(connection)
+            self._pool.open()
+
+    @contextmanager
+    def connection(self) -> Iterator[Any]:
+        """Borrow a connection; each statement is a transaction.
+
+        Raises
+        ------
+        GalleryUnavailable : PostgreSQL does not answer.
+        BundleMismatch : the database has no such gallery.
+        """
+        with self._answering(), self._pool.connection() as connection:
+            yield connection
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query, with ``%s`` for each value; see `connection`."""
+        with self.connection() as connection:
+            found: list[tuple[Any, ...]] = connection.execute(
+                statement, values, binary=True
+            ).fetchall()
+            return found
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """Open a transaction that writes; after an error, none of its writes are kept.
+
+        Raises
+        ------
+        StorageBusy : other writers have had the lock for `BUSY_S`.
+        WriteRefused : the database user has no permission to write.
+        GalleryUnavailable : PostgreSQL does not answer. If the answer to the commit is lost, it is
+            unknown whether the writes were kept.
+        """
+        errors = self._psycopg.errors
+        try:
+            with self.connection() as connection, connection.transaction():
+                connection.execute(f"SET LOCAL lock_timeout = {int(BUSY_S * 1000)}")
+                yield connection
+        except GalleryUnavailable as error:
+            match error.__cause__:
+                case errors.LockNotAvailable():
+                    raise StorageBusy(
+                        f"Another process has been writing to the gallery for {BUSY_S:g} s. "
+                        "Nothing was changed; send the request again."
+                    ) from error
+                case errors.InsufficientPrivilege() | errors.ReadOnlySqlTransaction():
+                    raise WriteRefused(
+                        "The service has no permission to write to the gallery in PostgreSQL. Give "
+                        f"its database user write permission for the schema {self.schema}."
+                    ) from error
+            raise
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._availability.close()
+        self._pool.close()
+
+    def _configure(self, connection: Any) -> None:  # noqa: ANN401 - psycopg is imported late
+        import_module("pgvector.psycopg").register_vector(connection)
+        for name, value in self._efforts.items():
+            connection.execute(f"SET {name} = {int(value)}")
+        if self._efforts:
+            connection.execute("SET hnsw.iterative_scan = strict_order")
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Convert errors of PostgreSQL; the new errors do not contain its address."""
+        number = self._availability.begin()
+        if number is None:
+            raise GalleryUnavailable(_UNAVAILABLE)
+        errors = self._psycopg.errors
+        try:
+            yield
+        except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
+            raise BundleMismatch(
+                f"PostgreSQL has no gallery {self.schema!r}. Run `vouch-build index` with this "
+                "database, or set VOUCH_POSTGRES_URI to the database that has the gallery."
+            ) from error
+        except self._psycopg.Error as error:
+            if self._is_gone(error):
+                self._availability.fail(type(error).__name__)
+            raise GalleryUnavailable(_UNAVAILABLE) from error
+        finally:
+            self._availability.end(number)
+
+    def _is_gone(self, error: Exception) -> bool:
+        """Return whether the server did not answer; False if it answered with an error."""
+        errors = self._psycopg.errors
+        if isinstance(error, import_module("psycopg_pool").PoolTimeout):
+            return not self._is_reachable()  # else all connections are in use
+        if isinstance(error, errors.AdminShutdown | errors.CannotConnectNow):
+            return True
+        return isinstance(error, self._psycopg.OperationalError) and error.sqlstate is None
+
+    def _answers(self) -> bool:
+        try:
+            with self._psycopg.connect(self._access.uri, **connection_options(self._access, "")):
+                return True
+        except self._psycopg.Error:
+            return False
+
+    def _is_reachable(self) -> bool:
+        """Return whether the server accepts a connection; True if there are several servers."""
+        known = import_module("psycopg.conninfo").conninfo_to_dict(self._access.uri)
+        host, port = str(known.get("host") or "localhost"), str(known.get("port") or 5432)
+        if "," in host or not port.isdecimal():
+            return True
+        if host.startswith("/"):
+            return takes_connections(f"{host}/.s.PGSQL.{port}")
+        return takes_connections((host, int(port)))
+
+
+_UNAVAILABLE = (
+    "PostgreSQL, which holds the gallery, does not answer or has reported an error. Send the "
+    "request again later. The log of the service has the reason."
+)
+
+
+def connection_options(access: PostgresAccess, search_path: str) -> dict[str, Any]:
+    """Return the options of a connection whose tables are in the schemas of ``search_path``.
+
+    The limits end the statement of a server that does not answer, and the transaction of a process
+    that is gone.
+    """
+    milliseconds = int(access.timeout_s * 1000)
+    return {
+        "autocommit": True,
+        "connect_timeout": max(2, int(access.timeout_s)),
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": milliseconds,
+        "options": f"-c statement_timeout={2 * milliseconds} "
+        f"-c idle_in_transaction_session_timeout={_IDLE_S * 1000} "
+        f"-c synchronous_commit=on -c search_path={search_path}",
+    }
+
+
+def require_release(connection: Any) -> None:  # noqa: ANN401 - psycopg is imported late
+    """Raise `ConfigError` if the release of PostgreSQL or of pgvector is too old."""
+    release = connection.info.server_version
+    found = connection.execute(
+        "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+    ).fetchone()
+    version = "none" if found is None else str(found[0])
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if release < _LEAST_RELEASE or numbers < _LEAST_PGVECTOR:
+        raise ConfigError(
+            "A gallery in PostgreSQL needs PostgreSQL 15 and pgvector 0.8, or later. The server "
+            f"has PostgreSQL {release // 10_000} and pgvector {version}."
+        )
+
+
+def client() -> Any:  # noqa: ANN401 - psycopg is imported late
+    """Import psycopg, the client of PostgreSQL; raise `ConfigError` if it is not installed."""
+    try:
+        for name in ("psycopg_pool", "pgvector.psycopg"):
+            import_module(name)
+        return import_module("psycopg")
+    except ImportError as error:
+        raise ConfigError(
+            "The gallery is stored in PostgreSQL, and its client is not installed. "
+            + how_to_install("postgres")
+        ) from error
+
+
+Admit = Callable[[], None]
+"""A function that raises an error if the gallery no longer accepts writes."""

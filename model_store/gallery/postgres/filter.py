@@ -1,0 +1,119 @@
+"""Converts filters to conditions of PostgreSQL.
+
+A condition uses the columns ``id``, ``label`` (null without a label) and ``metadata`` (jsonb). It
+contains no text of the filter, only ``%s`` for each value. For every item it is true or false,
+never null. Values of different kinds are never equal. jsonb compares numbers by their decimal
+digits; only an integer above 2⁵³ and the nearest float can differ there. An equality also tests
+containment (``@>``), because PostgreSQL has an index for this test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from model_store.gallery.filters.grammar import And, Condition, Field, Filter, Not, Or, Scalar
+
+Values = list[Any]
+
+_ORDERED: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+_NOTHING: tuple[str, Values] = ("FALSE", [])
+
+
+def to_condition(part: Filter) -> tuple[str, Values]:
+    """Return the condition that an item passes the filter, and its values."""
+    match part:
+        case Condition():
+            return _condition(part)
+        case Not(inner):
+            text, values = to_condition(inner)
+            return f"(NOT {text})", values
+        case And(parts):
+            return _joined(" AND ", "TRUE", [to_condition(one) for one in parts])
+        case Or(parts):
+            return _joined(" OR ", "FALSE", [to_condition(one) for one in parts])
+
+
+def value_of(field: Field) -> tuple[str, Values]:
+    """Return the expression for a field's value as jsonb; null if the item has no such value.
+
+    ``->`` with text finds keys of objects only, never elements of lists.
+    """
+    if field.column != "metadata":
+        return f"to_jsonb({field.column})", []
+    return "(metadata" + " -> %s::text" * len(field.path) + ")", list(field.path)
+
+
+def _joined(operator: str, of_none: str, parts: list[tuple[str, Values]]) -> tuple[str, Values]:
+    texts = [of_none, *(text for text, _ in parts)]
+    return f"({operator.join(texts)})", [value for _, values in parts for value in values]
+
+
+def _condition(condition: Condition) -> tuple[str, Values]:
+    field, comparison = condition.field, condition.comparison
+    wanted = condition.values[0] if condition.values else None
+    match comparison:
+        case "eq" | "ne":
+            text, values = _equal(field, wanted)
+            return (text if comparison == "eq" else f"(NOT {text})"), values
+        case "in":
+            return _joined(" OR ", "FALSE", [_equal(field, one) for one in condition.values])
+        case "has":
+            return _has(field, wanted)
+        case "exists":
+            return _exists(field, wanted=bool(wanted))
+        case _:
+            return _compared(field, _ORDERED[comparison], wanted)
+
+
+def _equal(field: Field, wanted: Scalar) -> tuple[str, Values]:
+    if field.column != "metadata":
+        if wanted is None:
+            return ("(label IS NULL)", []) if field.column == "label" else _NOTHING
+        return _compared(field, "=", wanted) if isinstance(wanted, str) else _NOTHING
+    value, path = value_of(field)
+    known = json.dumps(wanted)
+    contained = json.dumps(_nested(field.path, wanted))
+    text = f"(metadata @> %s::jsonb AND {value} IS NOT DISTINCT FROM %s::jsonb)"
+    return text, [contained, *path, known]
+
+
+def _has(field: Field, wanted: Scalar) -> tuple[str, Values]:
+    if field.column != "metadata":
+        return _NOTHING
+    # A list contains [wanted] if one of its elements equals it.
+    return "(metadata @> %s::jsonb)", [json.dumps(_nested(field.path, [wanted]))]
+
+
+def _exists(field: Field, *, wanted: bool) -> tuple[str, Values]:
+    match field.column:
+        case "id":
+            return ("TRUE" if wanted else "FALSE"), []
+        case "label":
+            return ("(label IS NOT NULL)" if wanted else "(label IS NULL)"), []
+        case _:
+            value, path = value_of(field)
+            return f"({value} IS {'NOT ' if wanted else ''}NULL)", path
+
+
+def _compared(field: Field, operator: str, wanted: Scalar) -> tuple[str, Values]:
+    """Return a comparison, false for a value of another kind; texts are ordered by code point."""
+    kind = "string" if isinstance(wanted, str) else "number"
+    if field.column != "metadata":
+        if kind == "number":
+            return _NOTHING
+        column = field.column
+        return f"({column} IS NOT NULL AND {column} {operator} %s)", [wanted]
+    value, path = value_of(field)
+    of_kind = f"COALESCE(jsonb_typeof({value}) = '{kind}', FALSE)"
+    if kind == "string":
+        text = f"({value} #>> '{{}}') COLLATE \"C\" {operator} %s"
+        return f"({of_kind} AND {text})", [*path, *path, wanted]
+    return f"({of_kind} AND {value} {operator} %s::jsonb)", [*path, *path, json.dumps(wanted)]
+
+
+def _nested(path: tuple[str, ...], value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
+    for key in reversed(path):
+        value = {key: value}
+    return value

@@ -1,0 +1,211 @@
+"""A bundle whose gallery is in PostgreSQL, built by the command line and asked over HTTP."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from index_builder.commands.app import app
+from model_store.bundles.bundle import open_bundle
+from model_store.bundles.directory import activate, locate
+from model_store.bundles.manifest import read_manifest
+from model_store.encoder.contract import Embeddings
+from model_store.errors import ArchiveError, ConfigError, ItemNotFound, WriteRefused
+from model_store.gallery import FaissGallery, NewItem, PostgresAccess, write_postgres_gallery
+from tests.end_to_end.processes import Service, wait_until
+from tests.end_to_end.replicas import Replicas
+from tests.end_to_end.writes import SETTINGS, CrashTest
+from tests.support.bundle_copies import republished
+from tests.support.postgres import Postgres
+
+NAMED = "postgresql://db.example/vouch"
+GALLERY = "/v1/galleries/digits"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("postgres")
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bundles(postgres: Postgres, place: Path, digits_bundle: Path, digits_run: Path) -> Path:
+    """Bundles of the run behind `digits_bundle`, with their gallery in PostgreSQL."""
+    shutil.copytree(digits_run, place / "run")
+    options = ["--config", "digits", "--run", str(place / "run")]
+    given = {"VOUCH_POSTGRES_URI": postgres.uri}  # the bundle names another
+    for step, more in [
+        ("index", ["--database", NAMED]),
+        ("calibrate", []),
+        ("evaluate", []),
+        ("publish", ["--bundles", str(place / "bundles")]),
+    ]:
+        done = CliRunner().invoke(app, [step, *options, *more], env=given)
+        assert done.exit_code == 0, done.output
+    return place / "bundles"
+
+
+def test_the_bundle_names_the_schema_and_holds_no_gallery(
+    bundles: Path, postgres: Postgres
+) -> None:
+    directory = locate(bundles)
+    index = read_manifest(directory).gallery["index"]
+    assert (index["engine"], index["type"], index["recall_at_10"]) == ("postgresql", "flat", 1)
+    described = (directory / "postgres.json").read_text(encoding="utf-8")
+    assert index["schema"] in described
+    assert NAMED in described
+    assert postgres.uri not in described
+    assert not list(directory.glob("gallery.faiss")) + list(directory.glob("items.sqlite"))
+    with pytest.raises(ConfigError, match="Set VOUCH_POSTGRES_URI"):
+        open_bundle(bundles, "cpu")
+
+
+def test_answers_are_those_of_files_and_an_outage_is_said(
+    bundles: Path, postgres: Postgres, place: Path, digits_bundle: Path, samples: list[bytes]
+) -> None:
+    variables = {
+        "VOUCH_POSTGRES_URI": postgres.uri,
+        "VOUCH_POSTGRES_TIMEOUT_S": "1",
+        "VOUCH_CANARY_PERIOD_S": "0.3",
+    }
+    with (
+        Service(digits_bundle, place / "files.log") as service,
+        Service(bundles, place / "service.log", variables) as served,
+    ):
+        for image in samples[:6]:
+            expected, answer = (one.answer(image, limit=20) for one in (service, served))
+            for name in ("verdict", "results", "result_set", "query"):
+                assert answer[name] == expected[name]
+            assert answer["results"][0]["match_probability"] is not None
+        item = service.answer(samples[0], limit=1)["results"][0]["id"]
+        for path in (f"items/{item}", f"items/{item}/thumbnail", f"items/{item}/similar"):
+            assert served.http.get(f"{GALLERY}/{path}").status_code == 200, path
+        listed, expected = (one.http.get(f"{GALLERY}/items").json() for one in (served, service))
+        assert [one["id"] for one in listed["items"]] == [one["id"] for one in expected["items"]]
+
+        postgres.stop()
+        refused = served.ask(samples[0])
+        assert (refused.status_code, refused.json()["code"]) == (503, "gallery_unavailable")
+        assert refused.headers["Retry-After"] == "2"
+        wait_until(lambda: not served.is_ready(), served)
+        started = time.monotonic()
+        assert served.ask(samples[0]).status_code == 503
+        assert time.monotonic() - started < 1
+        postgres.start()
+        wait_until(served.is_ready, served)
+        assert served.answer(samples[0], limit=20)["results"]
+
+
+def test_items_are_put_and_deleted_over_http(
+    bundles: Path, postgres: Postgres, place: Path, samples: list[bytes]
+) -> None:
+    variables = {"VOUCH_POSTGRES_URI": postgres.uri}
+    with Service(bundles, place / "writing.log", variables) as served:
+        http, before = served.http, served.http.get(GALLERY).json()["n_items"]
+
+        def put(key: str) -> tuple[int, bool]:
+            image = {"image": ("i", samples[0])}
+            headers = {"Idempotency-Key": key}
+            fields = {"label": "new one", "metadata": '{"shelf": 3}'}
+            said = http.put(f"{GALLERY}/items/mine", files=image, data=fields, headers=headers)
+            return said.status_code, "Idempotency-Replayed" in said.headers
+
+        assert [put("1"), put("1")] == [(200, False), (200, True)]
+        found = served.answer(samples[0], limit=1)["results"][0]
+        assert (found["id"], found["label"], found["metadata"]) == ("mine", "new one", {"shelf": 3})
+        assert http.get(found["thumbnail_url"]).status_code == 200
+        gallery = http.get(GALLERY).json()
+        assert gallery["n_items"] == before + 1
+        assert "new one" in gallery["labels"]
+        null = http.put(
+            f"{GALLERY}/items/null",
+            files={"image": ("i", samples[0])},
+            data={"metadata": json.dumps({"a": "\0"})},
+        )
+        assert null.status_code == 409
+        assert "null character" in null.json()["detail"]
+
+        assert http.delete(f"{GALLERY}/items/mine").status_code == 200
+        assert http.delete(f"{GALLERY}/items/mine").status_code == 404
+        gallery = http.get(GALLERY).json()
+        assert (gallery["n_items"], "new one" in gallery["labels"]) == (before, False)
+        compacted = http.post(f"{GALLERY}/compact")
+        assert compacted.status_code == 409
+        assert "nothing to compact" in compacted.json()["detail"]
+
+
+def test_items_are_put_and_deleted_by_the_command_line(
+    bundles: Path, postgres: Postgres, tmp_path: Path, samples: list[bytes]
+) -> None:
+    (tmp_path / "seven.png").write_bytes(samples[0])
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [*arguments], env={"VOUCH_POSTGRES_URI": postgres.uri})
+
+    put = run("items", "put", str(bundles), str(tmp_path / "seven.png"), "--id", "seven")
+    assert put.output.startswith("1 items put")
+    assert run("items", "delete", str(bundles), "seven").exit_code == 0
+    assert isinstance(run("items", "delete", str(bundles), "seven").exception, ItemNotFound)
+    assert isinstance(run("compact", str(bundles)).exception, WriteRefused)
+    backed_up = run("backup", str(bundles), str(tmp_path / "backup.tar")).exception
+    assert isinstance(backed_up, ArchiveError)
+    assert "pg_dump" in str(backed_up)
+
+
+def test_a_service_that_is_killed_loses_no_write(
+    postgres: Postgres, bundles: Path, place: Path, digits_bundle: Path
+) -> None:
+    settings = {**SETTINGS, "VOUCH_POSTGRES_URI": postgres.uri}
+    crash = CrashTest(bundles, digits_bundle, place / "crash.log", 6, settings, compacts=False)
+    crash.run(n_kills=1)
+    assert crash.counts["acknowledged"] > 0
+    assert crash.counts["results checked"] > 0
+
+
+SECONDS = 8
+
+
+def write_anew(directory: Path, bundle: Path, uri: str) -> None:
+    """Write the gallery of a bundle into a schema that no other test has changed."""
+    gallery = FaissGallery(bundle)
+    rows = np.arange(1, gallery.n_items)  # of other content, so that it is another schema
+    items = [
+        NewItem(item.id, item.label, item.metadata, gallery.thumbnail(item.id))
+        for item in gallery.items(rows)
+    ]
+    mean, variance = gallery.directions(rows), gallery.variances(rows)
+    embeddings, encoder = Embeddings(mean, variance, mean[:, :0]), gallery.encoder_fingerprint
+    access = PostgresAccess(uri)
+    write_postgres_gallery(directory, embeddings, items, encoder, NAMED, access=access)
+
+
+def test_services_on_several_machines_answer_as_one(
+    postgres: Postgres, bundles: Path, tmp_path: Path, digits_bundle: Path
+) -> None:
+    changed = shutil.copytree(locate(bundles), tmp_path / "changed")
+    write_anew(changed, digits_bundle, postgres.uri)
+    roots = [tmp_path / name / "bundles" for name in ("one", "other")]
+    for root in roots:
+        activate(root, republished(changed, root))
+    settings = {**SETTINGS, "VOUCH_POSTGRES_URI": postgres.uri}
+    log = tmp_path / "service.log"
+    replicas = Replicas(
+        roots[0], digits_bundle, log, seed=0, settings=settings, elsewhere=roots[1:]
+    )
+    replicas.run(SECONDS, compact_every_s=math.inf, kill_every_s=SECONDS / 3)
+    assert replicas.violations() == []
+    assert replicas.counts["put 200"] > 0
+    assert replicas.n_operations > 30
