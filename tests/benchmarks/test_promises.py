@@ -25,7 +25,7 @@ from tests.benchmarks.promises.reviews import needed, of_draws, width
 from tests.benchmarks.promises.streams import measure_streams
 from tests.benchmarks.promises.summary import pooled_error, rows, sizes_of
 from tests.benchmarks.promises.two_labels import in_parts, likeness
-from tests.benchmarks.promises.worlds import World, WorldSpec, make_world
+from tests.benchmarks.promises.worlds import TESTED, World, WorldSpec, make_world
 from tests.support.narrowing import not_none
 
 SMALL = WorldSpec("small", n_labels=8, n_calibration=80, n_test=60)
@@ -210,6 +210,17 @@ def test_absent_queries_of_a_gallery_of_two_labels_are_told_as_well_as_by_simila
         if "agreement" in name or "ratio" in name or "margin" in name
     ]
     assert not any(comparing)
+
+
+def test_gallery_images_that_are_calibration_queries_are_matched_by_test_queries(
+    tmp_path: Path,
+) -> None:
+    """With fewer test queries, their chance breaks promises that the calibration keeps."""
+    spec = replace(SMALL, n_test=10, unseen=True)
+    world = make_world(spec, 0, tmp_path)
+    n_queries = int((~calibrate(world, 0).evidence.absent).sum())
+    assert n_queries == spec.n_calibration + len(world.gallery_images)
+    assert len(world.matched) == TESTED * n_queries
 
 
 def test_few_test_queries_break_no_promise_by_chance() -> None:
