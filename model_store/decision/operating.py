@@ -9,7 +9,7 @@ label count as one observation: the mean over these queries.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -58,9 +58,6 @@ the number by this factor."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-PValue = Callable[[float], float]
-"""The p-value of the hypothesis "the error is above m", as a function of m."""
-
 Thresholds = Sequence[tuple[float, Bools]]
 """Decreasing thresholds, each with a mask of the accepted queries."""
 
@@ -88,10 +85,14 @@ class _ErrorTest:
 
     def p_value(self, max_error: float) -> float:
         """Return the p-value of "the error is above ``max_error``"."""
+        return self.p_value_and_step(max_error)[0]
+
+    def p_value_and_step(self, max_error: float) -> tuple[float, int]:
+        """Return the p-value, and the step of the coarse search with the largest product."""
         if math.isinf(self.share[0]):
-            return 1.0
+            return 1.0, 0
         if self.of_absent is None:
-            return float(self._of_present(max_error, slice(None))[0])
+            return float(self._of_present(max_error, slice(None))[0]), 0
         steps = self._coarse(max_error)
         # Both p-values are log-concave in the rate, so the largest product is near the largest
         # product of a coarse search. Exceptions are the first step, which starts at rate 0, and
@@ -102,7 +103,8 @@ class _ErrorTest:
         if products[best] > 0:
             first = steps.start
             near = slice(first + max(best - 1, 0) * _STRIDE, first + max(best + 1, 2) * _STRIDE)
-        return _combined(float(self._products(max_error, near).max()))
+        largest = float(self._products(max_error, near).max())
+        return _combined(largest), steps.start + _STRIDE * best
 
     def worst_step(self, max_error: float) -> int:
         """Return the step of the coarse search with the largest product."""
@@ -138,6 +140,32 @@ class _ErrorTest:
     def _of_present(self, max_error: float, steps: slice) -> Floats:
         left = max_error - (1 - max_error) * self.share[steps]
         return at_most(self.wrong, self.n, np.maximum(left, 0.0))
+
+
+class _Level:
+    """Decides which errors tests reject at a level.
+
+    An error is not rejected if its p-value is above the level at one rate. Each decision tries
+    first the rate of the largest product of the last decision, because successive decisions are
+    about similar tests and errors. So most errors that are not rejected cost one product, and not
+    a search.
+    """
+
+    def __init__(self, p_value: float) -> None:
+        self.p_value = p_value
+        self._step = 0
+
+    def rejects(self, test: _ErrorTest, steps: int) -> bool:
+        """Return whether ``test`` rejects "the error is above ``steps``"."""
+        max_error = steps / _STEPS
+        if test.least(max_error, self._step) > self.p_value:
+            return False
+        p_value, self._step = test.p_value_and_step(max_error)
+        return p_value <= self.p_value
+
+    def least(self, test: _ErrorTest, start: int, stop: int) -> int:
+        """Return the smallest rejected error, in steps; ``stop`` if none below is rejected."""
+        return first_where(lambda steps: self.rejects(test, steps), start, stop)
 
 
 def _combined(product: float) -> float:
@@ -342,34 +370,34 @@ class Stream:
             _, error = self._coverage_and_error(accepted)
             n = min(float((accepted & (self.counted | self.absent)).sum()), self.most_effective)
             return upper_bound(error, n, self.delta)
-        return self._least_step(self._p_values_of(accepted), 0, _STEPS) / _STEPS
+        return self._level().least(self._test_of(accepted), 0, _STEPS) / _STEPS
 
-    def _least_step(self, p_value: PValue, start: int, stop: int) -> int:
-        """Return the smallest rejected error rate, in steps; ``stop`` if none is rejected."""
-        return first_where(lambda step: self._rejects(p_value, step), start, stop)
+    def _level(self) -> _Level:
+        return _Level((1 - OF_ACCEPTED) * self.delta)
 
-    def _rejects(self, p_value: PValue, step: int) -> bool:
-        return p_value(step / _STEPS) <= (1 - OF_ACCEPTED) * self.delta
+    def _nearest(self, tests: Sequence[_ErrorTest], start: int, likely: int) -> int:
+        """Return the index of the test that rejects the smallest error.
 
-    def _nearest(self, p_values: Sequence[PValue], start: int, likely: int) -> int:
-        """Return the index of the function that rejects the smallest error.
+        If several tests reject this error, the result is the first of them.
 
-        If several functions reject this error, the result is the first of them.
-
-        The search skips a function that cannot improve the best result so far.
+        The search finds the smallest error that one test rejects. Then it asks the strongest test
+        for a smaller error, until no test rejects a smaller error.
 
         Parameters
         ----------
-        start : error rate at which the search starts, as a number of steps. No function rejects
-            this error rate.
-        likely : index of the function that is searched first.
+        start : error rate at which the search starts, as a number of steps. No test rejects this
+            error rate.
+        likely : index of the test that is searched first.
         """
-        best, least = likely, self._least_step(p_values[likely], start, _STEPS)
-        for place, p_value in enumerate(p_values):
-            stop = least if place < best else least - 1
-            if self._rejects(p_value, stop):
-                best, least = place, self._least_step(p_value, start, stop)
-        return best
+        level = self._level()
+        best, least = likely, level.least(tests[likely], start, _STEPS)
+        while least > start:
+            stronger, p_value = _strongest(tests, (least - 1) / _STEPS)
+            if p_value > level.p_value:
+                break
+            best, least = stronger, level.least(tests[stronger], start, least - 1)
+        equal = (place for place in range(best) if level.rejects(tests[place], least))
+        return next(equal, best)
 
     def keeps_error(self, accepted: Bools, max_error: float) -> bool:
         """Return whether the evidence rejects an error above ``max_error`` at level δ."""
@@ -391,14 +419,14 @@ class Stream:
         combined p-value over all F. Instead of A, the function uses a lower confidence bound of A.
         The error probability of this bound is δ times `OF_ACCEPTED`.
         """
-        return self._p_values_of(accepted)(max_error)
+        return self._test_of(accepted).p_value(max_error)
 
-    def _p_values_of(self, accepted: Bools) -> PValue:
+    def _test_of(self, accepted: Bools) -> _ErrorTest:
         accepted = accepted & self.chosen
         present = accepted & self.counted
         n = int(present.sum())
         wrong = float(self.wrong[present].mean()) if n else 1.0
-        return self._test(n, wrong, float(self._of_labels @ accepted[self.absent])).p_value
+        return self._test(n, wrong, float(self._of_labels @ accepted[self.absent]))
 
     def _test(self, n: int, wrong: float, rate: float) -> _ErrorTest:
         """Return the test of the error among ``n`` accepted objects.
@@ -481,8 +509,7 @@ class Stream:
         ]
         best, least = _strongest(foretold, max_error)
         if least > (1 - OF_ACCEPTED) * self.delta:  # none succeeds
-            p_values = [test.p_value for test in foretold]
-            best = self._nearest(p_values, int(max_error * _STEPS), best)
+            best = self._nearest(foretold, int(max_error * _STEPS), best)
         return levels[best:]
 
     def thresholds(self) -> Thresholds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import replace
 
 import numpy as np
@@ -347,11 +348,24 @@ def test_sequence_without_a_success_begins_where_the_least_error_is_rejected() -
 
 def test_nearest_of_equal_functions_is_the_first() -> None:
     stream = stream_of(evidence())
+    tests = [stream._test(200, 0.05, 0.1)] * 3
+    assert [stream._nearest(tests, 0, likely) for likely in range(3)] == [0, 0, 0]
 
-    def p_value(max_error: float) -> float:
-        return float(max_error < 0.2)
 
-    assert [stream._nearest([p_value] * 3, 0, likely) for likely in range(3)] == [0, 0, 0]
+@pytest.mark.parametrize("likely", [False, True])
+@pytest.mark.parametrize("share", [0.01, 0.3])
+def test_nearest_test_rejects_the_least_error(share: float, *, likely: bool) -> None:
+    stream = stream_of(evidence(300, 300), share)
+    stream = stream.taking_absent_as_likely() if likely else stream
+    counts = [1, 20, 50, 50, 100, 200, 300, 0]
+    tests = [stream._test(n, n / 6000, n / 1500) for n in counts]
+    level = (1 - OF_ACCEPTED) * DELTA
+    rejected = [
+        bisect_left(range(10**5), True, key=lambda step: test.p_value(step / 1e5) <= level)
+        for test in tests
+    ]
+    found = {stream._nearest(tests, 0, first) for first in range(len(tests))}
+    assert found == {int(np.argmin(rejected))}
 
 
 @pytest.mark.parametrize("likely", [False, True])
