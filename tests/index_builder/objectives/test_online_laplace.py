@@ -107,12 +107,12 @@ def test_labels_of_unequal_size_count_as_often_as_the_data_hold_them(
     noise = torch.randn(len(labels), 6, generator=torch.Generator().manual_seed(4))
     features = torch.cat([CENTRES, CENTRES[:1] + 1])[labels] + spread * noise
     online = objective(
-        layer, labels=labels, approximation=approximation, memory_factor=2e-3, scaling=scaling
+        layer, labels=labels, approximation=approximation, memory_factor=4e-3, scaling=scaling
     )
     batches = balanced_batches(
         labels,
         TrainingConfig(labels_per_batch=4, images_per_label=6),
-        1500,
+        750,
         torch.Generator().manual_seed(3),
     )
     for rows in batches:
