@@ -222,7 +222,7 @@ name = "probabilistic"
 [dataset]
 kind = "digits"
 withheld_labels = ["3", "8"]
-gallery_share = 0.35
+gallery_share = 0.6
 [outliers]
 calibration = "none"
 evaluation = "none"
