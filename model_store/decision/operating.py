@@ -178,7 +178,8 @@ def _strongest(tests: Sequence[_ErrorTest], max_error: float) -> tuple[int, floa
 
     If several tests have this p-value, the result is the first of them. A test is skipped if a
     lower bound of its p-value is above the smallest p-value so far. The lower bound is a product at
-    one rate. Among similar tests, the rates of the largest products are similar.
+    one rate: first at the rate of the middle test, and then at the rate of the last p-value. Among
+    similar tests, the rates of the largest products are similar.
     """
     step = tests[len(tests) // 2].worst_step(max_error)
     bounds = [test.least(max_error, step) for test in tests]
@@ -186,7 +187,9 @@ def _strongest(tests: Sequence[_ErrorTest], max_error: float) -> tuple[int, floa
     for place in sorted(range(len(tests)), key=bounds.__getitem__):
         if bounds[place] > least:
             break
-        p_value = tests[place].p_value(max_error)
+        if tests[place].least(max_error, step) > least:
+            continue
+        p_value, step = tests[place].p_value_and_step(max_error)
         if (p_value, place) < (least, best):
             best, least = place, p_value
     return best, least
