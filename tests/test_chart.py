@@ -221,7 +221,7 @@ def test_settings_of_the_schema_are_those_of_the_service() -> None:
         *("BUNDLE", "HOST", "PORT", "DRAIN_S", "KEYS", "ANONYMOUS", "SECRETS_DIR", "BUNDLE_KEYS"),
         *("MILVUS_URI", "TRUSTED_PROXIES", "ROOT_PATH"),
     }
-    secrets = {"REDIS_URL", "CACHE_SECRET", "MILVUS_TOKEN", "MILVUS_LOG"}
+    secrets = {"REDIS_URL", "CACHE_SECRET", "POSTGRES_URI", "MILVUS_TOKEN", "MILVUS_LOG"}
     not_in_a_pod = {"PUBLISHED_HOST", "TLS_CERT", "TLS_KEY", "RECALIBRATE"}
     settings = {name.upper() for name in Settings.model_fields}
     settings -= by_other_values | secrets | not_in_a_pod

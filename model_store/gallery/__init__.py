@@ -2,10 +2,10 @@
 
 Every engine implements the protocol `Gallery`. `FaissGallery` (FAISS and SQLite in a directory) is
 the embedded default. `LiveGallery` adds a log of changes to a `FaissGallery` and makes a
-`GallerySnapshot` after each change. `MilvusGallery` keeps the items in a Milvus collection, which
-several machines can share; `MilvusLive` writes its changes. `LiveGallery` and `MilvusLive`
-implement `Writable`. `read_filter` parses a filter, and `Gallery.matching` returns the rows that
-pass it.
+`GallerySnapshot` after each change. `PostgresGallery` and `MilvusGallery` keep the items in a
+database, which several machines can share; `PostgresLive` and `MilvusLive` write their changes.
+`LiveGallery` and these two implement `Writable`. `read_filter` parses a filter, and
+`Gallery.matching` returns the rows that pass it.
 
 ::
 
@@ -16,7 +16,12 @@ pass it.
     index       FAISS indexes
     live        an embedded gallery with a log of changes
     filters     the language of filters
-    milvus      the engine for several machines: Milvus
+    access      the addresses of databases
+    availability  whether a database answers
+    content     the name of a gallery in a database, and the recall of its index
+    entities    what the galleries in databases have in common
+    postgres    the engine for several machines: PostgreSQL with pgvector
+    milvus      the engine for the largest galleries: Milvus
 """
 
 from importlib import import_module

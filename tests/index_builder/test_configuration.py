@@ -211,8 +211,25 @@ def test_in_milvus_checks_the_index_against_milvus(tmp_path: Path) -> None:
     assert in_database(config, None) is config
     with pytest.raises(ConfigError, match=r"index.previews = 800: a gallery in Milvus"):
         in_database(config, "http://milvus:19530")
-    with pytest.raises(ConfigError, match=r"^--milvus .* names a user"):
+    with pytest.raises(ConfigError, match=r"^--database .* names a user"):
         in_database(load_config("digits"), "http://root:swordfish@milvus:19530")
+
+
+def test_in_postgres_checks_the_index_against_postgres(tmp_path: Path) -> None:
+    config = loaded(tmp_path, DIGITS + '[index]\npreviews = 800\nkind = "hnsw"\n')
+    uri = "postgresql://db.example/vouch"
+    assert in_database(config, uri).index.database_uri == uri
+    with pytest.raises(ConfigError, match=r"^--database .* names a user") as refused:
+        in_database(config, "postgresql://root:swordfish@db.example/vouch")
+    assert "swordfish" not in str(refused.value)
+    inverted = loaded(tmp_path, DIGITS + '[index]\nkind = "ivf_sq8"\n')
+    with pytest.raises(ConfigError, match="PostgreSQL supports flat, hnsw"):
+        in_database(inverted, uri)
+
+
+def test_earlier_name_of_the_database_is_read(tmp_path: Path) -> None:
+    config = loaded(tmp_path, DIGITS + '[index]\nmilvus_uri = "http://milvus:19530"\n')
+    assert config.index.database_uri == "http://milvus:19530"
 
 
 @pytest.mark.parametrize(

@@ -239,12 +239,12 @@ CONTRADICTIONS = [
         'Set "none"',
     ),
     (
-        DIGITS + '[index]\nmilvus_uri = "http://m:19530"\npreviews = 800',
+        DIGITS + '[index]\ndatabase_uri = "http://m:19530"\npreviews = 800',
         "6: index.previews",
-        "Drop `previews` or `milvus_uri`",
+        "Drop `previews`",
     ),
     (
-        DIGITS + '[index]\nmilvus_uri = "http://m:19530"\nkind = "ivf_pq"',
+        DIGITS + '[index]\ndatabase_uri = "http://m:19530"\nkind = "ivf_pq"',
         "6: index.kind",
         "flat, hnsw, ivf_sq8",
     ),
@@ -297,7 +297,7 @@ def test_load_config_unknown_name_lists_the_known_and_suggests() -> None:
 
 
 def test_load_config_error_repeats_no_password(tmp_path: Path) -> None:
-    said = refusal(tmp_path, DIGITS + '[index]\nmilvus_uri = "http://root:swordfish@m:19530"\n')
+    said = refusal(tmp_path, DIGITS + '[index]\ndatabase_uri = "http://root:swordfish@m:19530"\n')
     assert "swordfish" not in said
     assert "VOUCH_MILVUS_TOKEN" in said
 

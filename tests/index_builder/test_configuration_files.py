@@ -87,7 +87,7 @@ def test_config_show_takes_the_options_of_all(tmp_path: Path) -> None:
     tables = tomllib.loads(shown.stdout)
     assert tables["name"] == "mine"
     assert tables["dataset"]["path"] == str(tmp_path / "photographs")
-    assert tables["index"]["milvus_uri"] == "http://milvus:19530"
+    assert tables["index"]["database_uri"] == "http://milvus:19530"
     assert tables["training"]["epochs"] == 0
     assert not list(tmp_path.iterdir())
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from model_store.errors import GalleryUnavailable
+from model_store.gallery import availability
 from model_store.gallery.milvus import collection
 from model_store.gallery.milvus.collection import Collection, MilvusAccess
 
@@ -74,7 +75,7 @@ def server() -> Iterator[Server]:
 def reached(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collection]:
     module = SimpleNamespace(MilvusClient=Client, MilvusException=MilvusException)
     monkeypatch.setattr(collection, "_pymilvus", lambda: module)
-    monkeypatch.setattr(collection, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(availability, "LOOK_EVERY_S", 0.02)
     made = Collection("shoes", MilvusAccess(f"http://127.0.0.1:{server.port}"))
     yield made
     made.close()
@@ -117,7 +118,7 @@ def test_call_beside_a_late_one_looks_whether_milvus_is_there(
     server: Server, reached: Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timeout of the first call is still to come."""
-    monkeypatch.setattr(collection, "SLOW_S", 0.0)
+    monkeypatch.setattr(availability, "SLOW_S", 0.0)
     server.stop()
     first = threading.Thread(target=lambda: seconds_of(lambda: reached.ask("query")))
     first.start()

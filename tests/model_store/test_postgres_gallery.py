@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psycopg
 import pytest
 
 from model_store.encoder.contract import Embeddings
+from model_store.errors import (
+    BundleMismatch,
+    ConfigError,
+    GallerySuperseded,
+    GalleryUnavailable,
+    StorageBusy,
+    WriteRefused,
+)
 from model_store.gallery import (
     Delete,
+    Edit,
     FaissGallery,
     IndexSettings,
     MaskedRows,
@@ -19,14 +30,19 @@ from model_store.gallery import (
     PostgresGallery,
     PostgresLive,
     Thumbnail,
+    Upsert,
     open_postgres,
     parse_filter,
     write_faiss_gallery,
     write_postgres_gallery,
 )
+from model_store.gallery.access import DatabaseAccess
 from model_store.gallery.index.plan import IndexKind
+from model_store.gallery.postgres import database
+from model_store.gallery.postgres import live as live_module
+from model_store.gallery.postgres.database import PostgresDescription
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
-from tests.laws.writable_laws import DIM, N_ITEMS, Reopen, WritableLaws
+from tests.laws.writable_laws import DIM, N_ITEMS, Reopen, WritableLaws, ids_of, some_upsert
 from tests.support.postgres import a_postgres
 
 pytestmark = pytest.mark.slow
@@ -159,3 +175,163 @@ class TestPostgresLive(WritableLaws):
         live = reopen()
         assert isinstance(live, PostgresLive)
         return live
+
+    def test_state_that_was_answered_with_stays(self, live: PostgresLive) -> None:
+        live.commit([some_upsert("a", seed=1)])
+        then, ids = live.snapshot(), ids_of(live.snapshot())
+        live.commit([some_upsert("a", seed=2), Delete(ids[5])])
+        for earlier in (then, live.snapshot(1)):
+            assert (ids_of(earlier), earlier.item("a").metadata) == (ids, {"seed": 1})
+            assert earlier.n_items == N_ITEMS + 1
+
+    def test_replaced_rows_are_deleted_after_a_time(
+        self, live: PostgresLive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(live_module, "KEPT_S", 0)
+        for seed in range(4):
+            live.commit([some_upsert("a", seed=seed)])
+        # Those of the last two changes are left: each deletes what the changes before it replaced.
+        rows = live.snapshot().database.rows("SELECT row FROM items WHERE id = 'a' ORDER BY row")
+        assert [row for (row,) in rows] == [N_ITEMS + 2, N_ITEMS + 3]
+        live.commit([Delete("a")])
+        live.commit([some_upsert("a", seed=9)])
+        assert (live.snapshot().n_items, live.snapshot().n_changed) == (N_ITEMS + 1, 1)
+
+    def test_labels_without_items_are_not_held(self, live: PostgresLive, reopen: Reopen) -> None:
+        live.commit([some_upsert("a", "z"), some_upsert("b", "z"), some_upsert("c", "y")])
+        live.commit([Delete("a"), Edit("c", {"label": "x"})])
+        for one in (live, reopen()):
+            now = one.refresh()
+            assert {"x", "z"} <= set(now.held_labels)
+            assert "y" in now.labels
+            assert "y" not in now.held_labels
+
+    def test_features_and_preview_are_kept(self, live: PostgresLive) -> None:
+        features = np.arange(3, dtype=np.float32)
+        new = some_upsert("a")
+        picture = replace(new.item, preview=b"a preview")
+        live.commit([Upsert(picture, replace(new.vector, features=features))])
+        live.commit([Edit("a", {"label": "z"})])
+        now = live.snapshot()
+        assert now.preview("a") == b"a preview"
+        [(kept,)] = now.database.rows("SELECT features FROM items WHERE row = %s", [now.row("a")])
+        np.testing.assert_array_equal(np.frombuffer(kept, "<f4"), features)
+
+    def test_writer_that_waits_too_long_is_told_so(
+        self, live: PostgresLive, postgres: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(database, "BUSY_S", 0.2)
+        schema = live.snapshot().described.schema
+        with psycopg.connect(postgres) as other:
+            other.execute(f"SELECT * FROM {schema}.state FOR UPDATE")
+            with pytest.raises(StorageBusy, match="Nothing was changed"):
+                live.commit([some_upsert("a")])
+        assert "a" not in ids_of(live.refresh())
+        live.commit([some_upsert("a")])
+
+    def test_connections_that_the_server_has_closed_are_opened_again(
+        self, live: PostgresLive, postgres: str
+    ) -> None:
+        for name in ("a", "b"):
+            live.commit([some_upsert(name)])
+            with psycopg.connect(postgres, autocommit=True) as connection:
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+                )
+            assert live.refresh().item(name).id == name
+
+    def test_user_without_permission_reads_and_does_not_write(
+        self, live: PostgresLive, folder: Path, postgres: str
+    ) -> None:
+        schema = live.snapshot().described.schema
+        with psycopg.connect(postgres, autocommit=True) as connection:
+            connection.execute("DROP ROLE IF EXISTS reader")
+            connection.execute("CREATE ROLE reader LOGIN")
+            connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO reader")
+            connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO reader")
+        reader = PostgresAccess(postgres.replace("postgres:@", "reader@"))
+        reading = open_postgres(PostgresGallery(folder, reader), lambda: None)
+        assert len(ids_of(reading.snapshot())) == N_ITEMS
+        with pytest.raises(WriteRefused, match="no permission"):
+            reading.commit([some_upsert("a")])
+        reading.close()
+        with psycopg.connect(postgres, autocommit=True) as connection:
+            connection.execute("DROP OWNED BY reader")
+            connection.execute("DROP ROLE reader")
+
+    @pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+    def test_text_that_postgres_cannot_store_is_refused(
+        self, live: PostgresLive, text: str
+    ) -> None:
+        vector = some_upsert("x").vector
+        picture = Thumbnail(b"", "image/png")
+        for item in (
+            NewItem("bad", text, {}, picture),
+            NewItem("bad", None, {"a": [{"b": text}]}, picture),
+            NewItem("bad", None, {text: 1}, picture),
+        ):
+            with pytest.raises(WriteRefused, match="null character or an unpaired surrogate"):
+                live.commit([some_upsert("a"), Upsert(item, vector)])
+        assert {"a", "bad"}.isdisjoint(ids_of(live.refresh()))
+
+    def test_bundle_that_is_not_current_takes_no_changes(self, folder: Path, postgres: str) -> None:
+        def superseded() -> None:
+            raise GallerySuperseded("another is current")
+
+        live = open_postgres(PostgresGallery(folder, PostgresAccess(postgres)), superseded)
+        with pytest.raises(GallerySuperseded):
+            live.commit([some_upsert("lost")])
+        assert "lost" not in ids_of(live.refresh())
+        live.close()
+
+    def test_writing_the_same_gallery_again_keeps_its_changes(
+        self, live: PostgresLive, tmp_path: Path, postgres: str
+    ) -> None:
+        live.commit([some_upsert("a")])
+        embeddings, items = random_embeddings(N_ITEMS, DIM, seed=0), new_items(N_ITEMS)
+        again = written(tmp_path / "again", postgres, embeddings, items, encoder=str(tmp_path))
+        assert again.item("a").id == "a"
+        again.close()
+
+    def test_gallery_of_another_encoder_or_server_is_refused(
+        self, live: PostgresLive, folder: Path, postgres: str
+    ) -> None:
+        described = live.snapshot().described
+        replace(described, encoder="another").save(folder)
+        with pytest.raises(BundleMismatch, match="has encoder"):
+            PostgresGallery(folder, PostgresAccess(postgres))
+        replace(described, schema="vouch_none").save(folder)
+        with pytest.raises(BundleMismatch, match="has no gallery 'vouch_none'"):
+            PostgresGallery(folder, PostgresAccess(postgres))
+
+
+def test_address_with_a_password_does_not_get_into_a_bundle(tmp_path: Path) -> None:
+    embeddings, items = random_embeddings(3, DIM, seed=0), new_items(3)
+    uri = "postgresql://vouch:secret@db.example/vouch"
+    with pytest.raises(ConfigError, match="VOUCH_POSTGRES_URI") as refused:
+        write_postgres_gallery(tmp_path, embeddings, items, "e", uri)
+    assert "secret" not in str(refused.value)
+
+
+def test_wrong_address_is_refused_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOUCH_POSTGRES_URI", "mysql://vouch:secret@db.example/vouch")
+    with pytest.raises(ConfigError, match="must begin with postgresql://") as refused:
+        DatabaseAccess.of_environment(None, 1)
+    assert "secret" not in str(refused.value)
+
+
+def test_server_that_does_not_answer_is_said_without_its_address(tmp_path: Path) -> None:
+    index = {"type": "flat", "parameters": {}}
+    uri = "postgresql://vouch:secret@127.0.0.1:1/vouch"
+    PostgresDescription("", "vouch_x", "e", 1, 4, None, [], index).save(tmp_path)
+    with pytest.raises(GalleryUnavailable) as refused:
+        PostgresGallery(tmp_path, PostgresAccess(uri, timeout_s=1))
+    assert "secret" not in str(refused.value)
+
+
+def test_kind_of_index_that_postgres_lacks_is_refused(tmp_path: Path) -> None:
+    embeddings, items = random_embeddings(3, DIM, seed=0), new_items(3)
+    settings = IndexSettings("ivf_pq")
+    with pytest.raises(ConfigError, match="wanted auto, flat, hnsw"):
+        write_postgres_gallery(tmp_path, embeddings, items, "e", "postgresql://h/d", settings)

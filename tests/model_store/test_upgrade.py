@@ -164,7 +164,7 @@ def test_upgrade_of_later_release_is_refused(tmp_path: Path, version: int) -> No
 def test_upgrade_of_gallery_in_milvus_is_refused(tmp_path: Path) -> None:
     root = released("schema-6", tmp_path)
     (root / str(current_id(root)) / MILVUS_FILE).write_text("{}", encoding="utf-8")
-    with pytest.raises(BundleMismatch, match="collection cannot be upgraded"):
+    with pytest.raises(BundleMismatch, match="is in Milvus: this gallery cannot be upgraded"):
         upgrade(root)
 
 

@@ -1,6 +1,6 @@
 """A gallery in PostgreSQL: its address, its tables, and the connections to them.
 
-Each gallery has a schema of its own, with these tables:
+Each gallery has a separate schema with these tables:
 
 ::
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -362,7 +362,3 @@ def client() -> Any:  # noqa: ANN401 - psycopg is imported late
             "The gallery is stored in PostgreSQL, and its client is not installed. "
             + how_to_install("postgres")
         ) from error
-
-
-Admit = Callable[[], None]
-"""A function that raises an error if the gallery no longer accepts writes."""

@@ -8,14 +8,13 @@ when it next reads the state.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from model_store.errors import DatasetError, GalleryUnavailable, KeyReused, WriteRefused
-from model_store.gallery.postgres.database import Admit
 from model_store.gallery.postgres.gallery import PostgresGallery
 from model_store.gallery.postgres.items import COLUMNS, PLACES, values_of
 from model_store.gallery.protocol import NewItem, Thumbnail
@@ -52,7 +51,7 @@ class PostgresLive:
     GalleryUnavailable : PostgreSQL does not answer; every method can raise it.
     """
 
-    def __init__(self, gallery: PostgresGallery, admit: Admit) -> None:
+    def __init__(self, gallery: PostgresGallery, admit: Callable[[], None]) -> None:
         self._admit = admit
         self._lock = threading.Lock()
         self._snapshot = gallery
@@ -192,7 +191,7 @@ class PostgresLive:
         )
 
 
-def open_postgres(gallery: PostgresGallery, admit: Admit) -> PostgresLive:
+def open_postgres(gallery: PostgresGallery, admit: Callable[[], None]) -> PostgresLive:
     """Open a gallery in PostgreSQL for changes; see `PostgresLive`."""
     return PostgresLive(gallery, admit)
 

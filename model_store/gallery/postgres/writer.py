@@ -112,7 +112,7 @@ def write_postgres_gallery(
     settings: IndexSettings = DEFAULT_SETTINGS,
     access: PostgresAccess = NO_ACCESS,
 ) -> PostgresDescription:
-    """Write a gallery into a schema of its own, and its description into ``directory``.
+    """Write a gallery into a new schema, and its description into ``directory``.
 
     The name of the schema is a digest of the gallery's content. If the schema exists, it is kept
     with its later changes.

