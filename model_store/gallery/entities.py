@@ -80,7 +80,7 @@ class EntityCache:
 
 
 READ_AT_ONCE = 1_000
-"""Maximum number of items in one request, because a response of Milvus has at most 64 MB."""
+"""Maximum number of items in one request, because a database limits the size of a response."""
 
 
 class EntityGallery(ABC):

@@ -31,7 +31,7 @@ from model_store.installation import how_to_install
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class DatabaseEngine:
     """A database that can store galleries.
 
     Attributes
@@ -64,7 +64,7 @@ class Engine:
             )
 
 
-_MILVUS = Engine(
+_MILVUS = DatabaseEngine(
     name="Milvus",
     file=milvus.MILVUS_FILE,
     extra="milvus",
@@ -75,7 +75,7 @@ _MILVUS = Engine(
     require_address=milvus.require_bare,
     open=lambda directory, access: MilvusGallery(directory, access.milvus),
 )
-_POSTGRES = Engine(
+_POSTGRES = DatabaseEngine(
     name="PostgreSQL",
     file=postgres.POSTGRES_FILE,
     extra="postgres",
@@ -95,12 +95,12 @@ NumberedGallery = GallerySnapshot | MilvusGallery | PostgresGallery
 """A gallery whose changes are numbered; `version` is the number of the last change."""
 
 
-def engine_at(uri: str) -> Engine:
+def engine_at(uri: str) -> DatabaseEngine:
     """Return the engine of a database's address."""
     return _POSTGRES if is_postgres(uri) else _MILVUS
 
 
-def engine_of(directory: Path) -> Engine | None:
+def engine_of(directory: Path) -> DatabaseEngine | None:
     """Return the engine that has the gallery of ``directory``; None for files."""
     for engine in _ENGINES:
         if (directory / engine.file).exists():
@@ -200,6 +200,6 @@ def index_description(directory: Path) -> Mapping[str, Any]:
     return {"engine": engine.name.lower(), **name, **described["index"]}
 
 
-def _description(directory: Path, engine: Engine) -> dict[str, Any]:
+def _description(directory: Path, engine: DatabaseEngine) -> dict[str, Any]:
     described: dict[str, Any] = json.loads((directory / engine.file).read_text(encoding="utf-8"))
     return described

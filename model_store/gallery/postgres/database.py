@@ -154,7 +154,7 @@ class PostgresDescription:
         return cls(**json.loads((directory / POSTGRES_FILE).read_text(encoding="utf-8")))
 
 
-class Database:
+class Connections:
     """The connections of a process to the schema of one gallery; thread-safe.
 
     Parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model_store.gallery.filters.grammar import Field
-from model_store.gallery.postgres.database import Database
+from model_store.gallery.postgres.database import Connections
 from model_store.gallery.postgres.filter import value_of
 from model_store.records import Facet, FacetValue
 
@@ -33,7 +33,7 @@ SELECT (SELECT n FROM lists), (SELECT n FROM single), (SELECT count(*) FROM coun
 """  # noqa: S608 - no text of a client
 
 
-def facet_of(database: Database, field: Field, version: int, visible: str, most: int) -> Facet:
+def facet_of(database: Connections, field: Field, version: int, visible: str, most: int) -> Facet:
     """Describe a field of the items in the state ``version``; see `Gallery.facets`.
 
     The comparison is ``has`` if more items have a list in the field than a single value.

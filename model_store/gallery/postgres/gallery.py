@@ -19,7 +19,7 @@ from model_store.gallery.filters.grammar import Field, Filter, parse_field
 from model_store.gallery.index.allowed import NO_FIELDS, Allowed
 from model_store.gallery.postgres.database import (
     NO_ACCESS,
-    Database,
+    Connections,
     PostgresAccess,
     PostgresDescription,
 )
@@ -62,7 +62,7 @@ class PostgresGallery(EntityGallery):
     Raises
     ------
     BundleMismatch : the database has no such gallery, or the gallery has another encoder.
-    ConfigError : see `Database`.
+    ConfigError : see `Connections`.
     GalleryUnavailable : PostgreSQL does not answer; every method can raise it.
     """
 
@@ -73,7 +73,7 @@ class PostgresGallery(EntityGallery):
         self.described = described
         self.encoder_fingerprint, self.dim = described.encoder, described.dim
         self.index_type, self.preview_side = described.engine, described.preview_side
-        self.database = Database(described.schema, access, described.index["parameters"])
+        self.database = Connections(described.schema, access, described.index["parameters"])
         self._lately = EntityCache()
         self._labels: list[str] = []
         self._codes: dict[str, int] = {}
@@ -210,7 +210,7 @@ class PostgresGallery(EntityGallery):
 
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as the argument ``allowed`` of `candidates`."""
-        return MatchingRows(self, *to_condition(part))
+        return ConditionRows(self, *to_condition(part))
 
     def facets(self, most: int) -> list[Facet]:
         """Describe the label and each field of the description; see `Gallery.facets`."""
@@ -312,7 +312,7 @@ class PostgresGallery(EntityGallery):
         return -1 if label is None else self._codes[label]
 
 
-class MatchingRows:
+class ConditionRows:
     """The rows of a gallery that meet a condition; implements `Allowed`.
 
     A search sends the condition to PostgreSQL. Only `rows` and `mask` fetch all rows.
@@ -365,6 +365,6 @@ def _allowed(allowed: Allowed | None) -> tuple[str, Values]:
     """Return the condition that a row is allowed, and its values."""
     if allowed is None:
         return "TRUE", []
-    if isinstance(allowed, MatchingRows):
+    if isinstance(allowed, ConditionRows):
         return allowed.condition, allowed.values
     return "row = ANY(%s)", [allowed.rows().tolist()]
