@@ -167,7 +167,9 @@ class PostgresGallery(EntityGallery):
         self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D); see `Gallery.candidates`."""
-        n = min(n, self.n_items if allowed is None else min(allowed.at_most, self.n_items))
+        n = min(n, self.n_items)
+        if allowed is not None and not isinstance(allowed, ConditionRows):
+            n = min(n, allowed.at_most)  # a condition would have to be counted first
         is_exact = self.described.index["type"] == "flat"
         plan: Plan = "exact" if is_exact or allowed is None else "filter_first"
         ranked = []
@@ -178,7 +180,7 @@ class PostgresGallery(EntityGallery):
                     found = self._nearest(connection, query, n, allowed, is_exact=True)
                 ranked.append((query, found))
         results = [self._ranked(np.array(rows, dtype=np.int64), query, n) for query, rows in ranked]
-        n = min(len(rows) for rows, _ in results)  # fewer if an item was deleted after the count
+        n = min(len(rows) for rows, _ in results)
         return Candidates(
             np.stack([rows[:n] for rows, _ in results]),
             np.stack([similarities[:n] for _, similarities in results]),

@@ -20,7 +20,6 @@ from model_store.gallery.files.fields import FieldsSeen
 from model_store.gallery.index.plan import (
     DEFAULT_SETTINGS,
     EXACT_BYTES,
-    HNSW_LINKS,
     IndexSettings,
 )
 from model_store.gallery.index.recall import EFFORTS
@@ -47,6 +46,10 @@ MOST_INDEXED = 2_000
 _PAGE_DIMENSIONS = 1_900
 """A direction with at most this many dimensions fits into a page of PostgreSQL. It is stored in
 the row itself, so that a search without an index reads no second table."""
+
+_LINKS, _BUILD_EFFORT = 16, 100
+"""Parameters of the graph. A graph with more links takes longer to build; a search with a larger
+effort reaches the same recall."""
 
 _TIMEOUT_S = 24 * 3_600.0
 _MOST_EFFORT = 1_000
@@ -284,7 +287,7 @@ def _write(
         connection.execute("SET LOCAL maintenance_work_mem = '1GB'")
         connection.execute(
             f"CREATE INDEX ON {schema}.items USING hnsw (direction vector_ip_ops) "
-            f"WITH (m = {HNSW_LINKS}, ef_construction = 200)"
+            f"WITH (m = {_LINKS}, ef_construction = {_BUILD_EFFORT})"
         )
 
 
