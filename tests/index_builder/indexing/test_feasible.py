@@ -77,7 +77,7 @@ def test_vectors_and_milvus_take_no_previews(images: Indexing, vectors: Indexing
     require(images, engine="ray")
     with pytest.raises(ConfigError, match="needs images, not vectors"):
         require(vectors, index=previews)
-    with pytest.raises(ConfigError, match="a gallery of files, not Milvus"):
+    with pytest.raises(ConfigError, match="Milvus stores no previews"):
         require(images, index=previews, database_uri="http://milvus.example")
     with pytest.raises(ConfigError, match="takes images, and the source holds vectors"):
         require(vectors, engine="ray")
