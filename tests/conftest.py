@@ -51,6 +51,8 @@ LONGEST = (
     "test_several_processes.py",
     "test_any_request.py",
     "test_milvus.py",
+    "test_postgres.py",
+    "test_postgres_gallery.py",
     "test_torture.py",
     "test_page_first.py",
     "test_wheel.py",
