@@ -95,11 +95,15 @@ class EntityGallery(ABC):
 
     @abstractmethod
     def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
-        """Return the current items at ``rows`` (n,), at most `READ_AT_ONCE`."""
+        """Return the items that exist at ``rows`` (n,), from a cache or from the database."""
 
     @abstractmethod
     def _code(self, label: str | None) -> int:
         """Return the code of a label; -1 for None."""
+
+    def _current(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the subset of ``rows`` (n,) that the state has; a replaced row may be left out."""
+        return rows
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the unit directions (..., D) of ``rows`` (...)."""
@@ -125,7 +129,7 @@ class EntityGallery(ABC):
     def _each(self, rows: NDArray[np.int64]) -> Iterator[Entity]:
         """Yield the items at ``rows``, in the order of ``rows``, or raise `ItemNotFound`."""
         for part in parts_of(rows.ravel(), READ_AT_ONCE):
-            entities = self._entities(part)
+            entities = self._entities(self._current(part))
             self._require(part, entities)
             yield from (entities[row] for row in part.tolist())
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from model_store.errors import (
     GalleryUnavailable,
     ItemNotFound,
+    KeyReused,
     LogDamaged,
     QuotaExceeded,
     WriteError,
@@ -108,6 +109,14 @@ class Retry:
 
     key: str
     request: str
+
+    def require_same(self, request: str) -> None:
+        """Raise `KeyReused` if the key was stored with another ``request``."""
+        if request != self.request:
+            raise KeyReused(
+                "The Idempotency-Key was sent before with another request. Send a new key with a "
+                "new request; repeat a key only with the identical request."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import KeyReused, LogDamaged
+from model_store.errors import LogDamaged
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field
 from model_store.gallery.filters.sql import ItemTable, column_of, metadata_json
@@ -259,11 +259,7 @@ def receipt_of(connection: sqlite3.Connection, retry: Retry, since: float) -> Re
     for row in fetched(connection, query, [retry.key, since]):
         _verify_outcome(row)
         _, request, outcome, *_ = row
-        if request != retry.request:
-            raise KeyReused(
-                "The Idempotency-Key was sent before with another request. Send a new key with a "
-                "new request; repeat a key only with the identical request."
-            )
+        retry.require_same(request)
         return Receipt.from_json(str(outcome))
     return None
 

@@ -341,10 +341,9 @@ class MilvusGallery(EntityGallery):
         raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
 
     def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
-        """Return the current items at ``rows`` (n,), from the cache or from Milvus."""
-        current = self._current(rows).tolist()
-        known = self._lately.known(current)
-        missing = [row for row in current if row not in known]
+        """Return the items at ``rows`` (n,), from the cache or from Milvus."""
+        known = self._lately.known(rows.tolist())
+        missing = [row for row in rows.tolist() if row not in known]
         if missing:
             found = self.by_number.at(missing, self.head.since, ENTITY_FIELDS)
             read = {row: read_entity(one) for row, one in found.items()}

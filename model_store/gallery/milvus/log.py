@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.errors import KeyReused, LogDamaged
+from model_store.errors import LogDamaged
 from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.milvus.collection import EVENTUALLY
 from model_store.gallery.milvus.databases import Database, Execute
@@ -384,11 +384,7 @@ def _state(execute: Execute, collection: str, n_built: int) -> CollectionState |
 def _receipt(execute: Execute, collection: str, retry: Retry) -> Receipt | None:
     query = "SELECT request, outcome FROM vouch_outcomes WHERE collection = ? AND key = ?"
     for request, outcome in execute(query, [collection, retry.key]):
-        if request != retry.request:
-            raise KeyReused(
-                "The Idempotency-Key was sent before with another request. Send a new key with a "
-                "new request; repeat a key only with the identical request."
-            )
+        retry.require_same(request)
         return Receipt.from_json(outcome)
     return None
 

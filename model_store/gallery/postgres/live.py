@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.errors import DatasetError, GalleryUnavailable, KeyReused, WriteRefused
+from model_store.errors import DatasetError, GalleryUnavailable, WriteRefused
 from model_store.gallery.postgres.gallery import PostgresGallery
 from model_store.gallery.postgres.items import COLUMNS, PLACES, values_of
 from model_store.gallery.protocol import NewItem, Thumbnail
@@ -200,11 +200,7 @@ def _receipt(connection: Any, retry: Retry) -> Receipt | None:  # noqa: ANN401
     for request, outcome in connection.execute(
         "SELECT request, outcome FROM receipts WHERE key = %s", [retry.key]
     ):
-        if request != retry.request:
-            raise KeyReused(
-                "The Idempotency-Key was sent before with another request. Send a new key with a "
-                "new request; repeat a key only with the identical request."
-            )
+        retry.require_same(request)
         return Receipt.from_json(outcome)
     return None
 
