@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,14 @@ class State:
     ----------
     version : number of the change; 0 for the build.
     n_items, n_changed : see `Gallery`.
+    n_labels : number of labels; later states can have more.
     held : codes of the labels that current items have.
     """
 
     version: int
     n_items: int
     n_changed: int
+    n_labels: int
     held: frozenset[int]
 
 
@@ -98,6 +100,7 @@ class PostgresGallery(EntityGallery):
 
     def read_state(self) -> State:
         """Read the current state, and the labels that are new."""
+        n_known = len(self._labels)
         with self.database.connection() as connection, connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             [(version, n_items, n_changed)] = connection.execute(
@@ -105,7 +108,7 @@ class PostgresGallery(EntityGallery):
             )
             labels = connection.execute(
                 "SELECT code, label, n_items FROM labels WHERE code >= %s OR n_items = 0",
-                [len(self._labels)],
+                [n_known],
             ).fetchall()
         with self._naming:
             for code, label, _ in sorted(labels):
@@ -113,8 +116,9 @@ class PostgresGallery(EntityGallery):
                     self._labels.append(label)
                     self._codes[label] = code
         empty = {code for code, _, n in labels if n == 0}
-        held = frozenset(range(len(self._labels))) - empty
-        return State(version, n_items, n_changed, held)
+        n_labels = max([n_known, *(code + 1 for code, _, _ in labels)])
+        held = frozenset(range(n_labels)) - empty
+        return State(version, n_items, n_changed, n_labels, held)
 
     def at(self, state: State) -> PostgresGallery:
         """Return the gallery in a state; all states share one cache, because rows never change."""
@@ -129,8 +133,7 @@ class PostgresGallery(EntityGallery):
             f"SELECT count(*) FROM items WHERE {VISIBLE}",  # noqa: S608
             [version, version],
         )
-        state = self.state
-        return self.at(State(version, n_items, state.n_changed, state.held))
+        return self.at(replace(self.state, version=version, n_items=n_items))
 
     @property
     def version(self) -> int:
@@ -155,7 +158,7 @@ class PostgresGallery(EntityGallery):
     @cached_property
     def labels(self) -> Sequence[str]:
         """The distinct labels; later labels are appended."""
-        return tuple(self._labels)
+        return tuple(self._labels[: self.state.n_labels])
 
     @property
     def held_labels(self) -> Sequence[str]:
