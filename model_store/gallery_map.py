@@ -248,5 +248,6 @@ def _along(
 ) -> Iterator[NDArray[np.float64]]:
     """Yield the coordinates of ``rows`` along ``axes`` in parts, to limit the memory."""
     for start in range(0, len(rows), _AT_ONCE):
-        directions = gallery.directions(rows[start : start + _AT_ONCE])
-        yield (directions @ axes.T.astype(np.float32)).astype(np.float64)
+        directions = gallery.directions(rows[start : start + _AT_ONCE]).astype(np.float64)
+        # Unlike `@`, `vecdot` gives an item the same result for any number of items.
+        yield np.vecdot(directions[:, None], axes)

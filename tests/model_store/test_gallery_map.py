@@ -99,6 +99,16 @@ def test_filter_leaves_out_items_and_moves_none(bundle: Bundle) -> None:
     assert np.array_equal(sevens.positions, every.positions[np.isin(every.rows, sevens.rows)])
 
 
+def test_item_has_the_same_position_among_any_others() -> None:
+    directions = np.random.default_rng(3).standard_normal((3000, 129)).astype(np.float32)
+    gallery, rows = gallery_of(directions), np.arange(3000)
+    plane = Plane.of(gallery)
+    every = plane.positions(gallery, rows)
+    for step in range(1, 60):
+        some = rows[step::step]
+        assert np.array_equal(plane.positions(gallery, some), every[some])
+
+
 def test_large_gallery_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gallery_map, "MAX_POINTS", 50)
     monkeypatch.setattr(gallery_map, "MAX_POINTS_ELSEWHERE", 20)
