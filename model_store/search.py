@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery import Allowed, Gallery
-from model_store.pairs import Correlation, Pairs
+from model_store.pairs import AS_SIMILAR, Correlation, Pairs
 from model_store.predictive import Predictive
 from model_store.verdicts import Plan
 
@@ -88,7 +88,7 @@ def two_stage_search(
     diversity: Diversity = EVERYTHING,
     *,
     noise: NDArray[np.float32],
-    correlation: Correlation = (0.0, 1.0),
+    correlation: Correlation = AS_SIMILAR,
 ) -> Neighbours:
     """Find the items nearest to one query, and the stability of their ranks.
 
@@ -162,8 +162,9 @@ def pairs_of(
     similarities : (n,) similarities of these items.
     correlation : see `correlation_of`.
     """
-    correlations = np.clip(correlation[0] + correlation[1] * similarities, 0, 1)
-    return Pairs.of(query, directions, similarities, gallery.total_variances(rows), correlations)
+    totals = gallery.total_variances(rows)
+    correlations = correlation.of(similarities, float(np.add.reduce(query.variance)), totals)
+    return Pairs.of(query, directions, similarities, totals, correlations)
 
 
 def pair_uncertainty(

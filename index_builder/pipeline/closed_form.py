@@ -249,5 +249,5 @@ def metadata_of(preprocessing: EncoderInput, run: Run) -> EncoderMetadata:
     """Return the metadata of the encoder, from the report of the step `fit`."""
     report = run.read_json(POSTERIOR_REPORT)
     correlation = report.get("pair_correlation")
-    of_pairs = None if correlation is None else (correlation[0], correlation[1])
+    of_pairs = None if correlation is None else tuple(correlation)
     return EncoderMetadata(preprocessing, report["method"], of_pairs)

@@ -50,13 +50,12 @@ class EncoderMetadata:
     input : preprocessing of an upright RGB image, or a description of the input vectors.
     posterior : name of the posterior that gives the variance, for example
         ``laplace_fixed_euclidean``.
-    pair_correlation : coefficients a and b of r ≈ a + b s, see `model_store.pairs`; None if they
-        are not known.
+    pair_correlation : coefficients of `model_store.pairs.Correlation`; None if they are not known.
     """
 
     input: EncoderInput
     posterior: str
-    pair_correlation: tuple[float, float] | None = None
+    pair_correlation: tuple[float, ...] | None = None
 
     @property
     def takes_images(self) -> bool:
@@ -99,9 +98,7 @@ class EncoderMetadata:
         """Read what `to_json` wrote."""
         fields = json.loads(text)
         known = fields.get("pair_correlation")
-        return cls(
-            read_input(fields), fields["posterior"], None if known is None else (known[0], known[1])
-        )
+        return cls(read_input(fields), fields["posterior"], None if known is None else tuple(known))
 
 
 def input_fields(expected: EncoderInput) -> dict[str, Any]:

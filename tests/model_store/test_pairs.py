@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from model_store.encoder.contract import EncoderMetadata
 from model_store.images import Preprocessing
-from model_store.pairs import Pairs, correlation_of
+from model_store.pairs import AS_SIMILAR, INDEPENDENT, Correlation, Pairs, correlation_of
 from model_store.predictive import Predictive
 from model_store.search import rank_stability
 from model_store.sphere import unit_direction
@@ -168,22 +168,29 @@ def test_rivals_are_all_that_any_draw_finds_among_the_nearest(k: int, scale: flo
         assert np.mean(n_rivals) < n / 2  # most are spared
 
 
+def test_correlation_is_a_line_in_similarity_and_in_products_of_embeddings() -> None:
+    similarities, totals = np.array([0.9, 0.5, -0.5]), np.array([0.4, 0.1, 0.0])
+    r = Correlation(-0.2, 1.0, 0.02).of(similarities, 0.1, totals)
+    np.testing.assert_allclose(r, [-0.2 + 0.9 + 0.02 * 0.9 / 0.2, -0.2 + 0.5 + 0.02 * 0.5 / 0.1, 0])
+    np.testing.assert_array_equal(AS_SIMILAR.of(similarities, 0.0, totals), [0.9, 0.5, 0])
+
+
 @pytest.mark.parametrize(
     ("posterior", "known", "expected"),
     [
-        ("laplace_kronecker_fixed_euclidean", (0.2, 0.5), (0.2, 0.5)),
-        ("laplace_fixed_euclidean", None, (0, 1)),
-        ("online_laplace_fixed_euclidean", None, (0, 1)),
-        ("ensemble_of_5", None, (0, 1)),
-        ("mc_dropout", None, (0, 1)),
-        ("pfe", None, (0, 0)),
-        ("hib", None, (0, 0)),
-        ("deterministic", None, (0, 0)),
+        ("laplace_kronecker_fixed_euclidean", (0.2, 0.5, -0.1), (0.2, 0.5, -0.1)),
+        ("laplace_fixed_euclidean", None, AS_SIMILAR),
+        ("online_laplace_fixed_euclidean", None, AS_SIMILAR),
+        ("ensemble_of_5", None, AS_SIMILAR),
+        ("mc_dropout", None, AS_SIMILAR),
+        ("pfe", None, INDEPENDENT),
+        ("hib", None, INDEPENDENT),
+        ("deterministic", None, INDEPENDENT),
     ],
 )
 def test_posteriors_over_weights_move_query_and_item(
-    posterior: str, known: tuple[float, float] | None, expected: tuple[float, float]
+    posterior: str, known: tuple[float, ...] | None, expected: tuple[float, ...]
 ) -> None:
     metadata = EncoderMetadata(Preprocessing(8, 8), posterior, known)
-    assert correlation_of(metadata) == expected
-    assert correlation_of(EncoderMetadata.from_json(metadata.to_json())) == expected
+    assert tuple(correlation_of(metadata)) == expected
+    assert tuple(correlation_of(EncoderMetadata.from_json(metadata.to_json()))) == expected

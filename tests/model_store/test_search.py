@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from model_store.gallery import FaissGallery, MaskedRows, write_faiss_gallery
 from model_store.gaussian import DiagonalGaussian, probability_ranks_above
-from model_store.pairs import Pairs
+from model_store.pairs import AS_SIMILAR, INDEPENDENT, Pairs
 from model_store.predictive import Predictive
 from model_store.search import (
     N_CANDIDATES,
@@ -130,7 +130,7 @@ def test_uncertain_items_make_ranks_less_firm(gallery: FaissGallery, tmp_path: P
     asked = query(direction, np.full(6, 0.01), 400)
     certain = search(gallery, asked, 5)
     of = FaissGallery(tmp_path / "u")
-    apart, together = (search(of, asked, 5, correlation=one) for one in ((0.0, 0.0), (0.0, 1.0)))
+    apart, together = (search(of, asked, 5, correlation=one) for one in (INDEPENDENT, AS_SIMILAR))
     np.testing.assert_array_equal(apart.rows, certain.rows)
     assert apart.rank_confidence.mean() < certain.rank_confidence.mean()
     assert apart.rank_stability[0] < certain.rank_stability[0]

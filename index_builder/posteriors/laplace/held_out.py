@@ -25,6 +25,7 @@ from index_builder.posteriors.laplace.kronecker import KroneckerCurvature
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.prior import PriorSearch
 from index_builder.posteriors.laplace.validation import N_SAMPLES
+from model_store.pairs import Correlation
 
 FRACTIONS = {"kronecker": (30.0, 3.0, 0.3, 0.03), "diagonal": (0.01, 0.1, 1.0, 0.001)}
 """Candidate prior precisions, relative to the mean curvature, in order of preference."""
@@ -61,7 +62,7 @@ maximum."""
 
 N_NEIGHBOURS, LEAST_SPREAD = 10, 1e-6
 """For the fit of the pair correlation: the number of nearest items that are used for each query,
-and the minimum variance of the similarities."""
+and the minimum spread of a column relative to the other column."""
 
 N_QUERIES = 400
 """Maximum number of queries in a fold."""
@@ -94,7 +95,7 @@ class HeldOut:
     n_queries : number of queries with a match.
     n_wrong : number of queries with a match whose first result is wrong.
     n_absent : number of absent queries.
-    pair_correlation : see `pair_correlation`; None for a diagonal posterior.
+    pair_correlation : see `fit_correlation`; None for a diagonal posterior.
     """
 
     fraction: float
@@ -105,7 +106,7 @@ class HeldOut:
     n_queries: int
     n_wrong: int
     n_absent: int
-    pair_correlation: tuple[float, float] | None
+    pair_correlation: Correlation | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +244,14 @@ class _Asked:
             (one[:n] / of_queries, (one[n:].sum(axis=1) / of_items)[place]) for one in variances
         ]
 
-    def correlation(self, fraction: float) -> tuple[float, float] | None:
-        """Return `pair_correlation` of the queries with a match, for one prior."""
+    def pairs(self, fraction: float) -> Vectors | None:
+        """Return `correlated_pairs` of the queries with a match, for one prior."""
         curvature = self.fit.curvature * self.fit.data_scale
         layer = self.fit.posterior.weight_mean, self.fit.posterior.bias_mean
         posterior = curvature.posterior(*layer, fraction * curvature.mean)
         if not isinstance(posterior, KroneckerPosterior):
             return None
-        return pair_correlation(posterior, self.asked[: len(self.is_right)], self.found)
+        return correlated_pairs(posterior, self.asked[: len(self.is_right)], self.found)
 
     def votes(self, variance: Vectors, temperatures: Sequence[float], seed: int) -> Rows:
         """Return how many of `N_SAMPLES` samples vote for the query's true label, (T, n).
@@ -274,10 +275,11 @@ class _Asked:
         return votes
 
 
-def pair_correlation(
-    posterior: KroneckerPosterior, queries: Vectors, items: Vectors
-) -> tuple[float, float]:
-    """Fit r ≈ a + b s by least squares and return a and b; see `model_store.pairs`.
+def correlated_pairs(posterior: KroneckerPosterior, queries: Vectors, items: Vectors) -> Vectors:
+    """Return s, s / √(t_q t_i) and r of pairs, (P, 3); see `model_store.pairs.Correlation`.
+
+    The total variances t are divided by the typical total variance of the items, so pairs of
+    several posteriors can be compared.
 
     Parameters
     ----------
@@ -290,11 +292,31 @@ def pair_correlation(
     similarities = means[:n] @ means[n:].T
     deviations = np.sqrt(products.diagonal())
     correlations = products[:n, n:] / (deviations[:n, None] * deviations[n:])
+    total = total_variances(posterior, both)
+    roots = np.sqrt(total / np.median(total[n:]))
     nearest = np.argsort(-similarities, axis=1)[:, :N_NEIGHBOURS]
-    similarity = np.take_along_axis(similarities, nearest, axis=1).ravel()
-    correlation = np.take_along_axis(correlations, nearest, axis=1).ravel()
-    slope = np.cov(similarity, correlation)[0, 1] / max(float(similarity.var()), LEAST_SPREAD)
-    return float(correlation.mean() - slope * similarity.mean()), float(slope)
+    columns = similarities, similarities / (roots[:n, None] * roots[n:]), correlations
+    return np.stack(
+        [np.take_along_axis(column, nearest, axis=1).ravel() for column in columns], axis=1
+    )
+
+
+def fit_correlation(pairs: Vectors) -> Correlation:
+    """Fit r to ``pairs`` (P, 3) by least squares; see `correlated_pairs`.
+
+    The third coefficient is in units of the items' typical total variance.
+    """
+    known, r = pairs[:, :2], pairs[:, 2]
+    apart = known - known.mean(axis=0)
+    # A column that hardly varies gets the coefficient 0.
+    slopes = np.linalg.lstsq(apart, r - r.mean(), rcond=LEAST_SPREAD)[0]
+    return Correlation(float(r.mean() - known.mean(axis=0) @ slopes), *slopes.tolist())
+
+
+def total_variances(posterior: KroneckerPosterior, features: Vectors) -> Floats:
+    """Return Σ_d v_d / ‖m‖² (B,) of the embeddings of ``features`` (B, F)."""
+    mean, variance = posterior.predict(features)
+    return np.asarray(variance.sum(axis=1) / (mean**2).sum(axis=1), dtype=np.float64)
 
 
 def pair_std(
@@ -385,8 +407,14 @@ def validate(
         len(wrong),
         int(wrong.sum()),
         int((~is_known).sum()),
-        asked[0].correlation(fractions[chosen]),
+        _correlation(asked, fractions[chosen]),
     )
+
+
+def _correlation(asked: Sequence[_Asked], fraction: float) -> Correlation | None:
+    """Return `fit_correlation` of the pairs of all folds, for one prior."""
+    pairs = [found for one in asked if (found := one.pairs(fraction)) is not None]
+    return fit_correlation(np.concatenate(pairs)) if pairs else None
 
 
 def _uncertainty(asked: _Asked, variances: tuple[Vectors, Vectors], scale: float) -> Floats:

@@ -20,10 +20,12 @@ from index_builder.posteriors.laplace.held_out import (
     N_NEIGHBOURS,
     FitFold,
     Fold,
+    correlated_pairs,
+    fit_correlation,
     folds_of,
-    pair_correlation,
     pair_std,
     some_of_each,
+    total_variances,
     validate,
 )
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
@@ -161,9 +163,10 @@ def test_pairs_of_held_out_queries_move_together_the_more_alike_they_are() -> No
         if structure == "diagonal":
             assert found.pair_correlation is None
         else:
-            offset, slope = not_none(found.pair_correlation)
-            assert slope > 0
-            assert 0 < offset + slope <= 1.2
+            correlation = not_none(found.pair_correlation)
+            # Of typical variances; items less alike move together less.
+            r = correlation.of(np.array([0.5, 0.9]), 1.0, np.ones(2))
+            assert 0 <= r[0] < r[1]
 
 
 def test_pairs_move_together_as_sampled_layers_move_them() -> None:
@@ -181,20 +184,49 @@ def test_pairs_move_together_as_sampled_layers_move_them() -> None:
     moved = np.einsum("sdf,nf->nsd", errors[0], features) + errors[1]
     moved = moved.reshape(len(features), -1)
     correlations = np.corrcoef(moved)
-    directions = unit_direction(features @ weight.T + bias)
+    mean = features @ weight.T + bias
+    directions = unit_direction(mean)
+    totals = posterior.predict(features)[1].sum(axis=1) / (mean**2).sum(axis=1)
     pairs = [
-        (float(directions[query] @ directions[item]), correlations[query, item])
+        (query, item)
         for query in range(n_queries)
         for item in sorted(
             range(n_queries, len(features)),
             key=lambda item: -float(directions[query] @ directions[item]),
         )[:N_NEIGHBOURS]
     ]
-    of_pairs = np.array(pairs)
-    slope, offset = np.polyfit(of_pairs[:, 0], of_pairs[:, 1], 1)
-    found = pair_correlation(posterior, features[:n_queries], features[n_queries:])
-    np.testing.assert_allclose(found, (offset, slope), atol=0.02)
-    assert slope > 0.2
+    queries, items = np.array(pairs).T
+    similarities = (directions[queries] * directions[items]).sum(axis=1)
+    products = similarities / np.sqrt(totals[queries] * totals[items])
+    r = correlations[queries, items]
+    known = np.stack([np.ones(len(r)), similarities, products], axis=1)
+    wanted = known @ np.linalg.lstsq(known, r, rcond=None)[0]
+
+    found = fit_correlation(
+        correlated_pairs(posterior, features[:n_queries], features[n_queries:])
+    ).in_units_of(float(np.median(totals[n_queries:])))
+    fitted = [
+        found.of(similarities[place, None], float(totals[query]), totals[item, None])[0]
+        for place, (query, item) in enumerate(pairs)
+    ]
+    np.testing.assert_allclose(fitted, np.clip(wanted, 0, 1), atol=0.03)
+    assert np.corrcoef(fitted, r)[0, 1] > 0.5
+
+
+def test_correlation_of_pairs_does_not_depend_on_the_temperature() -> None:
+    features, labels = features_of(0.7)
+    fit, _, _ = fitter(features, labels, "kronecker")(np.arange(len(labels)))
+    posterior = instance_of(KroneckerPosterior, fit.posterior)
+    one, other = (
+        fit_correlation(correlated_pairs(of, features[:30], features[30:]))
+        for of in (posterior, posterior.tempered(9.0))
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-4)
+    np.testing.assert_allclose(
+        total_variances(posterior.tempered(9.0), features),
+        9 * total_variances(posterior, features),
+        rtol=1e-5,
+    )
 
 
 def test_too_few_queries_choose_nothing() -> None:
