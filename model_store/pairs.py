@@ -14,7 +14,7 @@ product of two factors: one depends only on the image, and the other only on the
 square root of the ratio of the two images' factors. Second, r is the cosine of the features under
 the posterior. The computation of this cosine would need all features of each item. So r is
 approximated from the embeddings, see `Correlation`. The coefficients are fitted to validation
-images together with the posterior. On five data sets, the standard deviation differs by at most 3 %
+images together with the posterior. On five data sets, the standard deviation differs by at most 4 %
 from the standard deviation over sampled layers (means over five divisions; `make bench
 NAME=uncertainty`).
 """
