@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 import threading
 import time
 from collections import Counter, defaultdict
@@ -20,6 +21,9 @@ import numpy as np
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import activate
 from model_store.bundles.retention import prune
+from model_store.encoder.contract import Embeddings
+from model_store.gallery import FaissGallery, NewItem, PostgresAccess, write_postgres_gallery
+from model_store.gallery.files.gallery import GALLERY_FILES
 from tests.end_to_end.histories import Operation, first_violation
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import search
@@ -237,6 +241,43 @@ class Replicas:
 
 def _is_within(one: Operation, periods: Sequence[tuple[float, float]]) -> bool:
     return any(began <= one.ended and one.began < ended for began, ended in periods)
+
+
+def replicas_in_postgres(
+    bundle: Path, uri: str, place: Path, seed: int, settings: Mapping[str, str] = SETTINGS
+) -> Replicas:
+    """Two services, as on two machines: each has a copy of the bundle, and PostgreSQL the gallery.
+
+    Parameters
+    ----------
+    bundle : a bundle whose gallery is in files. All of its items but the first are written to the
+        server, so that the schema is not that of the bundle's own gallery.
+    place : an empty directory, for the copies and the log of the services.
+    """
+    copied = shutil.copytree(bundle, place / "copied")
+    gallery = FaissGallery(bundle)
+    rows = np.arange(1, gallery.n_items)
+    items = [
+        NewItem(item.id, item.label, item.metadata, gallery.thumbnail(item.id))
+        for item in gallery.items(rows)
+    ]
+    mean, variance = gallery.directions(rows), gallery.variances(rows)
+    for name in GALLERY_FILES:
+        (copied / name).unlink(missing_ok=True)
+    write_postgres_gallery(
+        copied,
+        Embeddings(mean, variance, mean[:, :0]),
+        items,
+        gallery.encoder_fingerprint,
+        "postgresql://db.example/vouch",  # what the bundle says, which services do not use
+        access=PostgresAccess(uri),
+    )
+    roots = [place / name / "bundles" for name in ("one", "other")]
+    for root in roots:
+        activate(root, republished(copied, root))
+    settings = {**settings, "VOUCH_POSTGRES_URI": uri}
+    log = place / "service.log"
+    return Replicas(roots[0], bundle, log, seed, settings=settings, elsewhere=roots[1:])
 
 
 def thumbnails(bundle: Path, n: int, seed: int) -> list[bytes]:

@@ -9,21 +9,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle
-from model_store.bundles.directory import activate, locate
+from model_store.bundles.directory import locate
 from model_store.bundles.manifest import read_manifest
-from model_store.encoder.contract import Embeddings
 from model_store.errors import ArchiveError, ConfigError, ItemNotFound, WriteRefused
-from model_store.gallery import FaissGallery, NewItem, PostgresAccess, write_postgres_gallery
 from tests.end_to_end.processes import Service, wait_until
-from tests.end_to_end.replicas import Replicas
+from tests.end_to_end.replicas import replicas_in_postgres
 from tests.end_to_end.writes import SETTINGS, CrashTest
-from tests.support.bundle_copies import republished
 from tests.support.postgres import Postgres
 
 NAMED = "postgresql://db.example/vouch"
@@ -178,33 +174,11 @@ def test_a_service_that_is_killed_loses_no_write(
 SECONDS = 8
 
 
-def write_anew(directory: Path, bundle: Path, uri: str) -> None:
-    """Write the gallery of a bundle into a schema that no other test has changed."""
-    gallery = FaissGallery(bundle)
-    rows = np.arange(1, gallery.n_items)  # of other content, so that it is another schema
-    items = [
-        NewItem(item.id, item.label, item.metadata, gallery.thumbnail(item.id))
-        for item in gallery.items(rows)
-    ]
-    mean, variance = gallery.directions(rows), gallery.variances(rows)
-    embeddings, encoder = Embeddings(mean, variance, mean[:, :0]), gallery.encoder_fingerprint
-    access = PostgresAccess(uri)
-    write_postgres_gallery(directory, embeddings, items, encoder, NAMED, access=access)
-
-
 def test_services_on_several_machines_answer_as_one(
-    postgres: Postgres, bundles: Path, tmp_path: Path, digits_bundle: Path
+    postgres: Postgres, tmp_path: Path, digits_bundle: Path
 ) -> None:
-    changed = shutil.copytree(locate(bundles), tmp_path / "changed")
-    write_anew(changed, digits_bundle, postgres.uri)
-    roots = [tmp_path / name / "bundles" for name in ("one", "other")]
-    for root in roots:
-        activate(root, republished(changed, root))
     settings = {**SETTINGS, "VOUCH_POSTGRES_URI": postgres.uri}
-    log = tmp_path / "service.log"
-    replicas = Replicas(
-        roots[0], digits_bundle, log, seed=0, settings=settings, elsewhere=roots[1:]
-    )
+    replicas = replicas_in_postgres(digits_bundle, postgres.uri, tmp_path, 0, settings)
     replicas.run(SECONDS, compact_every_s=math.inf, kill_every_s=SECONDS / 3)
     assert replicas.violations() == []
     assert replicas.counts["put 200"] > 0
