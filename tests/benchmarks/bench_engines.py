@@ -1,6 +1,6 @@
 """A gallery of 10⁵ items in PostgreSQL, over the same gallery in files and over pgvector alone.
 
-The items are those of `bench_milvus`. Both galleries have an HNSW index, tuned by itself for the
+The items are those of `made_galleries`. Both galleries have an HNSW index, tuned by itself for the
 same recall. Queries that were not asked before come one at a time, each to all in an order that
 goes round.
 
@@ -23,7 +23,6 @@ import json
 import shutil
 import statistics
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ import numpy as np
 
 from model_store.gallery import (
     FaissGallery,
-    Gallery,
     IndexSettings,
     NewItem,
     PostgresAccess,
@@ -39,14 +37,22 @@ from model_store.gallery import (
     Upsert,
     Vector,
     open_postgres,
-    parse_filter,
     write_faiss_parts,
     write_postgres_parts,
 )
 from model_store.gallery.postgres.gallery import ENTITY_COLUMNS
 from model_store.search import N_CANDIDATES
 from tests.benchmarks.bench_gallery import overlap
-from tests.benchmarks.bench_milvus import DIM, FILTERS, PICTURE, Floats, Made, Timed
+from tests.benchmarks.made_galleries import (
+    DIM,
+    PICTURE,
+    Floats,
+    Made,
+    Timed,
+    filtered,
+    in_turns,
+    with_items,
+)
 from tests.benchmarks.measured import record_figures
 from tests.support.postgres import a_postgres
 
@@ -83,18 +89,10 @@ def measure(n_items: int) -> dict[str, Any]:
             gallery.candidates(queries[:100], K).rows, files.candidates(queries[:100], K).rows
         )
         found |= _timed(gallery, files, queries)
-        found |= _filtered(gallery, files, queries)
+        found |= filtered("postgres", gallery, files, queries)
         found["write_ms"] = _writes(gallery, made)
         gallery.close()
     return found
-
-
-def _with_items(gallery: Gallery) -> Timed:
-    def ask(query: Floats) -> object:
-        rows = gallery.candidates(query, N_CANDIDATES).rows[0]
-        return gallery.items(rows), gallery.directions(rows)
-
-    return ask
 
 
 def _by_pgvector(gallery: PostgresGallery) -> Timed:
@@ -109,40 +107,15 @@ def _by_pgvector(gallery: PostgresGallery) -> Timed:
 
 def _timed(gallery: PostgresGallery, files: FaissGallery, queries: Floats) -> dict[str, float]:
     searches = {
-        "vouch": _with_items(gallery),
+        "vouch": with_items(gallery),
         "pgvector": _by_pgvector(gallery),
-        "files": _with_items(files),
+        "files": with_items(files),
     }
-    for search in searches.values():
-        search(queries[:1])
-    seconds: dict[str, list[float]] = {name: [] for name in searches}
-    names = deque(searches)
-    for at in range(1, N_TIMED + 1):
-        names.rotate(1)
-        for name in names:
-            started = time.perf_counter()
-            searches[name](queries[at : at + 1])
-            seconds[name].append(time.perf_counter() - started)
-    found = {f"{name}_ms": 1000 * statistics.median(values) for name, values in seconds.items()}
-    rates = {name: len(values) / sum(values) for name, values in seconds.items()}
-    return found | {
+    medians, rates = in_turns(searches, queries)
+    return {f"{name}_ms": value for name, value in medians.items()} | {
         "postgres_over_pgvector": rates["vouch"] / rates["pgvector"],
         "postgres_over_files": rates["vouch"] / rates["files"],
     }
-
-
-def _filtered(gallery: PostgresGallery, files: FaissGallery, queries: Floats) -> dict[str, float]:
-    found = {}
-    for name, where in FILTERS.items():
-        for of, one in (("postgres", gallery), ("files", files)):
-            seconds = []
-            for at in range(30):
-                started = time.perf_counter()
-                allowed = one.matching(parse_filter(where))
-                one.candidates(queries[at : at + 1], N_CANDIDATES, allowed)
-                seconds.append(time.perf_counter() - started)
-            found[f"{of}_filter_{name}_ms"] = 1000 * statistics.median(seconds)
-    return found
 
 
 def _writes(gallery: PostgresGallery, made: Made) -> float:

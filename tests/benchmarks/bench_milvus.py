@@ -26,10 +26,8 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -37,78 +35,26 @@ from typing import Any, cast
 import faiss
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
-from model_store.encoder.contract import Embeddings
 from model_store.gallery import (
     FaissGallery,
-    Gallery,
     IndexSettings,
     MilvusAccess,
     MilvusGallery,
-    NewItem,
-    Thumbnail,
-    parse_filter,
     write_faiss_parts,
     write_milvus_parts,
 )
 from model_store.gallery.index.plan import IndexKind
-from model_store.gallery.protocol import AT_ONCE, Part
 from model_store.search import N_CANDIDATES
 from tests.benchmarks.bench_gallery import overlap
+from tests.benchmarks.made_galleries import DIM, Floats, Made, Timed, filtered, in_turns, with_items
 from tests.benchmarks.measured import record_figures
 from tests.support.milvus import MilvusServer
 
 WORK = Path("build/bench-milvus")
 REPORT = Path("build/bench-milvus.json")
-DIM, N_CENTRES, N_LOCAL = 128, 5_000, 16
 N_TIMED = 450
 K = 10
-PICTURE = Thumbnail(b"a picture" * 10, "image/png")
-FILTERS: dict[str, dict[str, Any]] = {
-    "label": {"label": "label-3"},
-    "range": {"thousandth": {"lt": 50}},
-    "wide": {"thousandth": {"gte": 500}},
-}
-
-Floats = NDArray[np.float32]
-Timed = Callable[[Floats], object]
-
-
-class Made:
-    """Items that are made, the same each time, part by part."""
-
-    def __init__(self, n_items: int) -> None:
-        self.n_items = n_items
-        generator = np.random.default_rng(0)
-        self._centres = generator.standard_normal((N_CENTRES, DIM), dtype=np.float32)
-        self._spaces = generator.standard_normal((64, N_LOCAL, DIM), dtype=np.float32) / 4
-
-    def vectors(self, seed: int, n: int) -> Floats:
-        """Unit vectors (n, D)."""
-        generator = np.random.default_rng([1, seed])
-        of = generator.integers(0, N_CENTRES, n)
-        local = generator.standard_normal((n, N_LOCAL), dtype=np.float32)
-        vectors = self._centres[of] + np.einsum("nl,nld->nd", local, self._spaces[of % 64])
-        vectors += 0.1 * generator.standard_normal(vectors.shape, dtype=np.float32)
-        return cast("Floats", vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-
-    def parts(self) -> Iterator[Part]:
-        """All items, in the order of their ids."""
-        for start in range(0, self.n_items, AT_ONCE):
-            rows = range(start, min(start + AT_ONCE, self.n_items))
-            mean = self.vectors(start, len(rows))
-            variance = np.full_like(mean, 0.001)
-            items = [
-                NewItem(
-                    f"{row:08d}",
-                    f"label-{row % 20}",
-                    {"thousandth": row % 1000, "maker": f"maker {row % 97}", "sold": row % 2 == 0},
-                    PICTURE,
-                )
-                for row in rows
-            ]
-            yield Embeddings(mean, variance, mean[:, :0]), items
 
 
 @contextmanager
@@ -151,7 +97,7 @@ def measure(n_items: int, kind: IndexKind, uri: str | None) -> dict[str, Any]:
         found["index"] = dict(described.index)
         found |= _recall(gallery, files, made, queries[-100:])
         found |= _timed(gallery, files, queries)
-        found |= _filtered(gallery, files, queries)
+        found |= filtered("milvus", gallery, files, queries)
         if process is not None:
             found["milvus_resident_mib"] = process.memory_info().rss / 2**20
         gallery.close()
@@ -167,14 +113,6 @@ def _recall(
         f"{name}_recall_at_10": overlap(one.candidates(queries, K).rows, truth)
         for name, one in (("milvus", gallery), ("files", files))
     }
-
-
-def _with_items(gallery: Gallery) -> Timed:
-    def ask(query: Floats) -> object:
-        rows = gallery.candidates(query, N_CANDIDATES).rows[0]
-        return gallery.items(rows), gallery.directions(rows)
-
-    return ask
 
 
 def _by_pymilvus(gallery: MilvusGallery, fields: list[str]) -> Timed:
@@ -198,45 +136,20 @@ def _by_pymilvus(gallery: MilvusGallery, fields: list[str]) -> Timed:
 
 def _timed(gallery: MilvusGallery, files: FaissGallery, queries: Floats) -> dict[str, float]:
     searches = {
-        "vouch": _with_items(gallery),
+        "vouch": with_items(gallery),
         "pymilvus": _by_pymilvus(gallery, ["id", "label", "metadata", "direction"]),
         "pymilvus_without_directions": _by_pymilvus(gallery, ["id", "label", "metadata"]),
-        "files": _with_items(files),
+        "files": with_items(files),
     }
-    for search in searches.values():
-        search(queries[:1])
-    seconds: dict[str, list[float]] = {name: [] for name in searches}
-    names = deque(searches)
-    for at in range(1, N_TIMED + 1):
-        names.rotate(1)
-        for name in names:
-            started = time.perf_counter()
-            searches[name](queries[at : at + 1])
-            seconds[name].append(time.perf_counter() - started)
-    found = {f"{name}_ms": 1000 * statistics.median(values) for name, values in seconds.items()}
-    rates = {name: len(values) / sum(values) for name, values in seconds.items()}
-    return found | {
+    medians, rates = in_turns(searches, queries[: N_TIMED + 1])
+    return {f"{name}_ms": value for name, value in medians.items()} | {
         "milvus_over_pymilvus": rates["vouch"] / rates["pymilvus"],
         "milvus_over_pymilvus_without_directions": (
             rates["vouch"] / rates["pymilvus_without_directions"]
         ),
-        "milvus_over_pymilvus_medians": found["pymilvus_ms"] / found["vouch_ms"],
+        "milvus_over_pymilvus_medians": medians["pymilvus"] / medians["vouch"],
         "milvus_over_files": rates["vouch"] / rates["files"],
     }
-
-
-def _filtered(gallery: MilvusGallery, files: FaissGallery, queries: Floats) -> dict[str, float]:
-    found = {}
-    for name, where in FILTERS.items():
-        for of, one in (("milvus", gallery), ("files", files)):
-            seconds = []
-            for at in range(30):
-                started = time.perf_counter()
-                allowed = one.matching(parse_filter(where))
-                one.candidates(queries[at : at + 1], N_CANDIDATES, allowed)
-                seconds.append(time.perf_counter() - started)
-            found[f"{of}_filter_{name}_ms"] = 1000 * statistics.median(seconds)
-    return found
 
 
 def main() -> None:
