@@ -7,7 +7,8 @@ degraded (blur, noise, darkness, a crop, JPEG), against the same pictures before
 divisions, with 1.96 standard errors. The build saw no query. Needs VOUCH_DATA_DIR.
 
 The head that sees the state of a picture is judged, too, by pictures degraded in a way that it has
-not learned (another one in each division), by the rank correlation with the displacement, and by
+not learned (another one in each division), by three strengths of each degradation in place of
+random ones, which may be invisible, by the rank correlation with the displacement, and by
 what it adds to the match probability where degraded pictures find a wrong first result (two
 logistic regressions, five folds).
 
@@ -42,9 +43,10 @@ from sklearn.preprocessing import StandardScaler
 from index_builder.calibration.evaluate import Answers, ask
 from index_builder.calibration.picture_state import fit_picture_state
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.corruption import DEGRADATIONS, degraded
+from index_builder.datasets.corruption import DEGRADATIONS, DEGRADE, degraded
 from index_builder.datasets.folder import folder
 from index_builder.datasets.idx import idx_dataset
+from index_builder.datasets.images import Pixels, changed
 from index_builder.metrics import auroc
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.stored import load_posterior
@@ -52,13 +54,16 @@ from index_builder.reproduction.datasets.official import Origin
 from index_builder.reproduction.datasets.small import cifar10
 from index_builder.vectors.encoder import embed_with_features
 from model_store import Retriever, open_bundle
+from model_store.decision.picture import DisplacementModel
 from model_store.encoder.contract import Embeddings
 from tests.benchmarks.bench_zero_shot import unpacked
 from tests.benchmarks.measured import record_table
 from tests.benchmarks.preconditions import data_dir
-from tests.support.narrowing import instance_of
+from tests.support.narrowing import instance_of, not_none
 
 N_LAYERS, N_LISTED = 400, 10
+
+STRENGTHS = (1 / 3, 2 / 3, 1.0)
 
 N_FUSED = 10
 """Right and wrong first results that a logistic regression takes."""
@@ -156,7 +161,7 @@ def measured(name: str, images: LabelledImages, seed: int) -> dict[str, Any]:
         indexed = folder(place / "gallery")
         clean = embed_with_features(retriever.encoder, known, "queries")
         layers = against_layers(retriever, posterior, indexed, clean.at(slice(0, None, 2)))
-        unlearned = of_unlearned_kind(retriever, indexed, clean, spoilt_images, seed)
+        of_head = judged_head(retriever, indexed, known, clean, spoilt_images, seed)
     right = of_known.matches[:, 0]
     ordinary, alien, spoilt = signals(of_known), signals(of_absent), signals(poor)
     found: dict[str, Any] = {"recall_at_1": float(right.mean()), **layers}
@@ -170,7 +175,7 @@ def measured(name: str, images: LabelledImages, seed: int) -> dict[str, Any]:
         for answers in (poor, of_known)
     ]
     found["degraded: aleatoric"] = auroc(*moved)
-    found["degraded in a way not learned: aleatoric"] = unlearned
+    found |= of_head
     directions, ordinary_ones = (
         np.array([one.predictive.direction for one in answers.answers])
         for answers in (poor, of_known)
@@ -195,29 +200,51 @@ def fused(signals: Floats, is_wrong: NDArray[np.bool_]) -> float | None:
     return auroc(found[is_wrong], found[~is_wrong])
 
 
-def of_unlearned_kind(
+def judged_head(
     retriever: Retriever,
     indexed: LabelledImages,
+    known: LabelledImages,
     clean: Embeddings,
     spoilt: LabelledImages,
     seed: int,
-) -> float | None:
-    """Return the AUROC of a head on the kind of degradation that it did not learn.
+) -> dict[str, float]:
+    """Return AUROCs of the served head, and of a head that has not learned one kind.
 
     Parameters
     ----------
     indexed : images of the gallery.
-    clean : of the queries.
+    known, clean : the queries, and their embeddings.
     spoilt : the queries, degraded in all ways in turn.
     """
-    kind = seed % len(DEGRADATIONS)
-    others = [name for place, name in enumerate(DEGRADATIONS) if place != kind]
+    served = not_none(not_none(retriever.calibration).picture)
+    unlearned = seed % len(DEGRADATIONS)
+    others = [name for place, name in enumerate(DEGRADATIONS) if place != unlearned]
     order = np.random.default_rng(seed).permutation(len(indexed))
-    head = fit_picture_state(retriever.encoder, indexed.at(order), seed, others)
-    assert head is not None
-    poor = spoilt.at(range(kind, len(spoilt), len(DEGRADATIONS)))
-    features = embed_with_features(retriever.encoder, poor, "one kind").features
-    return auroc(head.displacement(features), head.displacement(clean.features))
+    head = not_none(fit_picture_state(retriever.encoder, indexed.at(order), seed, others))
+
+    def judged(model: DisplacementModel, images: LabelledImages) -> float:
+        features = embed_with_features(retriever.encoder, images, "degraded").features
+        return not_none(auroc(model.displacement(features), model.displacement(clean.features)))
+
+    poor = spoilt.at(range(unlearned, len(spoilt), len(DEGRADATIONS)))
+    cells = {kind: [at_strength(known, kind, one, seed) for one in STRENGTHS] for kind in DEGRADE}
+    of_served = [judged(served, images) for some in cells.values() for images in some]
+    of_head = [judged(head, images) for images in cells[DEGRADATIONS[unlearned]]]
+    return {
+        "degraded in a way not learned: aleatoric": judged(head, poor),
+        "degraded, three strengths: aleatoric": float(np.mean(of_served)),
+        "degraded in a way not learned, three strengths: aleatoric": float(np.mean(of_head)),
+    }
+
+
+def at_strength(images: LabelledImages, kind: str, strength: float, seed: int) -> LabelledImages:
+    """Return every second image, degraded in one way."""
+
+    def change(pixels: Pixels, position: int) -> Pixels:
+        return DEGRADE[kind](pixels, strength, np.random.default_rng([seed, position, 2]))
+
+    some = images.at(range(0, len(images), 2))
+    return changed(some, f"{kind} {strength} {seed}", change)
 
 
 def against_layers(
