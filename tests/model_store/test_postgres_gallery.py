@@ -16,6 +16,7 @@ from model_store.errors import (
     ConfigError,
     GallerySuperseded,
     GalleryUnavailable,
+    OutdatedCursor,
     StorageBusy,
     WriteRefused,
 )
@@ -197,6 +198,21 @@ class TestPostgresLive(WritableLaws):
         live.commit([some_upsert("a", seed=9)])
         assert (live.snapshot().n_items, live.snapshot().n_changed) == (N_ITEMS + 1, 1)
 
+    def test_page_after_an_item_that_is_no_longer_kept_is_refused(
+        self, live: PostgresLive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live.commit([some_upsert("a")])
+        row = live.snapshot().row("a")
+        last = live.snapshot().row(max(ids_of(live.snapshot())))
+        monkeypatch.setattr(live_module, "KEPT_S", 0)
+        live.commit([Delete("a")])
+        assert len(live.snapshot().page(row, 20)) == N_ITEMS
+        live.commit([some_upsert("b")])
+        live.commit([some_upsert("b")])
+        with pytest.raises(OutdatedCursor, match="first page"):
+            live.snapshot().page(row, 20)
+        assert live.snapshot().page(last, 20).size == 0
+
     def test_labels_without_items_are_not_held(self, live: PostgresLive, reopen: Reopen) -> None:
         live.commit([some_upsert("a", "z"), some_upsert("b", "z"), some_upsert("c", "y")])
         live.commit([Delete("a"), Edit("c", {"label": "x"})])
@@ -318,6 +334,25 @@ def test_wrong_address_is_refused_without_its_password(monkeypatch: pytest.Monke
     monkeypatch.setenv("VOUCH_POSTGRES_URI", "mysql://vouch:secret@db.example/vouch")
     with pytest.raises(ConfigError, match="must begin with postgresql://") as refused:
         DatabaseAccess.of_environment(None, 1)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("postgresql://vouch:secret@127.0.0.1:1/vouch", "onnection refused"),
+        ("postgresql://vouch:1secret@127.0.0.1:1secret/vouch", "OperationalError|ProgrammingError"),
+    ],
+)
+def test_build_says_why_the_server_does_not_answer_and_not_the_password(
+    tmp_path: Path, uri: str, reason: str
+) -> None:
+    embeddings, items = random_embeddings(3, DIM, seed=0), new_items(3)
+    access = PostgresAccess(uri, timeout_s=1)
+    with pytest.raises(GalleryUnavailable, match=reason) as refused:
+        write_postgres_gallery(
+            tmp_path, embeddings, items, "e", "postgresql://db.example/vouch", access=access
+        )
     assert "secret" not in str(refused.value)
 
 

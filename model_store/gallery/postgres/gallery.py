@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import BundleMismatch
+from model_store.errors import BundleMismatch, OutdatedCursor
 from model_store.gallery.entities import READ_AT_ONCE, Entity, EntityCache, EntityGallery
 from model_store.gallery.filters.grammar import Field, Filter, parse_field
 from model_store.gallery.index.allowed import NO_FIELDS, Allowed
@@ -250,7 +250,12 @@ class PostgresGallery(EntityGallery):
         return np.array([row for (row,) in found], dtype=np.int64)
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Return the rows of the ``limit`` items that follow ``after``, in the order of ids."""
+        """Return the rows of the ``limit`` items that follow ``after``, in the order of ids.
+
+        Raises
+        ------
+        OutdatedCursor : the row ``after`` was replaced or deleted too long ago, so it is not kept.
+        """
         follows, values = "TRUE", list[Any]()
         if after is not None:
             follows, values = "id > (SELECT id FROM items WHERE row = %s)", [after]
@@ -258,6 +263,11 @@ class PostgresGallery(EntityGallery):
             f"SELECT row FROM items WHERE {VISIBLE} AND {follows} ORDER BY id LIMIT %s",  # noqa: S608
             [self.version, self.version, *values, limit],
         )
+        if not found and after is not None and not self._has(after):
+            raise OutdatedCursor(
+                "The item at which the page begins was replaced or deleted long ago. Request the "
+                "first page of the list again."
+            )
         return np.array([row for (row,) in found], dtype=np.int64)
 
     def row(self, item_id: str) -> int:
@@ -279,6 +289,10 @@ class PostgresGallery(EntityGallery):
     def close(self) -> None:
         """Close the connections."""
         self.database.close()
+
+    def _has(self, row: int) -> bool:
+        """Return whether a row is kept, in whatever state."""
+        return bool(self.database.rows("SELECT 1 FROM items WHERE row = %s", [row]))
 
     def _of_id(self, item_id: str, columns: str) -> tuple[Any, ...]:
         if "\0" in item_id:  # PostgreSQL has no such text

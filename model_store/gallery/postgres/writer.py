@@ -9,6 +9,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,14 +241,18 @@ def _connected(access: PostgresAccess) -> Iterator[Any]:
             "PostgreSQL has no extension vector. Install pgvector 0.8 or later on its server."
         ) from error
     except psycopg.Error as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise GalleryUnavailable(
-            f"PostgreSQL does not answer or has reported an error ({type(error).__name__}). "
+            f"PostgreSQL does not answer or has reported an error: {_reason(error, access)}. "
             "Nothing was written."
-            if access.uri and "@" in access.uri
-            else f"PostgreSQL does not answer or has reported an error: {reason}. Nothing was "
-            "written."
         ) from error
+
+
+def _reason(error: Exception, access: PostgresAccess) -> str:
+    """Return the first line of an error's message, or its type if the message has the password."""
+    reason = str(error).partition("\n")[0]
+    password = urlsplit(access.uri or "").password
+    has_password = password and (password in reason or unquote(password) in reason)
+    return type(error).__name__ if has_password or not reason else reason
 
 
 def _write(
