@@ -20,8 +20,8 @@ from pydantic_settings import (
 
 from model_store.addresses import passwords_in, require_no_user, split_address
 from model_store.bundles.directory import KEPT_BUNDLES
-from model_store.gallery.access import DatabaseAccess
 from model_store.gallery.milvus.collection import MilvusAccess, check_address, check_log
+from model_store.gallery.opening import DatabaseAccess
 from model_store.gallery.postgres.database import PostgresAccess
 from model_store.gallery.postgres.database import check_address as check_postgres
 from model_store.images import ImageLimits

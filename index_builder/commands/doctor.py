@@ -30,6 +30,7 @@ from model_store.decision.drift import NOT_TESTED
 from model_store.errors import PointerUnreadable, VouchError
 from model_store.files import lock_between_processes
 from model_store.gallery import ChangesFile
+from model_store.gallery.opening import DATABASE_CLIENTS
 from model_store.installation import how_to_install
 from model_store.processors import usable_processors
 
@@ -53,8 +54,7 @@ _NEEDED = {
 _OPTIONAL = {
     "pyarrow": "parquet",
     "ray": "ray",
-    "pymilvus": "milvus",
-    "psycopg": "postgres",
+    **DATABASE_CLIENTS,
     "obstore": "remote",
     "huggingface-hub": "hub",
     "fastapi": "serve",

@@ -12,7 +12,12 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from index_builder.commands.command_line import given_options
 from index_builder.commands.outcome import JsonOption, RequireOption
-from index_builder.configuration.build import CalibrationConfig, parse_promises
+from index_builder.configuration.build import (
+    DATABASE_OPTIONS,
+    CalibrationConfig,
+    IndexConfig,
+    parse_promises,
+)
 from index_builder.encoders.resolve import FORMS, resolve_encoder
 from index_builder.indexing.tolerance import NONE, parse_tolerance
 from index_builder.storage import Patience, Storage, is_url
@@ -56,17 +61,11 @@ LevelsOption = Annotated[
 
 DatabaseOption = Annotated[
     str | None,
-    typer.Option(
-        "--database",
-        "--milvus",
-        help="Database that stores the gallery: postgresql://host/database (user and password come "
-        "from VOUCH_POSTGRES_URI), http://host:19530 for Milvus (the token comes from "
-        "VOUCH_MILVUS_TOKEN), or a file with suffix .db for milvus-lite.",
-    ),
+    typer.Option(*DATABASE_OPTIONS, help=IndexConfig.model_fields["database_uri"].description),
 ]
 DatabaseOptionOfAll = Annotated[
     str | None,
-    typer.Option("--database", "--milvus", help="Database that stores the gallery; see `index`."),
+    typer.Option(*DATABASE_OPTIONS, help="Database that stores the gallery; see `index`."),
 ]
 
 

@@ -159,6 +159,10 @@ class OutlierConfig(Section):
     )
 
 
+DATABASE_OPTIONS = ("--database", "--milvus")
+"""Names of the option for `database_uri`; the second is the name in release 0.2."""
+
+
 class IndexConfig(Section):
     """The index of the gallery."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_store.gallery.access import DatabaseAccess
+from model_store.gallery.opening import DatabaseAccess
 from model_store.processors import ProviderChoice
 
 if TYPE_CHECKING:

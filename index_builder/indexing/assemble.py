@@ -23,7 +23,7 @@ from model_store.gallery import (
     NewItem,
     Thumbnail,
 )
-from model_store.gallery.opening import write_parts
+from model_store.gallery.opening import GalleryContent, write_gallery
 from model_store.gallery.protocol import AT_ONCE, PREVIEWED_AT_ONCE, Part
 
 _SCHEMA = """
@@ -83,9 +83,8 @@ def assemble(
         at_once = AT_ONCE if settings.preview_side is None else PREVIEWED_AT_ONCE
         parts = partial(_parts, connection, work.store, shape, at_once)
         try:
-            write_parts(
-                work.bundle, shape, parts, fingerprint, settings, database_uri, database_access
-            )
+            new = GalleryContent(work.bundle, shape, parts, fingerprint, settings)
+            write_gallery(new, database_uri, database_access)
         except RuntimeError as error:  # FAISS raises this error if the disk is full
             raise OSError(str(error)) from error
     finally:

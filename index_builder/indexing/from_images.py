@@ -21,8 +21,9 @@ from index_builder.output import writing
 from index_builder.vectors.encoder import stored
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import IndexSettings
+from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.gallery.index.plan import DEFAULT_SETTINGS
-from model_store.gallery.opening import ANY_GALLERY_FILES
+from model_store.gallery.opening import DATABASE_FILES
 from model_store.processors import usable_processors
 
 _IN_MEMORY = Place("", None, 0, 0)
@@ -87,7 +88,7 @@ def build_gallery(
             embed_catalogue(catalogue, work.store, encoder, engine, NONE, progress)
         assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, settings, database_uri)
         catalogue.close()
-        for name in ANY_GALLERY_FILES:  # files of an earlier index
+        for name in (*GALLERY_FILES, *DATABASE_FILES):  # files of an earlier index
             (staging / name).unlink(missing_ok=True)
         for path in work.bundle.iterdir():
             path.replace(staging / path.name)

@@ -40,9 +40,9 @@ from model_store.encoder.contract import Encoder
 from model_store.errors import ConfigError
 from model_store.feedback import FeedbackLog
 from model_store.gallery import Gallery, open_gallery
-from model_store.gallery.access import DatabaseAccess
 from model_store.gallery.files.fields import ITEMS_FILE
 from model_store.gallery.opening import (
+    DatabaseAccess,
     database_of,
     index_description,
     is_in_database,

@@ -23,11 +23,8 @@ from model_store.gallery import (
     LiveGallery,
     Writable,
 )
-from model_store.gallery.access import NO_DATABASE, DatabaseAccess
-from model_store.gallery.opening import (
-    NumberedGallery,
-    open_gallery,
-)
+from model_store.gallery.opening import NO_DATABASE, DatabaseAccess, open_gallery
+from model_store.gallery.writable import NumberedGallery
 from model_store.processors import ProviderChoice
 from model_store.retriever import Retriever
 

@@ -1,33 +1,84 @@
 """The engines of galleries: a directory is opened, described and written with its engine.
 
 Other packages do not name an engine. They ask this module whether the gallery of a directory is in
-a database, and open its changes here. The engines are the entries of `_ENGINES`.
+a database, and open its changes here. The engines are the entries of `_ENGINES`. The modules of an
+engine are imported on first use, because they are slow to import.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model_store.errors import ConfigError
-from model_store.gallery.access import NO_DATABASE, DatabaseAccess, is_postgres
-from model_store.gallery.files.gallery import GALLERY_FILES, FaissGallery
-from model_store.gallery.index.build import IndexReport
 from model_store.gallery.index.plan import IndexSettings
-from model_store.gallery.live.snapshot import GallerySnapshot
 from model_store.gallery.milvus import collection as milvus
-from model_store.gallery.milvus.gallery import MilvusGallery
-from model_store.gallery.milvus.live import open_milvus
+from model_store.gallery.milvus.collection import MilvusAccess
 from model_store.gallery.postgres import database as postgres
-from model_store.gallery.postgres.gallery import PostgresGallery
-from model_store.gallery.postgres.live import open_postgres
+from model_store.gallery.postgres.database import SCHEMES, PostgresAccess
 from model_store.gallery.protocol import Gallery, Part
 from model_store.gallery.writable import Writable
 from model_store.installation import how_to_install
+
+if TYPE_CHECKING:
+    from model_store.gallery.milvus.gallery import MilvusGallery
+    from model_store.gallery.postgres.gallery import PostgresGallery
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseAccess:
+    """The addresses that the operator has set, with secrets and timeouts; None for no address."""
+
+    milvus: MilvusAccess = field(default_factory=MilvusAccess)
+    postgres: PostgresAccess = field(default_factory=PostgresAccess)
+
+    @classmethod
+    def of_environment(cls, named: str | None, timeout_s: float) -> DatabaseAccess:
+        """Return the access that the environment describes, with the variables of the service.
+
+        Parameters
+        ----------
+        named : address from a configuration; a variable overrides this address.
+
+        Raises
+        ------
+        ConfigError : a variable is not an address.
+        """
+        in_postgres = named is not None and _is_postgres(named)
+        return cls(
+            MilvusAccess.of_environment(None if in_postgres else named, timeout_s),
+            PostgresAccess.of_environment(named if in_postgres else None, timeout_s),
+        )
+
+
+NO_DATABASE = DatabaseAccess()
+"""Access without an address; a gallery in a database cannot be opened with this access."""
+
+Admit = Callable[[], None]
+"""Function that each transaction calls before its first write. It raises an error if the gallery no
+longer accepts writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GalleryContent:
+    """A gallery to be written.
+
+    Attributes
+    ----------
+    directory : directory for the files, or for the description of a gallery in a database.
+    shape : number of items, and D.
+    parts : function that returns the parts of the gallery; it can be called several times.
+    """
+
+    directory: Path
+    shape: tuple[int, int]
+    parts: Callable[[], Iterable[Part]]
+    encoder_fingerprint: str
+    settings: IndexSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +95,9 @@ class DatabaseEngine:
     back_up : how an operator backs up a gallery, as a sentence.
     require_address : function that raises `ConfigError` for an address that a bundle must not have.
     open : function that opens the gallery of a directory.
+    open_changes : function that opens a gallery for changes; None for a gallery of another engine.
+        See `open_changes`.
+    write : function that writes a gallery to an address.
     """
 
     name: str
@@ -55,6 +109,8 @@ class DatabaseEngine:
     back_up: str
     require_address: Callable[[str], str]
     open: Callable[[Path, DatabaseAccess], Gallery]
+    open_changes: Callable[[Gallery, Path, Admit], Writable | None]
+    write: Callable[[GalleryContent, str, DatabaseAccess], object]
 
     def require_client(self) -> None:
         """Raise `ConfigError` if the client of the database is not installed."""
@@ -62,6 +118,46 @@ class DatabaseEngine:
             raise ConfigError(
                 f"The client of {self.name} is not installed. " + how_to_install(self.extra)
             )
+
+
+def _milvus_gallery(directory: Path, access: DatabaseAccess) -> MilvusGallery:
+    from model_store.gallery.milvus.gallery import MilvusGallery  # noqa: PLC0415 - slow
+
+    return MilvusGallery(directory, access.milvus)
+
+
+def _milvus_changes(gallery: Gallery, folder: Path, admit: Admit) -> Writable | None:
+    from model_store.gallery.milvus.gallery import MilvusGallery  # noqa: PLC0415 - slow
+    from model_store.gallery.milvus.live import open_milvus  # noqa: PLC0415
+
+    return open_milvus(gallery, folder, admit) if isinstance(gallery, MilvusGallery) else None
+
+
+def _write_to_milvus(new: GalleryContent, uri: str, access: DatabaseAccess) -> object:
+    from model_store.gallery.milvus.writer import write_milvus_parts  # noqa: PLC0415 - slow
+
+    content = new.directory, new.shape, new.parts, new.encoder_fingerprint
+    return write_milvus_parts(*content, uri, new.settings, access.milvus)
+
+
+def _postgres_gallery(directory: Path, access: DatabaseAccess) -> PostgresGallery:
+    from model_store.gallery.postgres.gallery import PostgresGallery  # noqa: PLC0415 - slow
+
+    return PostgresGallery(directory, access.postgres)
+
+
+def _postgres_changes(gallery: Gallery, _: Path, admit: Admit) -> Writable | None:
+    from model_store.gallery.postgres.gallery import PostgresGallery  # noqa: PLC0415 - slow
+    from model_store.gallery.postgres.live import open_postgres  # noqa: PLC0415
+
+    return open_postgres(gallery, admit) if isinstance(gallery, PostgresGallery) else None
+
+
+def _write_to_postgres(new: GalleryContent, uri: str, access: DatabaseAccess) -> object:
+    from model_store.gallery.postgres.writer import write_postgres_parts  # noqa: PLC0415 - slow
+
+    content = new.directory, new.shape, new.parts, new.encoder_fingerprint
+    return write_postgres_parts(*content, uri, new.settings, access.postgres)
 
 
 _MILVUS = DatabaseEngine(
@@ -73,7 +169,9 @@ _MILVUS = DatabaseEngine(
     has_previews=False,
     back_up="Stop the services and Milvus, then copy Milvus's data and the directory of bundles.",
     require_address=milvus.require_bare,
-    open=lambda directory, access: MilvusGallery(directory, access.milvus),
+    open=_milvus_gallery,
+    open_changes=_milvus_changes,
+    write=_write_to_milvus,
 )
 _POSTGRES = DatabaseEngine(
     name="PostgreSQL",
@@ -84,20 +182,22 @@ _POSTGRES = DatabaseEngine(
     has_previews=True,
     back_up="Back up the database with pg_dump, and copy the directory of bundles.",
     require_address=postgres.require_bare,
-    open=lambda directory, access: PostgresGallery(directory, access.postgres),
+    open=_postgres_gallery,
+    open_changes=_postgres_changes,
+    write=_write_to_postgres,
 )
 _ENGINES = (_MILVUS, _POSTGRES)
 
-ANY_GALLERY_FILES = (*GALLERY_FILES, *(engine.file for engine in _ENGINES))
-"""Names of all files that a bundle's gallery can have."""
+DATABASE_FILES = tuple(engine.file for engine in _ENGINES)
+"""Names of the files that describe galleries in databases."""
 
-NumberedGallery = GallerySnapshot | MilvusGallery | PostgresGallery
-"""A gallery whose changes are numbered; `version` is the number of the last change."""
+DATABASE_CLIENTS = {engine.module: engine.extra for engine in _ENGINES}
+"""Module of each client → the optional dependency that has it."""
 
 
 def engine_at(uri: str) -> DatabaseEngine:
     """Return the engine of a database's address."""
-    return _POSTGRES if is_postgres(uri) else _MILVUS
+    return _POSTGRES if _is_postgres(uri) else _MILVUS
 
 
 def engine_of(directory: Path) -> DatabaseEngine | None:
@@ -127,46 +227,35 @@ def open_gallery(directory: Path, access: DatabaseAccess = NO_DATABASE) -> Galle
     BundleMismatch : the files contradict each other, or the gallery in the database is wrong.
     GalleryUnavailable : the gallery is in a database, which does not answer.
     """
+    from model_store.gallery.files.gallery import FaissGallery  # noqa: PLC0415 - slow
+
     engine = engine_of(directory)
     return FaissGallery(directory) if engine is None else engine.open(directory, access)
 
 
-def open_changes(gallery: Gallery, folder: Path, admit: Callable[[], None]) -> Writable | None:
+def open_changes(gallery: Gallery, folder: Path, admit: Admit) -> Writable | None:
     """Open a gallery in a database for changes; None for a gallery in files.
 
     Parameters
     ----------
     folder : folder for the log of changes, if the log is a file.
-    admit : function that each transaction calls before its first write, see `MilvusLive`.
 
     Raises
     ------
     BundleMismatch, StorageFailed : the log cannot be read, or belongs to another gallery.
     GalleryUnavailable : the database does not answer.
     """
-    match gallery:
-        case MilvusGallery():
-            return open_milvus(gallery, folder, admit)
-        case PostgresGallery():
-            return open_postgres(gallery, admit)
-    return None
+    opened = (engine.open_changes(gallery, folder, admit) for engine in _ENGINES)
+    return next((changes for changes in opened if changes is not None), None)
 
 
-def write_parts(
-    directory: Path,
-    shape: tuple[int, int],
-    parts: Callable[[], Iterable[Part]],
-    encoder_fingerprint: str,
-    settings: IndexSettings,
-    database_uri: str | None,
-    access: Callable[[], DatabaseAccess],
+def write_gallery(
+    new: GalleryContent, database_uri: str | None, access: Callable[[], DatabaseAccess]
 ) -> None:
-    """Write a gallery into a database, or into files of ``directory``.
+    """Write a gallery into a database, or into files of its directory.
 
     Parameters
     ----------
-    shape : number of items, and D.
-    parts : function that returns the parts of the gallery; it can be called several times.
     database_uri : address of the database; None for files.
     access : function that returns the access to the database; not called for files.
 
@@ -175,23 +264,19 @@ def write_parts(
     DatasetError : the database cannot store an item.
     GalleryUnavailable : the database does not answer.
     """
-    # Imported late, because only the builder writes galleries.
-    from model_store.gallery.files.writer import write_faiss_parts  # noqa: PLC0415
-    from model_store.gallery.milvus.writer import write_milvus_parts  # noqa: PLC0415
-    from model_store.gallery.postgres.writer import write_postgres_parts  # noqa: PLC0415
+    from model_store.gallery.files.writer import write_faiss_parts  # noqa: PLC0415 - slow
 
-    if database_uri is None:
-        write_faiss_parts(directory, shape, parts(), encoder_fingerprint, settings)
+    if database_uri is not None:
+        engine_at(database_uri).write(new, database_uri, access())
         return
-    given = (directory, shape, parts, encoder_fingerprint, database_uri, settings)
-    if engine_at(database_uri) is _POSTGRES:
-        write_postgres_parts(*given, access().postgres)
-    else:
-        write_milvus_parts(*given, access().milvus)
+    content = new.directory, new.shape, new.parts(), new.encoder_fingerprint
+    write_faiss_parts(*content, new.settings)
 
 
 def index_description(directory: Path) -> Mapping[str, Any]:
     """Describe the index of the gallery in ``directory`` for the manifest."""
+    from model_store.gallery.index.build import IndexReport  # noqa: PLC0415 - slow
+
     engine = engine_of(directory)
     if engine is None:
         return asdict(IndexReport.load(directory))
@@ -203,3 +288,8 @@ def index_description(directory: Path) -> Mapping[str, Any]:
 def _description(directory: Path, engine: DatabaseEngine) -> dict[str, Any]:
     described: dict[str, Any] = json.loads((directory / engine.file).read_text(encoding="utf-8"))
     return described
+
+
+def _is_postgres(uri: str) -> bool:
+    """Return True for an address of PostgreSQL, False for an address of Milvus."""
+    return uri.startswith(tuple(f"{scheme}://" for scheme in SCHEMES))

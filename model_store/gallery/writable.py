@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,6 +158,15 @@ class Receipt:
         """Read what `to_json` wrote."""
         fields = json.loads(text)
         return cls(tuple(Written(**one) for one in fields["written"]), fields["note"])
+
+
+@runtime_checkable
+class NumberedGallery(Protocol):
+    """A gallery whose changes are numbered."""
+
+    @property
+    def version(self) -> int:
+        """The number of the last change."""
 
 
 class Writable(Protocol):

@@ -32,15 +32,14 @@ from model_store.gallery import (
     FaissGallery,
     IndexSettings,
     NewItem,
-    PostgresAccess,
-    PostgresGallery,
     Upsert,
     Vector,
-    open_postgres,
     write_faiss_parts,
-    write_postgres_parts,
 )
-from model_store.gallery.postgres.gallery import ENTITY_COLUMNS
+from model_store.gallery.postgres.database import PostgresAccess
+from model_store.gallery.postgres.gallery import ENTITY_COLUMNS, PostgresGallery
+from model_store.gallery.postgres.live import open_postgres
+from model_store.gallery.postgres.writer import write_postgres_parts
 from model_store.search import N_CANDIDATES
 from tests.benchmarks.bench_gallery import overlap
 from tests.benchmarks.made_galleries import (

@@ -36,15 +36,11 @@ import faiss
 import numpy as np
 import psutil
 
-from model_store.gallery import (
-    FaissGallery,
-    IndexSettings,
-    MilvusAccess,
-    MilvusGallery,
-    write_faiss_parts,
-    write_milvus_parts,
-)
+from model_store.gallery import FaissGallery, IndexSettings, write_faiss_parts
 from model_store.gallery.index.plan import IndexKind
+from model_store.gallery.milvus.collection import MilvusAccess
+from model_store.gallery.milvus.gallery import MilvusGallery
+from model_store.gallery.milvus.writer import write_milvus_parts
 from model_store.search import N_CANDIDATES
 from tests.benchmarks.bench_gallery import overlap
 from tests.benchmarks.made_galleries import DIM, Floats, Made, Timed, filtered, in_turns, with_items

@@ -22,8 +22,10 @@ from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import activate
 from model_store.bundles.retention import prune
 from model_store.encoder.contract import Embeddings
-from model_store.gallery import FaissGallery, NewItem, PostgresAccess, write_postgres_gallery
+from model_store.gallery import FaissGallery, NewItem
 from model_store.gallery.files.gallery import GALLERY_FILES
+from model_store.gallery.postgres.database import PostgresAccess
+from model_store.gallery.postgres.writer import write_postgres_gallery
 from tests.end_to_end.histories import Operation, first_violation
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import search

@@ -27,8 +27,10 @@ from model_store.bundles.directory import activate, locate
 from model_store.bundles.manifest import read_manifest
 from model_store.encoder.contract import Embeddings
 from model_store.errors import GalleryUnavailable, ItemNotFound
-from model_store.gallery import FaissGallery, MilvusAccess, NewItem, write_milvus_gallery
-from model_store.gallery.access import DatabaseAccess
+from model_store.gallery import FaissGallery, NewItem
+from model_store.gallery.milvus.collection import MilvusAccess
+from model_store.gallery.milvus.writer import write_milvus_gallery
+from model_store.gallery.opening import DatabaseAccess
 from tests.end_to_end.processes import Process, Service, free_port, wait_until
 from tests.end_to_end.replicas import Replicas
 from tests.end_to_end.writes import SETTINGS, CrashTest

@@ -18,16 +18,16 @@ from model_store.errors import BundleMismatch, ConfigError
 from model_store.gallery import (
     FaissGallery,
     IndexSettings,
-    MilvusAccess,
-    MilvusGallery,
     open_gallery,
     opening,
     write_faiss_gallery,
 )
-from model_store.gallery.access import DatabaseAccess
 from model_store.gallery.files.previews import Previews, PreviewsWriter
 from model_store.gallery.files.variances import NORMS_FILE, Variances, VarianceWriter
-from model_store.gallery.milvus.collection import MILVUS_FILE, MilvusDescription
+from model_store.gallery.milvus import gallery as milvus_gallery
+from model_store.gallery.milvus.collection import MILVUS_FILE, MilvusAccess, MilvusDescription
+from model_store.gallery.milvus.gallery import MilvusGallery
+from model_store.gallery.opening import DatabaseAccess
 from tests.laws.gallery_laws import new_items, random_embeddings
 
 PREVIEWS = [b"first", b"", b"third"]
@@ -111,7 +111,7 @@ def test_a_gallery_is_opened_by_the_engine_that_its_files_name(
     assert opening.index_description(folder)["kind"] == "flat"
     access = DatabaseAccess()
     asked: list[object] = []
-    monkeypatch.setattr(opening, "MilvusGallery", lambda *given: asked.extend(given))
+    monkeypatch.setattr(milvus_gallery, "MilvusGallery", lambda *given: asked.extend(given))
     described = {"uri": "http://milvus:19530", "collection": "shoes", "index": {"nlist": 4}}
     (folder / MILVUS_FILE).write_text(json.dumps(described))
     open_gallery(folder, access)

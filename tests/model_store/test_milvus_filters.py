@@ -10,16 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_store.gallery import (
-    MilvusAccess,
-    MilvusGallery,
-    MilvusLive,
-    NewItem,
-    open_milvus,
-    parse_filter,
-    write_milvus_gallery,
-)
+from model_store.gallery import NewItem, parse_filter
+from model_store.gallery.milvus.collection import MilvusAccess
 from model_store.gallery.milvus.filter import to_expression
+from model_store.gallery.milvus.gallery import MilvusGallery
+from model_store.gallery.milvus.live import MilvusLive, open_milvus
+from model_store.gallery.milvus.writer import write_milvus_gallery
 from tests.laws.gallery_laws import random_embeddings
 from tests.laws.writable_laws import upserts
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds

@@ -27,21 +27,24 @@ from model_store.gallery import (
     FaissGallery,
     IndexSettings,
     MaskedRows,
-    MilvusAccess,
-    MilvusGallery,
-    MilvusLive,
     NewItem,
     Thumbnail,
-    open_milvus,
     parse_filter,
     write_faiss_gallery,
-    write_milvus_gallery,
 )
 from model_store.gallery.index.plan import IndexKind
 from model_store.gallery.index.recall import FETCHED
 from model_store.gallery.milvus import gallery as milvus_gallery
-from model_store.gallery.milvus.collection import MILVUS_FILE, Collection, MilvusDescription
+from model_store.gallery.milvus.collection import (
+    MILVUS_FILE,
+    Collection,
+    MilvusAccess,
+    MilvusDescription,
+)
 from model_store.gallery.milvus.entities import ENTITY_FIELDS, write_entity
+from model_store.gallery.milvus.gallery import MilvusGallery
+from model_store.gallery.milvus.live import MilvusLive, open_milvus
+from model_store.gallery.milvus.writer import write_milvus_gallery
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import upserts
 from tests.support.milvus import a_milvus

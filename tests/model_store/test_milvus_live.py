@@ -25,20 +25,18 @@ from model_store.errors import (
 )
 from model_store.gallery import (
     Delete,
-    MilvusAccess,
-    MilvusGallery,
-    MilvusLive,
     NewItem,
     Retry,
     Thumbnail,
     Upsert,
-    open_milvus,
-    write_milvus_gallery,
 )
-from model_store.gallery.milvus.collection import NOW, MilvusDescription
+from model_store.gallery.milvus.collection import NOW, MilvusAccess, MilvusDescription
 from model_store.gallery.milvus.databases import SqliteDatabase
+from model_store.gallery.milvus.gallery import MilvusGallery
+from model_store.gallery.milvus.live import MilvusLive, open_milvus
 from model_store.gallery.milvus.log import GRACE_S, MilvusLog, Turn
 from model_store.gallery.milvus.rows import MilvusRows
+from model_store.gallery.milvus.writer import write_milvus_gallery
 from tests.laws.gallery_laws import new_items, random_embeddings
 from tests.laws.writable_laws import (
     DIM,

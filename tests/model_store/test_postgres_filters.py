@@ -10,16 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_store.gallery import (
-    NewItem,
-    PostgresAccess,
-    PostgresGallery,
-    PostgresLive,
-    open_postgres,
-    parse_filter,
-    write_postgres_gallery,
-)
+from model_store.gallery import NewItem, parse_filter
+from model_store.gallery.postgres.database import PostgresAccess
 from model_store.gallery.postgres.filter import to_condition
+from model_store.gallery.postgres.gallery import PostgresGallery
+from model_store.gallery.postgres.live import PostgresLive, open_postgres
+from model_store.gallery.postgres.writer import write_postgres_gallery
 from tests.laws.gallery_laws import random_embeddings
 from tests.laws.writable_laws import upserts
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds

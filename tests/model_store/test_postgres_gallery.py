@@ -27,21 +27,19 @@ from model_store.gallery import (
     IndexSettings,
     MaskedRows,
     NewItem,
-    PostgresAccess,
-    PostgresGallery,
-    PostgresLive,
     Thumbnail,
     Upsert,
-    open_postgres,
     parse_filter,
     write_faiss_gallery,
-    write_postgres_gallery,
 )
-from model_store.gallery.access import DatabaseAccess
 from model_store.gallery.index.plan import IndexKind
+from model_store.gallery.opening import DatabaseAccess
 from model_store.gallery.postgres import database
 from model_store.gallery.postgres import live as live_module
-from model_store.gallery.postgres.database import PostgresDescription
+from model_store.gallery.postgres.database import PostgresAccess, PostgresDescription
+from model_store.gallery.postgres.gallery import PostgresGallery
+from model_store.gallery.postgres.live import PostgresLive, open_postgres
+from model_store.gallery.postgres.writer import write_postgres_gallery
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, N_ITEMS, Reopen, WritableLaws, ids_of, some_upsert
 from tests.support.postgres import a_postgres
