@@ -25,12 +25,12 @@ from model_store.encoder.contract import Embeddings
 from model_store.gallery import FaissGallery, NewItem
 from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.gallery.postgres.database import PostgresAccess
-from model_store.gallery.postgres.writer import write_postgres_gallery
 from tests.end_to_end.histories import Operation, first_violation
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import search
 from tests.end_to_end.writes import GALLERY
 from tests.support.bundle_copies import republished
+from tests.support.postgres import write_postgres_gallery
 
 Kind = Literal["put", "delete", "get", "search"]
 KINDS: tuple[Kind, ...] = ("put", "delete", "get", "search")

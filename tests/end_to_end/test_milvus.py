@@ -29,13 +29,12 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import GalleryUnavailable, ItemNotFound
 from model_store.gallery import FaissGallery, NewItem
 from model_store.gallery.milvus.collection import MilvusAccess
-from model_store.gallery.milvus.writer import write_milvus_gallery
 from model_store.gallery.opening import DatabaseAccess
 from tests.end_to_end.processes import Process, Service, free_port, wait_until
 from tests.end_to_end.replicas import Replicas
 from tests.end_to_end.writes import SETTINGS, CrashTest
 from tests.support.bundle_copies import republished
-from tests.support.milvus import IS_REAL, START_S, MilvusServer
+from tests.support.milvus import IS_REAL, START_S, MilvusServer, write_milvus_gallery
 from tests.support.postgres import a_postgres
 
 

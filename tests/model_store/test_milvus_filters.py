@@ -15,11 +15,10 @@ from model_store.gallery.milvus.collection import MilvusAccess
 from model_store.gallery.milvus.filter import to_expression
 from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.milvus.live import MilvusLive, open_milvus
-from model_store.gallery.milvus.writer import write_milvus_gallery
 from tests.laws.gallery_laws import random_embeddings
 from tests.laws.writable_laws import upserts
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
-from tests.support.milvus import IS_REAL, a_milvus
+from tests.support.milvus import IS_REAL, a_milvus, write_milvus_gallery
 
 pytestmark = pytest.mark.slow
 

@@ -44,10 +44,9 @@ from model_store.gallery.milvus.collection import (
 from model_store.gallery.milvus.entities import ENTITY_FIELDS, write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.milvus.live import MilvusLive, open_milvus
-from model_store.gallery.milvus.writer import write_milvus_gallery
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import upserts
-from tests.support.milvus import a_milvus
+from tests.support.milvus import a_milvus, write_milvus_gallery
 
 pytestmark = pytest.mark.slow
 

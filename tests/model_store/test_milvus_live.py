@@ -36,7 +36,6 @@ from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.milvus.live import MilvusLive, open_milvus
 from model_store.gallery.milvus.log import GRACE_S, MilvusLog, Turn
 from model_store.gallery.milvus.rows import MilvusRows
-from model_store.gallery.milvus.writer import write_milvus_gallery
 from tests.laws.gallery_laws import new_items, random_embeddings
 from tests.laws.writable_laws import (
     DIM,
@@ -47,7 +46,7 @@ from tests.laws.writable_laws import (
     nearest,
     some_upsert,
 )
-from tests.support.milvus import a_milvus
+from tests.support.milvus import a_milvus, write_milvus_gallery
 from tests.support.postgres import a_postgres
 
 pytestmark = pytest.mark.slow

@@ -15,11 +15,10 @@ from model_store.gallery.postgres.database import PostgresAccess
 from model_store.gallery.postgres.filter import to_condition
 from model_store.gallery.postgres.gallery import PostgresGallery
 from model_store.gallery.postgres.live import PostgresLive, open_postgres
-from model_store.gallery.postgres.writer import write_postgres_gallery
 from tests.laws.gallery_laws import random_embeddings
 from tests.laws.writable_laws import upserts
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
-from tests.support.postgres import a_postgres
+from tests.support.postgres import a_postgres, write_postgres_gallery
 
 pytestmark = pytest.mark.slow
 

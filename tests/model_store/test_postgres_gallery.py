@@ -39,10 +39,9 @@ from model_store.gallery.postgres import live as live_module
 from model_store.gallery.postgres.database import PostgresAccess, PostgresDescription
 from model_store.gallery.postgres.gallery import PostgresGallery
 from model_store.gallery.postgres.live import PostgresLive, open_postgres
-from model_store.gallery.postgres.writer import write_postgres_gallery
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, N_ITEMS, Reopen, WritableLaws, ids_of, some_upsert
-from tests.support.postgres import a_postgres
+from tests.support.postgres import a_postgres, write_postgres_gallery
 
 pytestmark = pytest.mark.slow
 

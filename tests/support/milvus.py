@@ -14,16 +14,26 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from urllib.request import urlopen
 
 from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
 
-from model_store.gallery.milvus.collection import Collection, MilvusAccess
+from model_store.encoder.contract import Embeddings
+from model_store.gallery import IndexSettings, NewItem
+from model_store.gallery.index.plan import DEFAULT_SETTINGS
+from model_store.gallery.milvus.collection import (
+    NO_ACCESS,
+    Collection,
+    MilvusAccess,
+    MilvusDescription,
+)
+from model_store.gallery.milvus.writer import write_milvus_parts
+from model_store.gallery.protocol import in_parts
 
 CHOSEN = os.environ.get("VOUCH_TEST_MILVUS", "")
 IS_REAL = bool(CHOSEN)
@@ -167,3 +177,20 @@ def _drop_collections(uri: str) -> None:
             with closing(Collection(name, MilvusAccess(uri))) as collection:
                 collection.drop()  # with its aliases, which Milvus would keep
     client.close()
+
+
+def write_milvus_gallery(
+    directory: Path,
+    embeddings: Embeddings,
+    items: Sequence[NewItem],
+    encoder_fingerprint: str,
+    uri: str,
+    settings: IndexSettings = DEFAULT_SETTINGS,
+    access: MilvusAccess = NO_ACCESS,
+) -> MilvusDescription:
+    """Write a gallery whose items are in memory."""
+    n_items, dim = embeddings.mean.shape
+    parts = partial(in_parts, embeddings, items)
+    return write_milvus_parts(
+        directory, (n_items, dim), parts, encoder_fingerprint, uri, settings, access
+    )

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from model_store.encoder.contract import Embeddings
+from model_store.gallery import IndexSettings, NewItem
+from model_store.gallery.index.plan import DEFAULT_SETTINGS
+from model_store.gallery.postgres.database import NO_ACCESS, PostgresAccess, PostgresDescription
+from model_store.gallery.postgres.writer import write_postgres_parts
+from model_store.gallery.protocol import in_parts
 
 
 class Postgres:
@@ -55,3 +63,20 @@ def a_postgres() -> Iterator[str]:
     """The address of one; it has ended afterwards."""
     with Postgres() as server:
         yield server.uri
+
+
+def write_postgres_gallery(
+    directory: Path,
+    embeddings: Embeddings,
+    items: Sequence[NewItem],
+    encoder_fingerprint: str,
+    uri: str,
+    settings: IndexSettings = DEFAULT_SETTINGS,
+    access: PostgresAccess = NO_ACCESS,
+) -> PostgresDescription:
+    """Write a gallery whose items are in memory."""
+    n_items, dim = embeddings.mean.shape
+    parts = partial(in_parts, embeddings, items)
+    return write_postgres_parts(
+        directory, (n_items, dim), parts, encoder_fingerprint, uri, settings, access
+    )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.encoder.contract import Embeddings
 from model_store.errors import ConfigError
 from model_store.gallery.content import least_effort, read_through
 from model_store.gallery.index.plan import (
@@ -34,7 +32,7 @@ from model_store.gallery.milvus.collection import (
 )
 from model_store.gallery.milvus.entities import write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
-from model_store.gallery.protocol import NewItem, Part, in_parts
+from model_store.gallery.protocol import Part
 
 TIMEOUT_S = 3_600.0
 """Timeout in seconds for a flush and for an index build; both take longer for a large gallery."""
@@ -45,10 +43,10 @@ WRITTEN_BYTES = 2**24
 INDEX_TYPES: Mapping[str, str] = {"flat": "FLAT", "hnsw": "HNSW", "ivf_sq8": "IVF_SQ8"}
 
 
-def write_milvus_gallery(
+def write_milvus_parts(
     directory: Path,
-    embeddings: Embeddings,
-    items: Sequence[NewItem],
+    shape: tuple[int, int],
+    parts: Callable[[], Iterable[Part]],
     encoder_fingerprint: str,
     uri: str,
     settings: IndexSettings = DEFAULT_SETTINGS,
@@ -62,42 +60,20 @@ def write_milvus_gallery(
 
     Parameters
     ----------
-    embeddings, items, encoder_fingerprint : see `write_faiss_gallery`.
+    shape : (N, D) of the whole gallery.
+    parts : function that returns a new iterator of parts. All parts are read twice: first to
+        compute the collection's name, then to write the items.
+    encoder_fingerprint : fingerprint of the encoder that embedded the items.
     uri : address of Milvus for the bundle, without user and password.
     settings : settings of the index; ``ivf_pq`` is not available in Milvus.
     access : token of Milvus, and optionally another address to write to.
 
     Raises
     ------
-    ValueError : lengths differ or ids repeat.
     ConfigError : pymilvus is missing, the address names a user, or no index reaches the required
         recall.
     DatasetError : an item exceeds a limit of Milvus.
     GalleryUnavailable : Milvus does not answer.
-    """
-    n_items, dim = embeddings.mean.shape
-    parts = partial(in_parts, embeddings, items)
-    return write_milvus_parts(
-        directory, (n_items, dim), parts, encoder_fingerprint, uri, settings, access
-    )
-
-
-def write_milvus_parts(
-    directory: Path,
-    shape: tuple[int, int],
-    parts: Callable[[], Iterable[Part]],
-    encoder_fingerprint: str,
-    uri: str,
-    settings: IndexSettings = DEFAULT_SETTINGS,
-    access: MilvusAccess = NO_ACCESS,
-) -> MilvusDescription:
-    """Write a gallery whose items come in parts; see `write_milvus_gallery`.
-
-    Parameters
-    ----------
-    shape : (N, D) of the whole gallery.
-    parts : function that returns a new iterator of parts. All parts are read twice: first to
-        compute the collection's name, then to write the items.
     """
     kind, parameters = _plan(shape, settings)
     named = read_through(parts(), shape, f"{SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:")

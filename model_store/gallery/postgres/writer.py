@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.encoder.contract import Embeddings
 from model_store.errors import ConfigError, GalleryUnavailable
 from model_store.gallery.content import least_effort, read_through
 from model_store.gallery.files.fields import FieldsSeen
@@ -35,7 +33,7 @@ from model_store.gallery.postgres.database import (
 )
 from model_store.gallery.postgres.gallery import PostgresGallery
 from model_store.gallery.postgres.items import COLUMNS, TYPES, values_of
-from model_store.gallery.protocol import NewItem, Part, in_parts
+from model_store.gallery.protocol import Part
 
 SCHEMA = "1"
 
@@ -107,10 +105,10 @@ CREATE INDEX ON {schema}.items USING gin (metadata jsonb_path_ops);
 """
 
 
-def write_postgres_gallery(
+def write_postgres_parts(
     directory: Path,
-    embeddings: Embeddings,
-    items: Sequence[NewItem],
+    shape: tuple[int, int],
+    parts: Callable[[], Iterable[Part]],
     encoder_fingerprint: str,
     uri: str,
     settings: IndexSettings = DEFAULT_SETTINGS,
@@ -123,42 +121,20 @@ def write_postgres_gallery(
 
     Parameters
     ----------
-    embeddings, items, encoder_fingerprint : see `write_faiss_gallery`.
+    shape : (N, D) of the whole gallery.
+    parts : function that returns a new iterator of parts. All parts are read twice: first to
+        compute the name of the schema, then to write the items.
+    encoder_fingerprint : fingerprint of the encoder that embedded the items.
     uri : address of the database for the bundle, without user and password.
     settings : settings of the index: flat or hnsw.
     access : another address to write to, with user and password.
 
     Raises
     ------
-    ValueError : lengths differ or ids repeat.
     ConfigError : the client is missing, the address has a password, the server is too old, or the
         index does not reach the required recall.
     DatasetError : PostgreSQL cannot store a text of an item.
     GalleryUnavailable : PostgreSQL does not answer.
-    """
-    n_items, dim = embeddings.mean.shape
-    parts = partial(in_parts, embeddings, items)
-    return write_postgres_parts(
-        directory, (n_items, dim), parts, encoder_fingerprint, uri, settings, access
-    )
-
-
-def write_postgres_parts(
-    directory: Path,
-    shape: tuple[int, int],
-    parts: Callable[[], Iterable[Part]],
-    encoder_fingerprint: str,
-    uri: str,
-    settings: IndexSettings = DEFAULT_SETTINGS,
-    access: PostgresAccess = NO_ACCESS,
-) -> PostgresDescription:
-    """Write a gallery whose items come in parts; see `write_postgres_gallery`.
-
-    Parameters
-    ----------
-    shape : (N, D) of the whole gallery.
-    parts : function that returns a new iterator of parts. All parts are read twice: first to
-        compute the name of the schema, then to write the items.
     """
     kind = _kind(shape, settings)
     prefix = f"postgres {SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:{settings.preview_side}:"
