@@ -29,6 +29,9 @@ NICE = 10
 Kind = Callable[[int, float], int]
 """Attacks a port until a moment; returns how many requests it has begun to send."""
 
+Made = Callable[[], bytes]
+"""A large request, made only to be sent: most who import this module send none."""
+
 
 def head(method: str, path: str, *lines: str) -> bytes:
     """The head of a request to 127.0.0.1."""
@@ -129,12 +132,12 @@ def trickling(port: int, until: float) -> int:
     return n_begun
 
 
-def over_and_over(n: int, start: bytes, piece: bytes = b"", end: bytes = b"") -> Kind:
+def over_and_over(n: int, start: bytes | Made, piece: bytes = b"", end: bytes = b"") -> Kind:
     """A few connections that send a start, then pieces without end, or one and an end."""
 
-    def once(port: int, until: float) -> None:
+    def once(port: int, until: float, first: bytes) -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-            connection.sendall(start)
+            connection.sendall(first)
             while piece and not end and time.monotonic() < until:
                 connection.sendall(piece)
             connection.sendall(piece + end)
@@ -143,12 +146,13 @@ def over_and_over(n: int, start: bytes, piece: bytes = b"", end: bytes = b"") ->
 
     def attack(port: int, until: float) -> int:
         n_sent = [0] * n
+        first = start if isinstance(start, bytes) else start()
 
         def client(which: int) -> None:
             while time.monotonic() < until:
                 n_sent[which] += 1
                 with suppress(OSError):
-                    once(port, until)
+                    once(port, until, first)
 
         with at_once(client, n):
             pass
@@ -208,21 +212,25 @@ KINDS: dict[str, Kind] = {
     "endless headers": over_and_over(8, b"GET / HTTP/1.1\r\n", b"a: " + b"b" * 1000 + b"\r\n"),
     "endless chunks": over_and_over(8, CHUNKED, b"4000\r\n" + b"x" * 0x4000 + b"\r\n"),
     "tiny chunks": over_and_over(8, CHUNKED, b"1\r\nx\r\n" * 10_000),
-    "large fields": over_and_over(4, form(FIELD + b"x" * 900_000, 20)),
-    "many fields": over_and_over(4, form(FIELD + b"x", 100_000)),
-    "large headers of a part": over_and_over(4, form(b"a: " + b"b" * 1_000_000 + b"\r\n\r\n", 10)),
-    "punycode": over_and_over(4, form(FIELD + b"a" * 900_000, more="; charset=punycode")),
+    "large fields": over_and_over(4, lambda: form(FIELD + b"x" * 900_000, 20)),
+    "many fields": over_and_over(4, lambda: form(FIELD + b"x", 100_000)),
+    "large headers of a part": over_and_over(
+        4, lambda: form(b"a: " + b"b" * 1_000_000 + b"\r\n\r\n", 10)
+    ),
+    "punycode": over_and_over(4, lambda: form(FIELD + b"a" * 900_000, more="; charset=punycode")),
     "deep filters": over_and_over(8, head("GET", SIMILAR, "Connection: close")),
     "deep documents": over_and_over(
         4, whole(f"{GALLERY}/search/json", "application/json", BRACKETS)
     ),
     "brackets": over_and_over(
         2,
-        whole(f"{GALLERY}/search/json", "application/json", b"[" + b"[]," * 8_000_000 + b"[]]"),
+        lambda: whole(
+            f"{GALLERY}/search/json", "application/json", b"[" + b"[]," * 8_000_000 + b"[]]"
+        ),
     ),
     "large base64": over_and_over(
         2,
-        whole(
+        lambda: whole(
             f"{GALLERY}/search/json",
             "application/json",
             json.dumps({"image_base64": "A" * 26_000_000}).encode(),
