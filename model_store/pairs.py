@@ -79,7 +79,7 @@ class Correlation(NamedTuple):
         return np.asarray(np.clip(r, 0, 1), dtype=np.float64)
 
     def in_units_of(self, total: float) -> Correlation:
-        """Return the coefficients for total variances that are multiplied by ``total``."""
+        """Return the coefficients for variances; these are for variances divided by ``total``."""
         return self._replace(of_products=self.of_products * total)
 
 
