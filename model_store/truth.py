@@ -22,6 +22,23 @@ _FLATTENING = 1 / 298.257223563
 """Equatorial radius in metres and flattening of the WGS84 ellipsoid."""
 
 
+class Labelled(Protocol):
+    """An item or a result."""
+
+    @property
+    def id(self) -> str:
+        """The id of the item."""
+
+    @property
+    def label(self) -> str | None:
+        """The label of the item."""
+
+
+def label_or_id(item: Labelled) -> str:
+    """Return the label of an item; an item without a label is the only item of its kind."""
+    return item.id if item.label is None else item.label
+
+
 class Truth(Protocol):
     """The true matches of B queries among N items."""
 

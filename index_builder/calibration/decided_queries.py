@@ -13,6 +13,7 @@ from model_store.errors import ItemNotFound
 from model_store.feedback import Decided, DrawnQuery
 from model_store.gallery import Gallery
 from model_store.half_precision import HalfRows
+from model_store.truth import label_or_id
 
 UNSAID = "\0 not said"
 """Label of a query whose true match is unknown. The query counts as a matched query with only wrong
@@ -65,7 +66,7 @@ def _truth(said: Decided | None, gallery: Gallery) -> str | None:
         item = gallery.items(np.array([gallery.row(said.item_id)]))[0]
     except ItemNotFound:  # the item was removed, but its label may remain
         return said.label or said.item_id
-    return item.label or item.id
+    return label_or_id(item)
 
 
 def _joined(kept: Kept, drawn: Sequence[DrawnQuery], labels: Sequence[str]) -> Kept:

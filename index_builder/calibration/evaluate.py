@@ -24,6 +24,7 @@ from model_store.decision.absent_share import prior_shift, shifted
 from model_store.gallery import Item
 from model_store.records import Match
 from model_store.retriever import Retriever
+from model_store.truth import label_or_id
 from model_store.verdicts import Order
 
 LIMIT = 10
@@ -131,7 +132,9 @@ def _truth(
     near = nearby(gallery, queries, None if calibration is None else calibration.within)
 
     def by_label(position: int, items: Sequence[Item | Match]) -> NDArray[np.bool_]:
-        return np.array([_name(item) == queries.labels[position] for item in items], dtype=bool)
+        return np.array(
+            [label_or_id(item) == queries.labels[position] for item in items], dtype=bool
+        )
 
     def by_place(position: int, items: Sequence[Item | Match]) -> NDArray[np.bool_]:
         assert near is not None  # noqa: S101 - or it is not asked
@@ -394,11 +397,6 @@ def _of_first(
         "top1_brier": float(np.average((probabilities - outcomes) ** 2, weights=weights)),
         "top1_stream": "matched" if absent is None else "matched_and_withheld_labels",
     }
-
-
-def _name(item: Item | Match) -> str:
-    """Return the item's label, or its id if it has no label."""
-    return item.id if item.label is None else item.label
 
 
 def _separation(values: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:

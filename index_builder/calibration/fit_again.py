@@ -35,6 +35,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
 from model_store.feedback import DrawnQuery
 from model_store.gallery import FaissGallery, Gallery
+from model_store.truth import label_or_id
 
 Floats = NDArray[np.float64]
 
@@ -241,7 +242,7 @@ def stored_items(
     of_gallery, features = gallery.embeddings(rows), items.features.whole()
     known = gallery.items(rows)
     named = [n for n, item in enumerate(known) if item.label is not None or not gallery.labels]
-    labels = tuple(item.id if item.label is None else item.label for item in known)
+    labels = tuple(map(label_or_id, known))
     embeddings = Embeddings(of_gallery.mean, of_gallery.variance, features)
     images = as_vectors(items.ids, labels, items.groups, None, embeddings)
     return images.at(named), items.was_put[named]

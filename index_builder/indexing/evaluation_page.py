@@ -17,6 +17,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.metrics.pages import templates_of
 from model_store.answers import Answer
 from model_store.gallery import Gallery
+from model_store.truth import label_or_id
 from vouch_search import plots
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _error(evaluation: Evaluation, gallery: Gallery, row: int) -> dict[str, Any]
         "id": evaluation.queries.ids[row],
         "picture": picture_of(evaluation.queries, row),
         "truth": "nothing in the gallery" if evaluation.absent[row] else label,
-        "found": first.id if first.label is None else first.label,
+        "found": label_or_id(first),
         "found_picture": thumbnail_of(gallery, first.id),
         "probability": first.match_probability,
         "verdict": answer.decision.verdict,

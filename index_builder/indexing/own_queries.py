@@ -42,7 +42,7 @@ from model_store.errors import DatasetError
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
 from model_store.processors import usable_processors
-from model_store.truth import Within, wgs84
+from model_store.truth import Within, label_or_id, wgs84
 
 ITEM = "item"
 """Name of the column with the id of the item that a query shows."""
@@ -128,10 +128,7 @@ def read_gallery(
     ------
     DatasetError : the source is invalid, or has none of the gallery's items.
     """
-    label_of = {
-        item.id: item.id if item.label is None else item.label
-        for item in gallery.items(np.arange(gallery.n_items))
-    }
+    label_of = {item.id: label_or_id(item) for item in gallery.items(np.arange(gallery.n_items))}
     kept = [entry for entry in _entries(source, scratch) if entry.id in label_of]
     if not kept:
         raise DatasetError(
@@ -211,7 +208,7 @@ def _by_place(
         truth[entry.id] = _NOWHERE + entry.id
         if row >= 0:
             (item,) = gallery.items(np.array([row]))
-            truth[entry.id] = item.id if item.label is None else item.label
+            truth[entry.id] = label_or_id(item)
     return near.queries, truth
 
 
