@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ from pymilvus import MilvusClient, MilvusException
 from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
-from index_builder.configuration.build import BuildConfig
-from index_builder.datasets.splits import Splits
-from index_builder.pipeline.gallery_steps import splits_of
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import activate, locate
 from model_store.bundles.manifest import read_manifest
@@ -30,6 +26,7 @@ from model_store.errors import GalleryUnavailable, ItemNotFound
 from model_store.gallery import FaissGallery, NewItem
 from model_store.gallery.milvus.collection import MilvusAccess
 from model_store.gallery.opening import DatabaseAccess
+from tests.end_to_end.database_bundles import bundles_in_database
 from tests.end_to_end.processes import Process, Service, free_port, wait_until
 from tests.end_to_end.replicas import Replicas
 from tests.end_to_end.writes import SETTINGS, CrashTest
@@ -100,39 +97,11 @@ def milvus(place: Path) -> Iterator[Tended]:
     tended.kill()
 
 
-N_EVALUATED = 40
-"""Queries of each kind: milvus-lite takes 20 ms or more to answer one, and the step asks 2,000."""
-
-
-def few_of(config: BuildConfig) -> Splits:
-    """Return the data of a build, with fewer queries for the evaluation."""
-    splits = splits_of(config)
-    few = {
-        name: images.at(np.linspace(0, len(images) - 1, N_EVALUATED).astype(int))
-        for name in ("matched", "withheld", "outliers")
-        if (images := getattr(splits.evaluation, name)) is not None
-    }
-    return replace(splits, evaluation=replace(splits.evaluation, **few))
-
-
 @pytest.fixture(scope="module")
 def bundles(milvus: Tended, place: Path, digits_bundle: Path, digits_run: Path) -> Path:
     """Bundles of the run behind `digits_bundle`, with their gallery in Milvus."""
-    shutil.copytree(digits_run, place / "run")
-    options = ["--config", "digits", "--run", str(place / "run")]
     given = {"VOUCH_MILVUS_URI": milvus.uri}  # the bundle names another
-    with pytest.MonkeyPatch.context() as patched:
-        for step, more in [
-            ("index", ["--milvus", "http://milvus:19530"]),
-            ("calibrate", []),
-            ("evaluate", []),
-            ("publish", ["--bundles", str(place / "bundles")]),
-        ]:
-            if step == "evaluate":
-                patched.setattr("index_builder.pipeline.gallery_steps.splits_of", few_of)
-            done = CliRunner().invoke(app, [step, *options, *more], env=given)
-            assert done.exit_code == 0, done.output
-    return place / "bundles"
+    return bundles_in_database(digits_run, place, ["--milvus", "http://milvus:19530"], given)
 
 
 def test_the_bundle_names_the_collection_and_holds_no_gallery(bundles: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import read_manifest
 from model_store.errors import ArchiveError, ConfigError, ItemNotFound, WriteRefused
+from tests.end_to_end.database_bundles import bundles_in_database
 from tests.end_to_end.processes import Service, wait_until
 from tests.end_to_end.replicas import replicas_in_postgres
 from tests.end_to_end.writes import SETTINGS, CrashTest
@@ -40,18 +40,8 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="module")
 def bundles(postgres: Postgres, place: Path, digits_bundle: Path, digits_run: Path) -> Path:
     """Bundles of the run behind `digits_bundle`, with their gallery in PostgreSQL."""
-    shutil.copytree(digits_run, place / "run")
-    options = ["--config", "digits", "--run", str(place / "run")]
     given = {"VOUCH_POSTGRES_URI": postgres.uri}  # the bundle names another
-    for step, more in [
-        ("index", ["--database", NAMED]),
-        ("calibrate", []),
-        ("evaluate", []),
-        ("publish", ["--bundles", str(place / "bundles")]),
-    ]:
-        done = CliRunner().invoke(app, [step, *options, *more], env=given)
-        assert done.exit_code == 0, done.output
-    return place / "bundles"
+    return bundles_in_database(digits_run, place, ["--database", NAMED], given)
 
 
 def test_the_bundle_names_the_schema_and_holds_no_gallery(
