@@ -22,7 +22,7 @@ _FLATTENING = 1 / 298.257223563
 """Equatorial radius in metres and flattening of the WGS84 ellipsoid."""
 
 
-class Labelled(Protocol):
+class LabelledItem(Protocol):
     """An item or a result."""
 
     @property
@@ -34,7 +34,7 @@ class Labelled(Protocol):
         """The label of the item."""
 
 
-def label_or_id(item: Labelled) -> str:
+def label_or_id(item: LabelledItem) -> str:
     """Return the label of an item; an item without a label is the only item of its kind."""
     return item.id if item.label is None else item.label
 
