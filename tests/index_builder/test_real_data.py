@@ -50,7 +50,7 @@ def test_fashion_mnist_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     short = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 4})})
     bundle, report = build_all(short, Run(tmp_path / "run"), tmp_path / "bundles")
     assert read_manifest(bundle).metrics == report
-    # Two processors train differently: 0.776 to 0.81 were seen, where guessing has 0.1.
+    # Processors train differently: 0.776 was seen. Guessing has 0.1.
     assert report["recall_at_1"] > 0.7
     assert report["top1_ece"] < 0.08
     assert report["error_auroc"]["match_probability"] > 0.8
