@@ -14,26 +14,21 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from urllib.request import urlopen
 
 from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
 
-from model_store.encoder.contract import Embeddings
-from model_store.gallery import IndexSettings, NewItem
-from model_store.gallery.index.plan import DEFAULT_SETTINGS
 from model_store.gallery.milvus.collection import (
-    NO_ACCESS,
     Collection,
     MilvusAccess,
-    MilvusDescription,
 )
 from model_store.gallery.milvus.writer import write_milvus_parts
-from model_store.gallery.protocol import in_parts
+from tests.support.in_memory import from_memory
 
 CHOSEN = os.environ.get("VOUCH_TEST_MILVUS", "")
 IS_REAL = bool(CHOSEN)
@@ -179,18 +174,4 @@ def _drop_collections(uri: str) -> None:
     client.close()
 
 
-def write_milvus_gallery(
-    directory: Path,
-    embeddings: Embeddings,
-    items: Sequence[NewItem],
-    encoder_fingerprint: str,
-    uri: str,
-    settings: IndexSettings = DEFAULT_SETTINGS,
-    access: MilvusAccess = NO_ACCESS,
-) -> MilvusDescription:
-    """Write a gallery whose items are in memory."""
-    n_items, dim = embeddings.mean.shape
-    parts = partial(in_parts, embeddings, items)
-    return write_milvus_parts(
-        directory, (n_items, dim), parts, encoder_fingerprint, uri, settings, access
-    )
+write_milvus_gallery = from_memory(write_milvus_parts)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from model_store.encoder.contract import Embeddings
-from model_store.gallery import IndexSettings, NewItem
-from model_store.gallery.index.plan import DEFAULT_SETTINGS
-from model_store.gallery.postgres.database import NO_ACCESS, PostgresAccess, PostgresDescription
 from model_store.gallery.postgres.writer import write_postgres_parts
-from model_store.gallery.protocol import in_parts
+from tests.support.in_memory import from_memory
 
 
 class Postgres:
@@ -65,18 +60,4 @@ def a_postgres() -> Iterator[str]:
         yield server.uri
 
 
-def write_postgres_gallery(
-    directory: Path,
-    embeddings: Embeddings,
-    items: Sequence[NewItem],
-    encoder_fingerprint: str,
-    uri: str,
-    settings: IndexSettings = DEFAULT_SETTINGS,
-    access: PostgresAccess = NO_ACCESS,
-) -> PostgresDescription:
-    """Write a gallery whose items are in memory."""
-    n_items, dim = embeddings.mean.shape
-    parts = partial(in_parts, embeddings, items)
-    return write_postgres_parts(
-        directory, (n_items, dim), parts, encoder_fingerprint, uri, settings, access
-    )
+write_postgres_gallery = from_memory(write_postgres_parts)
