@@ -28,8 +28,7 @@ from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache
 from service.encoding.queues import BatchLimits, EncoderQueues
 from service.fair_share import FairShare
-from service.http.admission import Admission
-from service.http.drain import Drain
+from service.http.admission import Admission, Drain
 from service.http.middleware import CompressedReads, RequestContext, content_security_policy
 from service.http.openapi import description_route, document
 from service.http.page_files import PageFiles, page_response
@@ -40,18 +39,16 @@ from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
 from service.processes.open_files import galleries_at_once
 from service.processes.workers import n_workers
-from service.serving.calibrating import CalibrateCommand
-from service.serving.calibration_runs import CalibrationRuns
+from service.serving.builder import CalibrateCommand
+from service.serving.calibration_runs import CalibrationRuns, Recalibrator
 from service.serving.created import CreatedGalleries
 from service.serving.engine import SearchEngine
 from service.serving.metrics import GalleryMetrics
-from service.serving.opening import OpenBundle, Opener
-from service.serving.recalibration import Recalibrator
 from service.serving.registry import Galleries
-from service.serving.resources import EngineResources
+from service.serving.resources import EngineResources, Threads
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
+from service.serving.served import OpenBundle, Opener
 from service.serving.shadows import ReadOnlyCache, Shadows
-from service.serving.threads import Threads
 from service.serving.writer import ItemWriter
 from service.settings import Settings
 

@@ -26,7 +26,7 @@ from service.app import create_app
 from service.command_line import refuse
 from service.encoding.process import EncoderProcess
 from service.encoding.shared import OpenFound, SharedEncoders
-from service.http.drain import Drain
+from service.http.admission import Drain
 from service.http.server import STARTUP_FAILURE, open_listeners, serve
 from service.observability.logs import Redaction, log_as_json
 from service.processes.open_files import raise_file_limit

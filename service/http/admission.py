@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,6 +17,49 @@ from model_store.deadline import wanted_until
 from model_store.errors import DeadlineExceeded, Overloaded
 from service import fair_share
 from service.observability.metrics import Telemetry
+
+
+@dataclass(slots=True)
+class Drain:
+    """The state of the drain, which begins with the first stop signal.
+
+    During the drain, ``/readyz`` returns 503 and every answer closes its connection.
+
+    Attributes
+    ----------
+    seconds : duration of the drain; after the drain, the service accepts no new connections.
+    begun : whether a stop signal was received.
+    """
+
+    seconds: float = 0.0
+    begun: bool = False
+
+    def follow_signals(self) -> None:
+        """Handle SIGTERM and SIGINT before the server's own handlers.
+
+        The first signal begins the drain. At the end of the drain, the server receives the signal
+        and stops. A second signal stops the server immediately. Call this method in the main
+        thread, on the server's event loop.
+        """
+        loop, end = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
+        if not callable(end):
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.begun:
+                end(signal.SIGINT, frame)
+                end(signal.SIGINT, frame)  # uvicorn then stops immediately
+            elif self.seconds == 0:
+                self.begun = True
+                end(number, frame)
+            else:
+                self.begun = True
+                loop.call_soon_threadsafe(loop.call_later, self.seconds, end, number, None)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) == end:
+                signal.signal(number, handle)
+
 
 MOST_OF_ONE_CALLER = 3 / 4
 """Maximum share of the concurrent requests that one caller may use, so that others get a turn."""

@@ -15,9 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import VouchError
 from service.access.caller import Caller
-from service.http.admission import ClientGone
+from service.http.admission import ClientGone, Drain
 from service.http.bodies import BoundedBodies
-from service.http.drain import Drain
 from service.http.problems import internal_error, problem_response
 from service.observability.metrics import Telemetry
 from service.observability.records import UNMATCHED, RequestRecord, Tracing, recorded

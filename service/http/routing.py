@@ -34,8 +34,7 @@ from starlette.datastructures import FormData, Headers, UploadFile
 
 from model_store.errors import InvalidHead, UnsupportedMediaType
 from service.access.access import GuardedRoute
-from service.http.bodies import BoundedRequest
-from service.http.forms import check_charset
+from service.http.bodies import BoundedRequest, check_charset
 from service.schemas.base import suggestion
 
 MULTIPART = "multipart/form-data"

@@ -35,82 +35,76 @@ from model_store.records import (
     RollUp,
 )
 from model_store.verdicts import CaseReason
-from service.schemas.bundles import (
+from service.schemas.base import FieldError, Problem
+from service.schemas.galleries import (
+    AbsentState,
     Activation,
+    AdoptedShare,
     BundleCalibration,
     BundleList,
     BundleRecord,
     BundleState,
+    CalibrationReport,
+    CalibrationRun,
     CalibrationState,
     CalibrationStatus,
-)
-from service.schemas.changes import BatchItemWritten, BatchWritten, ItemChange, ItemWritten
-from service.schemas.created import (
-    CalibrationRun,
     CalibrationWanted,
-    GalleryChange,
-    GalleryDropped,
-    GalleryRename,
-    GalleryUsage,
-    NewGallery,
-    SearchUsage,
-    Usage,
-)
-from service.schemas.feedback import (
-    Decision,
-    DecisionKind,
-    DecisionList,
-    ErrorsOverTime,
-    FeedbackAnswer,
-    FeedbackCorrection,
-    FeedbackRequest,
-    ItemOfQuery,
-)
-from service.schemas.galleries import (
-    AbsentState,
-    AdoptedShare,
-    CalibrationReport,
     DriftReport,
     EncoderState,
     FacetList,
+    GalleryChange,
     GalleryDetail,
+    GalleryDropped,
     GalleryList,
     GalleryName,
+    GalleryRename,
+    GalleryUsage,
     LabelList,
     LevelPromise,
     MatchPromise,
+    NewGallery,
     OperatingPointAnswer,
     OperatorDecision,
     ResultSetOutcome,
     Sample,
+    SearchUsage,
     TextState,
+    Usage,
 )
 from service.schemas.items import (
+    BatchItemWritten,
+    BatchWritten,
+    ItemChange,
     ItemDetail,
     ItemList,
     ItemWithDuplicates,
+    ItemWritten,
     LabelErrorList,
     NearDuplicateList,
     NearItem,
     PossibleLabelError,
 )
-from service.schemas.problems import FieldError, Problem
-from service.schemas.queries import (
-    OutOfDistribution,
-    PictureState,
-    Query,
-    QueryImage,
-    QueryText,
-    Uncertainty,
-)
 from service.schemas.review import (
+    AskedOn,
     CaseForgotten,
     CaseList,
     CaseState,
+    Decision,
+    DecisionKind,
+    DecisionList,
     DecisionsImported,
+    Enrolled,
+    EnrolledItem,
+    EnrolRequest,
+    ErrorsOverTime,
     ExportFormat,
+    FeedbackAnswer,
+    FeedbackCorrection,
+    FeedbackRequest,
     FoundItem,
+    GroupSize,
     ImportProblem,
+    ItemOfQuery,
     LabelStudioTasks,
     LeasedCase,
     LeaseEnded,
@@ -119,6 +113,9 @@ from service.schemas.review import (
     ReviewCase,
     ReviewCount,
     ReviewSummary,
+    UnknownGroup,
+    UnknownGroups,
+    UnknownMember,
 )
 from service.schemas.search import (
     AbsentShare,
@@ -127,11 +124,20 @@ from service.schemas.search import (
     BatchAnswer,
     BatchItem,
     CacheOutcome,
+    DecidedNeighbour,
+    DecisionAnswer,
+    DecisionRequest,
     EmbeddingAnswer,
     FilterText,
     ListFields,
+    Neighbour,
     OnUncertain,
+    OutOfDistribution,
+    PictureState,
     Quality,
+    Query,
+    QueryImage,
+    QueryText,
     Result,
     ResultSet,
     SearchAnswer,
@@ -141,6 +147,9 @@ from service.schemas.search import (
     ShareOrigin,
     SimilarAnswer,
     TextSearchRequest,
+    Uncertainty,
+    VectorFields,
+    VectorSearchRequest,
 )
 from service.schemas.shadow import (
     ChangedAnswer,
@@ -152,24 +161,6 @@ from service.schemas.shadow import (
     ShadowReport,
     ShadowRequest,
     VerdictChange,
-)
-from service.schemas.unknown import (
-    AskedOn,
-    Enrolled,
-    EnrolledItem,
-    EnrolRequest,
-    GroupSize,
-    UnknownGroup,
-    UnknownGroups,
-    UnknownMember,
-)
-from service.schemas.vectors import (
-    DecidedNeighbour,
-    DecisionAnswer,
-    DecisionRequest,
-    Neighbour,
-    VectorFields,
-    VectorSearchRequest,
 )
 
 __all__ = [

@@ -12,6 +12,26 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from model_store.messages import Message
 
 
+class FieldError(BaseModel):
+    """A wrong field of a request."""
+
+    pointer: str
+    detail: str
+
+
+class Problem(BaseModel):
+    """An error in the format of RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str = Field(description="Stable name of the kind of error, for programs.")
+    request_id: str
+    errors: list[FieldError] | None = None
+
+
 class RequestModel(BaseModel):
     """A part of a request; an unknown field is an error that names the field.
 

@@ -2,20 +2,232 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
+import struct
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from model_store.gallery.filters.grammar import MAX_BYTES
 from model_store.records import Explanation, Match, QualityHint, RollUp
-from model_store.verdicts import MAX_TEXT_CHARACTERS, Absence, FilterMeans, Order, Verdict
-from service.schemas.base import HasReason, RequestModel
-from service.schemas.bundles import BundleState
-from service.schemas.galleries import EncoderState
-from service.schemas.items import ItemDetail
-from service.schemas.problems import Problem
-from service.schemas.queries import Query, Uncertainty
+from model_store.verdicts import MAX_TEXT_CHARACTERS, Absence, FilterMeans, Level, Order, Verdict
+
+from .base import HasReason, Problem, RequestModel
+from .galleries import BundleState, EncoderState
+from .items import ItemDetail
+
+
+class PictureState(BaseModel):
+    """The image quality: how far blur, noise, darkness or a crop move the embedding."""
+
+    value: float = Field(
+        description="Expected displacement of the embedding: 1 − c, where c is the cosine between "
+        "this embedding and the embedding of the same picture without defects."
+    )
+    percentile: float = Field(
+        description="Percentage of ordinary pictures with a smaller displacement."
+    )
+
+
+class Uncertainty(BaseModel):
+    """The uncertainty of the similarity between the query and the gallery's nearest item."""
+
+    value: float | None = Field(
+        description="Standard deviation (to first order) of the similarity between the query and "
+        "the gallery's nearest item. Null if the encoder gives no variance, if the gallery is "
+        "empty, or if another store found the neighbours."
+    )
+    percentile: float | None = Field(
+        description="Share of calibration queries that are less uncertain, in percent. Null "
+        "without calibration, and in bundles of earlier releases."
+    )
+    level: Level | None = Field(description="The percentile as a level.")
+    epistemic: float | None = Field(
+        description="The part of `value` that would disappear with more training images. Equal to "
+        "`value` if the encoder has a posterior over its weights. Null if the encoder has a "
+        "posterior over single images, or if `value` is null."
+    )
+    aleatoric: PictureState | None = Field(
+        description="Uncertainty that a better photograph would remove. Null without calibration, "
+        "for vectors and texts, and in bundles of earlier releases."
+    )
+    method: str = Field(description="Posterior from which the encoder computes the variance.")
+
+
+class OutOfDistribution(HasReason):
+    """The outlier test: whether a query is unlike the calibration queries."""
+
+    flag: bool | None = Field(
+        description="Whether p_value ≤ alpha. Null without calibration, or if `alpha` is too "
+        "small to flag any query: see `reason`."
+    )
+    reason: str | None = Field(description="Why `alpha` cannot flag any query; else null.")
+    p_value: float | None = Field(
+        description="Share of ordinary queries that look at least as unusual as this query."
+    )
+    alpha: float = Field(description="Share of ordinary queries that may be flagged by mistake.")
+    method: str
+
+
+class QueryImage(BaseModel):
+    """The image that was received."""
+
+    format: str
+    width: int
+    height: int
+    warnings: list[str]
+
+
+class QueryText(BaseModel):
+    """The text that was received."""
+
+    n_tokens: int = Field(description="Number of tokens that the encoder read.")
+    warnings: list[str] = Field(description="Warnings, for example that the text was truncated.")
+
+
+class Query(BaseModel):
+    """The query: its uncertainty, outlier test and input."""
+
+    id: str = Field(description="Hash of the upload. Use this id in feedback on the query.")
+    uncertainty: Uncertainty
+    ood: OutOfDistribution
+    image: QueryImage | None = Field(description="Null for a vector or a text.")
+    text: QueryText | None = Field(description="Null for an image or a vector.")
+
+
+MAX_NUMBERS = 16_384
+"""Maximum number of dimensions of a vector."""
+
+MAX_NEIGHBOURS = 1_000
+
+
+def _as_numbers(value: object) -> object:
+    """Decode base64 of little-endian float32 to numbers; return any other value unchanged."""
+    if not isinstance(value, str):
+        return value
+    try:
+        data = base64.b64decode(value, validate=True)
+        return list(struct.unpack(f"<{len(data) // 4}f", data))
+    except (binascii.Error, ValueError, struct.error) as error:
+        raise ValueError("it is neither numbers nor base64 of float32") from error
+
+
+Numbers = Annotated[
+    list[float],
+    BeforeValidator(_as_numbers),
+    Field(min_length=1, max_length=MAX_NUMBERS),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "array",
+                    "items": {"type": "number"},
+                    "minItems": 1,
+                    "maxItems": MAX_NUMBERS,
+                },
+                {
+                    "type": "string",
+                    "contentEncoding": "base64",
+                    "minLength": 8,
+                    "pattern": "^(?:[A-Za-z0-9+/]{16})*"
+                    "(?:[A-Za-z0-9+/]{6}==|[A-Za-z0-9+/]{11}=)?$",  # of whole float32
+                },
+            ],
+            "description": "Numbers, or base64 of little-endian float32.",
+        }
+    ),
+]
+
+
+class VectorFields(RequestModel):
+    """A query that another system has embedded with the gallery's encoder.
+
+    If the gallery was built from vectors, send a vector of the same kind. The service then applies
+    the gallery's learned encoder to this vector.
+    """
+
+    mean: Numbers = Field(
+        description="Mean of the embedding: `direction` from `embed`, or a raw vector."
+    )
+    variance: Numbers | None = Field(
+        None,
+        description="Variance of the embedding, in squared units of `mean`; default: zero. A "
+        "variance is an error if the gallery was built from vectors without variances.",
+    )
+    features: Numbers | None = Field(
+        None,
+        description="Penultimate activations, for the outlier score. Required if the gallery is "
+        "calibrated and its encoder has a posterior, unless `outlier_score` is given. If the "
+        "encoder has no posterior, the vector itself is used as the features.",
+    )
+    outlier_score: float | None = Field(
+        None, allow_inf_nan=False, description="Outlier score from `embed`, in place of `features`."
+    )
+    encoder_fingerprint: str | None = Field(
+        None,
+        max_length=64,
+        description="Fingerprint of the encoder that computed the vector. The request fails if "
+        "the gallery has another encoder.",
+    )
+
+
+class VectorSearchRequest(VectorFields, JsonSearchFields):
+    """A search with a vector in place of an image."""
+
+
+class Neighbour(RequestModel):
+    """An item that another store has found."""
+
+    id: str = Field(min_length=1, max_length=512)
+    label: str | None = Field(None, max_length=512)
+    similarity: float | None = Field(
+        None, description="Cosine to the query; give it for all neighbours or for none."
+    )
+    vector: Numbers | None = Field(
+        None, description="Vector of the item, in place of `similarity`."
+    )
+
+
+class DecisionRequest(VectorFields, DecisionFields):
+    """A query, and the neighbours that another store has found for it."""
+
+    neighbours: list[Neighbour] = Field(
+        min_length=1,
+        max_length=MAX_NEIGHBOURS,
+        description="Nearest first, by cosine. Send as many neighbours as the calibration used: "
+        "200, or fewer in a small gallery.",
+    )
+
+
+class DecidedNeighbour(BaseModel):
+    """A neighbour with its probability."""
+
+    id: str
+    label: str | None
+    similarity: float
+    match_probability: float | None
+
+
+class DecisionAnswer(HasReason):
+    """The decision on the neighbours of a query that another store has found."""
+
+    request_id: str
+    gallery: str = Field(description="Gallery whose calibration was used.")
+    verdict: Verdict
+    reason: str | None = Field(description="Why less is guaranteed than requested; else null.")
+    guaranteed: bool = GUARANTEED
+    roll_up: RollUp | None = ROLL_UP
+    no_match_probability: float | None
+    absent: AbsentShare | None
+    query: Query
+    neighbours: list[DecidedNeighbour] = Field(
+        description="Neighbours in the order of the request."
+    )
+    result_set: ResultSet | None
+    bundle: BundleState
+    timing_ms: dict[str, float]
 
 
 def _as_text(value: object) -> object:

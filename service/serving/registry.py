@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,12 +17,14 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import (
     KEPT_BUNDLES,
+    activate,
     bundle_directory,
     bundle_ids,
     previous_id,
 )
 from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.history import BundleSummary, bundle_history
+from model_store.bundles.retention import prune
 from model_store.errors import (
     ActivationRefused,
     GallerySuperseded,
@@ -33,15 +36,48 @@ from model_store.gallery import Receipt, Retry, Write
 from model_store.gallery.writable import once_kept
 from model_store.signing import read_private_key
 from service.observability.metrics import counted_as
-from service.serving.current_bundle import Switched, persist, remove_old
-from service.serving.engine import SearchEngine
-from service.serving.following import Following
-from service.serving.lease import Lease
-from service.serving.opening import OnDemand, OpenBundle, Opener, StartEngine, directory_of
-from service.serving.served import Served, ServedGalleries
-from service.serving.threads import run_to_its_end
+
+from .engine import SearchEngine
+from .following import Following
+from .lease import Lease
+from .resources import run_to_its_end
+from .served import OnDemand, OpenBundle, Opener, Served, ServedGalleries, StartEngine, directory_of
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """The result of an activation.
+
+    Attributes
+    ----------
+    bundle_id, previous_id : ids of the bundle that is served now, and of the previous bundle.
+    persisted : whether `CURRENT` was written. If so, the same bundle is served after a restart.
+    """
+
+    bundle_id: str
+    previous_id: str
+    persisted: bool
+
+
+def persist(directory: Path) -> bool:
+    """Write a bundle's id to `CURRENT`; return whether this succeeded."""
+    try:
+        activate(directory.parent, directory.name)
+    except OSError:  # for example a read-only mount
+        return False
+    return True
+
+
+async def remove_old(bundle: Bundle, keep: int) -> None:
+    """Remove old bundles that have a log of changes, except the newest ``keep``; see `prune`."""
+    if bundle.root is None:
+        return
+    for removed in await asyncio.to_thread(prune, bundle.root, keep, compacted=True):
+        fields = {"gallery": bundle.name, "bundle": removed}
+        logger.info("bundle removed", extra={"fields": fields})
+
 
 T = TypeVar("T")
 

@@ -2,16 +2,124 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from model_store.feedback import AnsweredQueries, FeedbackLog, ReviewQueue
 from service.decoding.decoder import Decoder
 from service.encoding.cache import Cache
 from service.encoding.queues import BatchLimits, EncoderQueues
+from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
-from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
-from service.serving.threads import Threads
 from service.settings import OnDrift
+
+from .reviewing import NOTHING_REVIEWED, ReviewTerms
+
+T = TypeVar("T")
+
+
+async def run_to_its_end(work: Callable[[], T]) -> T:
+    """Run ``work`` on a thread; a cancelled caller waits until the work has ended."""
+    running = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Threads that compute, shared fairly between callers.
+
+    Attributes
+    ----------
+    executor : the threads.
+    share : fair share of the threads between callers.
+    """
+
+    executor: Executor
+    share: FairShare
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on a thread; started work finishes even if the caller is cancelled."""
+        who = await self.share.enter()
+        loop = asyncio.get_running_loop()
+        # The context of the request, such as its deadline, is copied to the thread.
+        working = self.executor.submit(copy_context().run, work)
+        ended = loop.create_future()
+
+        def end() -> None:
+            self.share.leave(who)
+            if not ended.done():
+                ended.set_result(None)
+
+        # One message to the event loop; `asyncio.wrap_future` and a callback would send two.
+        working.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(end))
+        try:
+            await ended
+        except asyncio.CancelledError:
+            working.cancel()  # unless it has begun
+            raise
+        return working.result()
+
+
+QUICK_S = 2e-3
+"""Work counts as quick if it needs less CPU time than this, in seconds. To start such work on a
+thread would cost about as much time as the work."""
+
+LATE_S = 10e-3
+"""Maximum wall time of work in the event loop, in seconds. Slower work runs on threads again."""
+
+N_QUICK = 16
+"""Number of consecutive quick runs before work runs in the event loop."""
+
+
+class Pace:
+    """An estimate, from recent run times, of whether work is quick; new work is not quick.
+
+    Work becomes quick after `N_QUICK` consecutive runs below `QUICK_S` of CPU time. At least one of
+    these runs must also be below `QUICK_S` of wall time. Therefore work is not quick if every run
+    waits, for example for a disk. Work can be quick if only some runs are delayed, for example by a
+    busy CPU.
+    """
+
+    def __init__(self) -> None:
+        self._n_quick = 0
+        self._was_prompt = False
+
+    @property
+    def is_quick(self) -> bool:
+        """True if the work can run in the event loop."""
+        return self._was_prompt and self._n_quick >= N_QUICK
+
+    def on_thread(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on the current thread, and record its time."""
+        began, computed = time.perf_counter(), time.thread_time()
+        outcome = work()
+        if time.thread_time() - computed < QUICK_S:
+            self._n_quick += 1
+            self._was_prompt |= time.perf_counter() - began < QUICK_S
+        else:
+            self._start_again()
+        return outcome
+
+    def at_once(self, work: Callable[[], T]) -> T:
+        """Run ``work`` in the event loop, and record whether it was too slow."""
+        began = time.perf_counter()
+        try:
+            return work()
+        finally:
+            if time.perf_counter() - began > LATE_S:
+                self._start_again()
+
+    def _start_again(self) -> None:
+        self._n_quick, self._was_prompt = 0, False
 
 
 @dataclass(frozen=True, slots=True)

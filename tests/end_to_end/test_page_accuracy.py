@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from service.schemas.bundles import BundleList
-from service.schemas.galleries import CalibrationReport
+from service.schemas.galleries import BundleList, CalibrationReport
 from tests.end_to_end.shown_page import (
     ANSWER,
     CALIBRATION,

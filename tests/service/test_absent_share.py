@@ -21,7 +21,7 @@ from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.retriever import Retriever
 from model_store.share_states import ShareStates
 from service.app import create_app
-from service.serving.absent_share import ESTIMATED_EVERY, AbsentShareWatch
+from service.serving.watch import ESTIMATED_EVERY, AbsentShareWatch
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.questions import search, search_batch, search_json, search_raw

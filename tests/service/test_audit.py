@@ -19,7 +19,7 @@ from model_store.drift_states import DriftStates
 from model_store.feedback import FeedbackLog
 from model_store.retriever import Retriever
 from service.app import create_app
-from service.serving.audit import Audit
+from service.serving.reviewing import Audit
 from service.settings import Settings
 from tests.end_to_end.processes import wait_until
 from tests.end_to_end.questions import picture, search

@@ -19,7 +19,7 @@ from model_store.bundles.item_features import ITEM_FEATURES_FILE
 from model_store.errors import NotReady, WriteRefused
 from model_store.files import lock_between_processes
 from model_store.gallery import LiveGallery
-from service.serving.calibrating import CalibrateCommand
+from service.serving.builder import CalibrateCommand
 from service.serving.calibration_runs import (
     INTERRUPTED,
     LOCK_FILE,

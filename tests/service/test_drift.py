@@ -25,8 +25,7 @@ from model_store.errors import ConfigError, PointerUnreadable
 from model_store.retriever import Retriever
 from service.access.caller import Caller, account_of_address, account_of_key
 from service.app import create_app
-from service.serving.drift import MAX_STREAMS, DriftWatch
-from service.serving.watch import Watch
+from service.serving.watch import MAX_STREAMS, DriftWatch, Watch
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.processes import wait_until

@@ -29,8 +29,7 @@ from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
 from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
-from service.serving.resources import EngineResources
-from service.serving.threads import N_QUICK, Threads
+from service.serving.resources import N_QUICK, EngineResources, Threads
 from tests.support.waiting import TIMEOUT_S
 
 pytestmark = pytest.mark.anyio
@@ -171,8 +170,8 @@ async def test_quick_searches_on_this_machine_are_done_in_the_event_loop_unless_
 ) -> None:
     monkeypatch.setattr(type(bundle.retriever.gallery), "is_local", is_local)
     engine = await SearchEngine.start(bundle, resources(executor))
-    monkeypatch.setattr("service.serving.threads.QUICK_S", math.inf)
-    monkeypatch.setattr("service.serving.threads.LATE_S", math.inf)
+    monkeypatch.setattr("service.serving.resources.QUICK_S", math.inf)
+    monkeypatch.setattr("service.serving.resources.LATE_S", math.inf)
     found_by: list[threading.Thread] = []
     find = Retriever.find
 

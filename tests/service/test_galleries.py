@@ -53,8 +53,7 @@ from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
 from service.serving.queries import SearchParameters
 from service.serving.registry import Galleries
-from service.serving.resources import EngineResources
-from service.serving.threads import Threads
+from service.serving.resources import EngineResources, Threads
 from tests.support.bundle_copies import flip_a_byte, republished, unlinked
 from tests.support.waiting import TIMEOUT_S, until, wait_until
 
@@ -308,7 +307,7 @@ async def test_where_current_cannot_be_written_it_is_overruled_until_it_changes(
 
     watching = asyncio.create_task(galleries.watch())
     with monkeypatch.context() as patched:
-        patched.setattr("service.serving.current_bundle.activate", read_only)
+        patched.setattr("service.serving.registry.activate", read_only)
         assert not (await galleries.activate("digits", ids[1])).persisted
     await asyncio.sleep(5 * PERIOD_S)
     assert served(galleries).manifest.id == ids[1]
@@ -330,7 +329,7 @@ async def test_of_what_is_refused_once_it_is_wanted_no_more_nothing_is_said(
         assert may_fail.wait(TIMEOUT_S)
         raise BundleNotFound("It is gone.")
 
-    monkeypatch.setattr("service.serving.opening.Opener._open_within", bad)
+    monkeypatch.setattr("service.serving.served.Opener._open_within", bad)
     activate(root, ids[1])
     await galleries.require_current()
     assert await asyncio.to_thread(begun.wait, 10)
@@ -727,7 +726,7 @@ class TestThroughTheDoor:
         def read_only(root: Path, bundle_id: str) -> None:
             raise OSError(30, "Read-only file system")
 
-        monkeypatch.setattr("service.serving.current_bundle.activate", read_only)
+        monkeypatch.setattr("service.serving.registry.activate", read_only)
         answer = client.post(f"/v1/galleries/digits/bundles/{ids[1]}/activate").json()
         assert (answer["bundle_id"], answer["persisted"]) == (ids[1], False)
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from model_store.bundles.galleries import GalleryEntry
-from service.serving.opening import OnDemand
-from service.serving.served import ServedGalleries
+from service.serving.served import OnDemand, ServedGalleries
 
 pytestmark = pytest.mark.anyio
 

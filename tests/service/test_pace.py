@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.serving.threads import LATE_S, N_QUICK, QUICK_S, Pace
+from service.serving.resources import LATE_S, N_QUICK, QUICK_S, Pace
 
 
 class Clocks:
@@ -35,7 +35,7 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     clocks = Clocks()
-    monkeypatch.setattr("service.serving.threads.time", clocks)
+    monkeypatch.setattr("service.serving.resources.time", clocks)
     return clocks
 
 

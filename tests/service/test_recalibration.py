@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from model_store.bundles.item_features import ITEM_FEATURES_FILE
-from service.serving.calibrating import CalibrateCommand, installed_command
-from service.serving.recalibration import Recalibrator
+from service.serving.builder import CalibrateCommand, installed_command
+from service.serving.calibration_runs import Recalibrator
 from service.settings import Settings
 
 pytestmark = pytest.mark.process
@@ -106,7 +106,7 @@ def test_labels_that_it_does_not_know_are_learned_once_no_more_come(
     assert look(3) is None
     assert look(3) is True
     assert look(4, bundle="c") is look(4, bundle="c") is None, "it was only just done"
-    monkeypatch.setattr("service.serving.recalibration.LABELS_S", 0.0)
+    monkeypatch.setattr("service.serving.calibration_runs.LABELS_S", 0.0)
     assert look(4, bundle="c") is True
 
 

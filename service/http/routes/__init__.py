@@ -20,11 +20,7 @@
 """
 
 from service.http.routes import (
-    bundles,
-    changes,
-    created,
     curation,
-    feedback,
     galleries,
     items,
     maps,
@@ -33,27 +29,21 @@ from service.http.routes import (
     search,
     shadow,
     unknown,
-    vectors,
 )
 
-ROUTERS = tuple(
-    room.router
-    for room in (
-        search,
-        galleries,
-        items,
-        maps,
-        curation,
-        vectors,
-        changes,
-        feedback,
-        review,
-        unknown,
-        bundles,
-        shadow,
-        created,
-        operations,
-    )
+ROUTERS = (
+    search.router,
+    galleries.router,
+    items.router,
+    maps.router,
+    curation.router,
+    items.changes_router,
+    review.feedback_router,
+    review.router,
+    unknown.router,
+    galleries.bundles_router,
+    shadow.router,
+    operations.router,
 )
 """All routers. The most used routers are first, because FastAPI searches them in this order."""
 

@@ -29,14 +29,12 @@ from service import schemas
 from service.access.access import requires
 from service.http.answers import gallery_url
 from service.http.problems import responses
-from service.http.routes.changes import WRITE_ERRORS, ContextOf, noted
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
-from service.http.routes.feedback import hear, require_feedback
-from service.http.routes.review import QueueOf
+from service.http.routes.items import WRITE_ERRORS, ContextOf, noted
+from service.http.routes.review import QueueOf, hear, require_feedback
 from service.http.routing import JSON, body_of
 from service.serving.engine import SearchEngine
-from service.serving.enrolment import picture_of_case
-from service.serving.unknown import GroupedQueries, NamedGroup, enrolled
+from service.serving.unknown import GroupedQueries, NamedGroup, enrolled, picture_of_case
 from service.serving.writer import PreparedWrites
 
 router = gallery_router("unknown")
