@@ -19,7 +19,7 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.galleries import GalleryFolder
 from model_store.feedback import AnsweredQueries, Bounds, FeedbackLog, ReviewQueue
 from model_store.installation import installed_version
-from model_store.threads import one_blas_thread
+from model_store.processors import one_blas_thread
 from service.access.access import Access, open_access
 from service.access.hosts import AllowedHosts
 from service.access.proxies import KnownProxies, WithinRootPath, root_path
@@ -37,8 +37,7 @@ from service.http.routes import ROUTERS
 from service.http.routes.dependencies import ServiceState
 from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
-from service.processes.open_files import galleries_at_once
-from service.processes.workers import n_workers
+from service.processes.workers import galleries_at_once, n_workers
 from service.serving.builder import CalibrateCommand
 from service.serving.calibration_runs import CalibrationRuns, Recalibrator
 from service.serving.created import CreatedGalleries

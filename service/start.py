@@ -29,11 +29,11 @@ from service.encoding.shared import OpenFound, SharedEncoders
 from service.http.admission import Drain
 from service.http.server import STARTUP_FAILURE, open_listeners, serve
 from service.observability.logs import Redaction, log_as_json
-from service.processes.open_files import raise_file_limit
 from service.processes.workers import (
     is_first_worker,
     join_workers,
     n_workers,
+    raise_file_limit,
     shared_directory,
 )
 from service.settings import DEFAULT_GALLERIES, Settings

@@ -23,7 +23,7 @@ a bundle on separate queries. `open_set` measures the verdicts on queries with a
 from index_builder.calibration.detector import fit_detector
 from index_builder.calibration.feedback import corrected_by_feedback
 from index_builder.calibration.fit import ASSUMED_ABSENT, MIN_QUERIES, fit_calibration
-from index_builder.calibration.leave_one_out import DetectorFolds, leave_one_out_queries
+from index_builder.calibration.item_queries import DetectorFolds, leave_one_out_queries
 from index_builder.calibration.probabilities import Examples, fit_choice
 from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries, LeaveOneOut
 

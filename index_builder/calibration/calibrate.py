@@ -8,19 +8,18 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from index_builder.calibration.detector import MeasuredPictures, fit_picture_state
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
-from index_builder.calibration.item_queries import ItemQueries
-from index_builder.calibration.leave_one_out import (
+from index_builder.calibration.item_queries import (
     ENOUGH,
     ENOUGH_WITH_PARENTS,
     DetectorFolds,
+    ItemQueries,
     PutItems,
     group_numbers,
     leave_one_out_queries,
     rows_of_groups,
 )
-from index_builder.calibration.lists import PlainItems, plain_items
-from index_builder.calibration.picture_state import MeasuredPictures, fit_picture_state
 from index_builder.calibration.queries import (
     BY_LABEL,
     LEAST_LABELS,
@@ -33,7 +32,7 @@ from index_builder.calibration.retrieval import (
     look_up,
     look_up_hidden,
 )
-from index_builder.calibration.setup import Earlier, RetrievalSetup
+from index_builder.calibration.setup import Earlier, PlainItems, RetrievalSetup, plain_items
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from index_builder.calibration.detector import fit_detector
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
-from index_builder.calibration.hidden_labels import fit_label_folds
-from index_builder.calibration.leave_one_out import DetectorFolds
-from index_builder.calibration.lists import list_length
+from index_builder.calibration.item_queries import DetectorFolds
 from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries
 from index_builder.calibration.retrieval import (
     Named,
     RetrievedQueries,
+    fit_label_folds,
     look_up,
     look_up_hidden,
 )
+from index_builder.calibration.setup import list_length
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.progress import track_parts
 from model_store.decision import Calibration, LabelMeans, OutlierDetector, label_means

@@ -12,9 +12,9 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.label_choices import LabelChoices
 from index_builder.calibration.probabilities import (
     Examples,
+    LabelChoices,
     QueryGroup,
     cross_fitted,
     fit_choice,

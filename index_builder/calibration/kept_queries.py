@@ -6,7 +6,7 @@ A stored query consists of an embedding, in half precision, and a label. Item fe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.item_queries import ItemQueries
-from index_builder.calibration.leave_one_out import group_keys, whole_groups
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
-from model_store.bundles.item_features import (
-    MOST_ITEMS,
-    ItemFeatures,
-    packed_names,
-    unpacked_names,
-)
+from model_store.bundles.item_features import MOST_ITEMS, ItemFeatures, packed_names, unpacked_names
 from model_store.decision.outliers import averaged_features, averaging
 from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ItemNotFound
+from model_store.feedback import Decided, DrawnQuery
 from model_store.gallery import Gallery
-from model_store.half_precision import HalfRows
 from model_store.processors import PROVIDERS
-from model_store.table import Table
+from model_store.table import HalfRows, Table
+from model_store.truth import label_or_id
+
+from .item_queries import ItemQueries, group_keys, whole_groups
 
 KEPT_QUERIES_FILE = "calibration_queries.npz"
 
@@ -317,3 +313,81 @@ def as_vectors(
         return vector
 
     return LabelledImages(ids, labels, read, np.arange(len(ids)), groups, sources)
+
+
+UNSAID = "\0 not said"
+"""Label of a query whose true match is unknown. The query counts as a matched query with only wrong
+results, so it never makes an error bound easier to meet."""
+
+SOURCE = "decisions"
+"""Name of the source of reviewed queries. It is not used if the bundle's queries have no
+sources."""
+
+
+def with_decisions(
+    kept: CalibrationInputs, drawn: Sequence[DrawnQuery], gallery: Gallery
+) -> CalibrationInputs:
+    """Return the bundle's stored queries, followed by the reviewed queries.
+
+    Parameters
+    ----------
+    drawn : see `drawn_queries`.
+    gallery : the gallery with the items named in decisions.
+    """
+    truths = [_truth(one.said, gallery) for one in drawn]
+    matched = [row for row, truth in enumerate(truths) if truth is not None]
+    absent = [row for row, truth in enumerate(truths) if truth is None]
+    unlabelled = kept.unlabelled
+    if unlabelled is not None and matched:
+        # No layer was fitted to a reviewed query, so the query's mean does not depend on its label.
+        unlabelled = HalfRows.concatenate(
+            [unlabelled, _rows([drawn[row] for row in matched], "mean")]
+        )
+    return replace(
+        kept,
+        unlabelled=unlabelled,
+        matched=_joined(kept.matched, [drawn[row] for row in matched], [*filter(None, truths)]),
+        withheld=_joined(kept.withheld, [drawn[row] for row in absent], [""] * len(absent)),
+    )
+
+
+def _truth(said: Decided | None, gallery: Gallery) -> str | None:
+    """Return the true label of a query; None if the gallery has no match for the query.
+
+    In a gallery without labels, return the id of the match.
+    """
+    if said is None or said.decision == "not_this_item":
+        return UNSAID
+    if said.decision in {"none_of_these", "new"} or said.item_id is None:
+        return None
+    if not gallery.labels:
+        return said.item_id
+    try:
+        item = gallery.items(np.array([gallery.row(said.item_id)]))[0]
+    except ItemNotFound:  # the item was removed, but its label may remain
+        return said.label or said.item_id
+    return label_or_id(item)
+
+
+def _joined(kept: Kept, drawn: Sequence[DrawnQuery], labels: Sequence[str]) -> Kept:
+    """Append the reviewed queries; each query is its own group."""
+    if not drawn:
+        return kept
+    ids = tuple(one.embedded.query_id for one in drawn)
+    names = [name or f"absent {one}" for name, one in zip(labels, ids, strict=True)]
+    rows = [_rows(drawn, part) for part in ("mean", "variance", "features")]
+    whole = rows[2].whole()
+    rows[2] = HalfRows.of(averaged_features(whole, averaging(whole.shape[1])))
+    return Kept(
+        kept.ids + ids,
+        kept.labels + tuple(names),
+        kept.groups + tuple(f"query {one}" for one in ids),
+        None if kept.sources is None else kept.sources + (SOURCE,) * len(ids),
+        HalfRows.concatenate([kept.mean, rows[0]]),
+        HalfRows.concatenate([kept.variance, rows[1]]),
+        HalfRows.concatenate([kept.features, rows[2]]),
+    )
+
+
+def _rows(drawn: Sequence[DrawnQuery], part: str) -> HalfRows:
+    return HalfRows.from_bytes([getattr(one.embedded, part) for one in drawn])

@@ -9,8 +9,7 @@ import math
 from dataclasses import dataclass
 
 from index_builder.calibration.fit import MIN_QUERIES
-from index_builder.calibration.item_queries import MOST_QUERIES
-from index_builder.calibration.leave_one_out import has_partner
+from index_builder.calibration.item_queries import MOST_QUERIES, has_partner
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import Splits
 from index_builder.progress import console

@@ -18,8 +18,7 @@ import numpy as np
 from filelock import Timeout
 
 from index_builder.configuration.database import open_with_access
-from index_builder.indexing.shards import ShardStore
-from index_builder.indexing.workdir import LOCK_FILE, Work
+from index_builder.indexing.workdir import LOCK_FILE, ShardStore, Work
 from model_store.addresses import split_address
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import CURRENT_FILE, bundle_directory, bundle_ids, current_id

@@ -19,7 +19,7 @@ from index_builder.configuration.build import (
     parse_promises,
 )
 from index_builder.encoders.resolve import FORMS, resolve_encoder
-from index_builder.indexing.tolerance import NONE, parse_tolerance
+from index_builder.indexing.blocks import NONE, parse_tolerance
 from index_builder.storage import Patience, Storage, is_url
 from index_builder.storage.storage import PATIENCE
 from model_store.bundles.manifest import ENCODER_FILE

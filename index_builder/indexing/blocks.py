@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -13,7 +14,7 @@ import numpy as np
 
 from index_builder.storage.urls import is_url, unsigned
 from model_store.encoder.contract import Inputs
-from model_store.errors import DatasetError
+from model_store.errors import ConfigError, DatasetError
 
 EncodedThumbnail = tuple[bytes, str]
 """The bytes of a thumbnail, and their media type. The class `Thumbnail` is not used here, because
@@ -219,3 +220,41 @@ def require_unicode(text: str, origin: str) -> None:
             f"{where}: {text[error.start : error.end]!r} in {text[:200]!r} is no Unicode. Write "
             "the text in UTF-8; if the text is a file name, rename the file."
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """The limit for unreadable images: either a ``share`` in [0, 1] or a ``count``.
+
+    The field that is not used is None.
+    """
+
+    share: float | None = None
+    count: int | None = None
+
+    def allows(self, n_bad: int, n_images: int) -> bool:
+        """Return whether ``n_bad`` unreadable images of ``n_images`` are accepted."""
+        if self.count is not None:
+            return n_bad <= self.count
+        return n_bad <= (self.share or 0.0) * n_images
+
+    def __str__(self) -> str:
+        return f"{self.count}" if self.count is not None else f"{100 * (self.share or 0.0):g} %"
+
+
+NONE = Tolerance(count=0)
+
+
+def parse_tolerance(text: str) -> Tolerance:
+    """Read ``1%`` or ``25``.
+
+    Raises
+    ------
+    ConfigError
+    """
+    share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    if share and float(share[1]) <= 100:
+        return Tolerance(share=float(share[1]) / 100)
+    if re.fullmatch(r"\d+", text.strip()):
+        return Tolerance(count=int(text))
+    raise ConfigError(f"--max-bad is {text!r}; wanted a share such as 1%, or a number such as 25.")

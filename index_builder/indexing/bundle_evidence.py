@@ -18,14 +18,14 @@ from index_builder.calibration.calibrate import (
     calibrate_with_queries,
 )
 from index_builder.calibration.evaluate import evaluated
+from index_builder.calibration.item_queries import whole_groups
 from index_builder.calibration.kept_queries import keep
-from index_builder.calibration.leave_one_out import whole_groups
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.database import open_with_access
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
-from index_builder.indexing.bundle_manifest import summarise
+from index_builder.indexing.assemble import summarise
 from index_builder.indexing.comparison import Side, compared
 from index_builder.indexing.comparison import page as comparison_page
 from index_builder.indexing.evaluation_page import page
@@ -42,8 +42,8 @@ from model_store.bundles.manifest import EVALUATION_FILE, Manifest
 from model_store.decision import outcome_of
 from model_store.errors import CalibrationError
 from model_store.images import ImageLimits
+from model_store.processors import one_blas_thread
 from model_store.retriever import Retriever
-from model_store.threads import one_blas_thread
 
 if TYPE_CHECKING:
     from index_builder.datasets import LabelledImages

@@ -18,8 +18,8 @@ import numpy as np
 
 from index_builder.calibration import MIN_QUERIES
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
+from index_builder.calibration.item_queries import whole_groups
 from index_builder.calibration.kept_queries import keep
-from index_builder.calibration.leave_one_out import whole_groups
 from index_builder.calibration.plan import Plan
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig
@@ -30,8 +30,7 @@ from index_builder.datasets.views import views
 from index_builder.indexing.assemble import IDS_OF_GALLERY
 from index_builder.indexing.blocks import Place
 from index_builder.indexing.catalogue import Catalogue, place_of
-from index_builder.indexing.fetching import ReadAgain
-from index_builder.indexing.prepare import read_again, read_vector
+from index_builder.indexing.prepare import ReadAgain, read_again, read_vector
 from index_builder.indexing.workdir import Work
 from index_builder.storage import NotFetched
 from model_store.decision import Calibration, Hierarchy

@@ -19,16 +19,14 @@ from index_builder.configuration.database import database_access
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
 from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason
-from index_builder.indexing.assemble import assemble
-from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS, Failure
-from index_builder.indexing.bundle_manifest import describe
+from index_builder.indexing.assemble import assemble, describe
+from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS, Failure, Tolerance
 from index_builder.indexing.calibrate import N_QUERIES, calibrate_collection, plan_of
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.embed import open_encoder
-from index_builder.indexing.embed_catalogue import Progress, embed_catalogue
+from index_builder.indexing.embed import Progress, embed_catalogue, open_encoder
 from index_builder.indexing.engines import Engine, local_engine
-from index_builder.indexing.fetching import Fetching, reader
 from index_builder.indexing.parents import NO_PARENTS, Parents, read_parents
+from index_builder.indexing.prepare import Fetching, reader
 from index_builder.indexing.reports import (
     counted,
     write_duplicates,
@@ -38,7 +36,6 @@ from index_builder.indexing.reports import (
     write_summary,
 )
 from index_builder.indexing.sources import Source, VectorSource
-from index_builder.indexing.tolerance import Tolerance
 from index_builder.indexing.workdir import Work, occupied
 from index_builder.output import read_from, write_table, writing
 from index_builder.progress import console

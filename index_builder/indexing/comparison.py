@@ -8,7 +8,7 @@ from typing import Any
 
 from index_builder.calibration.evaluate import Evaluation
 from index_builder.indexing.evaluation_page import picture_of, rendered, thumbnail_of
-from model_store.compared_answers import ComparedAnswers, Said, reason_of_change
+from model_store.answers import ComparedAnswers, Said, reason_of_change
 from model_store.decision import Calibration
 from model_store.gallery import Gallery
 

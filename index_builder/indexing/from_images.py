@@ -9,13 +9,11 @@ from pathlib import Path
 
 from index_builder.datasets import LabelledImages
 from index_builder.indexing.assemble import assemble
-from index_builder.indexing.blocks import BLOCK, Block, Entry, Place, PreparedBlock
+from index_builder.indexing.blocks import BLOCK, NONE, Block, Entry, Place, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.decoders import DecoderThreads
-from index_builder.indexing.embed_catalogue import Progress, embed_catalogue
-from index_builder.indexing.engines import LocalEngine
+from index_builder.indexing.embed import Progress, embed_catalogue
+from index_builder.indexing.engines import DecoderThreads, LocalEngine
 from index_builder.indexing.prepare import prepare_pixels
-from index_builder.indexing.tolerance import NONE
 from index_builder.indexing.workdir import occupied
 from index_builder.output import writing
 from index_builder.vectors.encoder import stored

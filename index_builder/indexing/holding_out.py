@@ -27,7 +27,7 @@ from PIL import Image
 
 from index_builder.datasets.groups import held_out_groups, pairs_of_equal, united
 from index_builder.datasets.near_duplicates import Fingerprint, fingerprint, pairs_among
-from index_builder.indexing.shards import ShardStore
+from index_builder.indexing.workdir import ShardStore
 from index_builder.progress import track
 from model_store.gallery import Thumbnail
 

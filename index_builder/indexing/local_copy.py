@@ -15,9 +15,8 @@ from typing import IO
 from urllib.parse import quote
 
 from index_builder.datasets.image_files import LeftOut, is_system_file
-from index_builder.indexing.blocks import Entry
+from index_builder.indexing.blocks import Entry, Tolerance
 from index_builder.indexing.sources import open_source
-from index_builder.indexing.tolerance import Tolerance
 from index_builder.output import read_from, writing
 from index_builder.storage import NotFetched, Storage
 from model_store.errors import DatasetError, SourceUnavailable, TooManyBadImages

@@ -17,32 +17,58 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.markup import escape
 
-from index_builder.calibration.retrieval import (
-    LATITUDE,
-    LONGITUDE,
-    place_in,
-    places_of_items,
-)
+from index_builder.calibration.retrieval import LATITUDE, LONGITUDE, place_in, places_of_items
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.image_files import LeftOut
 from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
-from index_builder.indexing.blocks import Entry, Failure
-from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.engines import local_engine
-from index_builder.indexing.fetching import Fetching, ReadAgain, reader
-from index_builder.indexing.prepare import read_vector
-from index_builder.indexing.sources import Source
-from index_builder.indexing.sources.manifest import COLUMNS
-from index_builder.indexing.truth import label_of_item
 from index_builder.progress import console, track
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
-from model_store.errors import DatasetError
+from model_store.errors import DatasetError, ItemNotFound
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
 from model_store.processors import usable_processors
 from model_store.truth import Within, label_or_id, wgs84
+
+from .blocks import Entry, Failure
+from .catalogue import Catalogue
+from .engines import local_engine
+from .prepare import Fetching, ReadAgain, read_vector, reader
+from .sources import Source
+from .sources.manifest import COLUMNS
+
+
+def label_of_item(gallery: Gallery, name: str, origin: str, column: str) -> str:
+    """Return the label of the item that a query shows.
+
+    If no item of the gallery has a label, the function returns the id of the item instead.
+
+    Parameters
+    ----------
+    origin, column : line and column that contain the item's id, for messages.
+
+    Raises
+    ------
+    DatasetError : the gallery has no such item, or the item has no label although other items have
+        labels.
+    """
+    try:
+        item = gallery.item(name)
+    except ItemNotFound as error:
+        raise DatasetError(
+            f"{origin}: the query shows the item {name!r}. {error} If the query shows no item of "
+            f"the gallery, leave {column} empty."
+        ) from error
+    if not gallery.labels:
+        return item.id
+    if item.label is None:
+        raise DatasetError(
+            f"{origin}: the query shows the item {name!r}, which has no label, but other items "
+            "have labels. Give the item a label, or leave the query out."
+        )
+    return item.label
+
 
 ITEM = "item"
 """Name of the column with the id of the item that a query shows."""

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.indexing.decoders import DecoderProcesses
 from index_builder.indexing.embed import open_encoder
-from index_builder.indexing.engines import LocalEngine, Task
-from index_builder.indexing.fetching import Fetching
-from index_builder.indexing.shards import Shard
+from index_builder.indexing.engines import DecoderProcesses, LocalEngine, Task
+from index_builder.indexing.prepare import Fetching
+from index_builder.indexing.workdir import Shard
 from index_builder.storage import Patience, Storage, Trust
 from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits

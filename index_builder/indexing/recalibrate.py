@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from index_builder.calibration.feedback import corrected_by_feedback
-from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again
-from index_builder.calibration.fit_first import fit_first
+from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again, fit_first
 from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.database import database_access
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
+from index_builder.indexing.assemble import summarise
 from index_builder.indexing.bundle_evidence import opened
-from index_builder.indexing.bundle_manifest import summarise
 from index_builder.progress import console
 from model_store.bundles.changes import open_writable
 from model_store.bundles.compaction import RENAMED_LABELS, Calibrate, Compaction
@@ -29,7 +28,7 @@ from model_store.errors import CalibrationError, ConfigError, UsageError, WriteR
 from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries
 from model_store.gallery import LiveGallery
 from model_store.gallery.opening import open_gallery
-from model_store.threads import one_blas_thread
+from model_store.processors import one_blas_thread
 
 if TYPE_CHECKING:
     from model_store.gallery import FaissGallery

@@ -14,10 +14,10 @@ from index_builder.calibration.captions import Captions, calibrate_texts
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
+from index_builder.indexing.assemble import text_described
 from index_builder.indexing.bundle_evidence import opened
-from index_builder.indexing.bundle_manifest import text_described
+from index_builder.indexing.own_queries import label_of_item
 from index_builder.indexing.sources.manifest import Line, lines_of, text_of
-from index_builder.indexing.truth import label_of_item
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.manifest import Manifest
 from model_store.decision import outcome_of

@@ -12,15 +12,14 @@ import numpy as np
 from index_builder.calibration import corrected_by_feedback
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.calibration.evaluate import evaluate
-from index_builder.calibration.item_queries import ItemQueries, cross_fitted_items
+from index_builder.calibration.item_queries import ItemQueries, cross_fitted_items, whole_groups
 from index_builder.calibration.kept_queries import keep
-from index_builder.calibration.leave_one_out import whole_groups
 from index_builder.calibration.plan import Plan
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.database import database_access
 from index_builder.configuration.signing import signing_key
 from index_builder.datasets import LabelledImages, SplitChoices, Splits, load_splits
-from index_builder.indexing.bundle_manifest import describe
+from index_builder.indexing.assemble import describe
 from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.from_images import build_gallery
 from index_builder.indexing.sources import open_vectors
@@ -47,9 +46,8 @@ from model_store.gallery.opening import (
     index_description,
     is_in_database,
 )
-from model_store.processors import PROVIDERS, ProviderChoice
+from model_store.processors import PROVIDERS, ProviderChoice, one_blas_thread
 from model_store.retriever import Retriever
-from model_store.threads import one_blas_thread
 
 _OF_POSTERIOR = ("method", "prior_share", "norm_correlation", "temperature")
 """Keys of the posterior's report that are also stored in the bundle."""

@@ -19,7 +19,7 @@ from index_builder.calibration.calibrate import (
     N_DETECTOR_IMAGES,
     calibration_queries,
 )
-from index_builder.calibration.leave_one_out import DetectorFolds, group_numbers, rows_of_groups
+from index_builder.calibration.item_queries import DetectorFolds, group_numbers, rows_of_groups
 from index_builder.calibration.retrieval import RetrievedQueries, look_up
 from index_builder.calibration.setup import RetrievalSetup
 from index_builder.configuration.build import CalibrationConfig

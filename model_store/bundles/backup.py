@@ -37,13 +37,12 @@ from model_store.bundles.directory import (
 from model_store.bundles.manifest import read_manifest
 from model_store.bundles.retention import Hold
 from model_store.errors import ArchiveError
-from model_store.files import FreeSpace, abandoned_folders, flush, work_folder
+from model_store.files import FreeSpace, abandoned_folders, flush, relative_name, work_folder
 from model_store.gallery import ChangesFile, FaissGallery, GallerySnapshot, LiveGallery
 from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import connect
 from model_store.gallery.opening import engine_of
 from model_store.item_ids import check_item_id
-from model_store.paths import relative_name
 
 SUMMARY_FILE = "vouch-backup.json"
 BUNDLE_FOLDER = "bundle"

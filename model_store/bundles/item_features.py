@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from model_store.decision.outliers import averaged_features, averaging
 from model_store.errors import ItemNotFound
 from model_store.gallery import GallerySnapshot
-from model_store.half_precision import HalfRows
-from model_store.table import SHARED, Table
+from model_store.table import SHARED, HalfRows, Table
 
 ITEM_FEATURES_FILE = "item_features.npz"
 

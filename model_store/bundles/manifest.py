@@ -43,8 +43,7 @@ from pydantic import (
 )
 
 from model_store.errors import BundleMismatch, BundleTampered
-from model_store.files import PARTIAL, json_text
-from model_store.paths import relative_name
+from model_store.files import PARTIAL, json_text, relative_name
 from model_store.processors import usable_processors
 
 SCHEMA_VERSION = 8

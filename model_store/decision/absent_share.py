@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from model_store.decision.crossing import first_where
+
+def first_where(holds: Callable[[int], bool], start: int, stop: int) -> int:
+    """Return the first step from ``start`` for which the monotone condition ``holds`` is true.
+
+    Returns
+    -------
+    The first such step. The result is ``stop`` if the condition is false for every step below
+    ``stop``.
+    """
+    return start + bisect_left(range(start, stop), True, key=holds)
+
 
 FLOOR = 0.01
 """Minimum estimate of the share; the maximum is 1 − `FLOOR`. The next query may be absent, even if

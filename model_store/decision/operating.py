@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtrik, betaincc, betaincinv, xlogy
 
-from model_store.decision.absent_share import prior_shift, shifted
-from model_store.decision.crossing import first_where
+from model_store.decision.absent_share import first_where, prior_shift, shifted
 from model_store.decision.evidence import Evidence
 from model_store.decision.recalibration import Recalibration
 from model_store.records import OperatingPoint

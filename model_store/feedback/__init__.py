@@ -13,7 +13,7 @@
     agreement  agreement of independent reviewers
 """
 
-from model_store.feedback.answered import AnsweredQueries, AnsweredQuery
+from model_store.feedback.answered import AnsweredQueries, AnsweredQuery, DrawnQuery, drawn_queries
 from model_store.feedback.cases import (
     CASE_REASONS,
     Case,
@@ -21,7 +21,6 @@ from model_store.feedback.cases import (
     CaseState,
 )
 from model_store.feedback.decisions import DECISIONS, Decided, DecisionKind, Pair, moment
-from model_store.feedback.drawn import DrawnQuery, drawn_queries
 from model_store.feedback.log import (
     FeedbackLog,
     Reviews,

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from model_store.feedback.file import opened
-from model_store.half_precision import HalfRows
+from model_store.table import HalfRows
+
+from . import cases
+from .decisions import Decided, agreed, listed
+from .file import opened
 
 LATE_S = 3600.0
 """Maximum time in seconds from an answer until its query is written to the file."""
@@ -148,3 +151,54 @@ def forget(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
         "DELETE FROM answered WHERE gallery = ? AND query_id = ?", (gallery, query_id)
     )
     return deleted.rowcount > 0
+
+
+MOST_OPEN = 0.1
+"""Maximum share of undecided queries among the used queries."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnQuery:
+    """A query that was drawn at random.
+
+    Attributes
+    ----------
+    embedded : embedding of the query.
+    said : decision on which enough reviewers agree; None if too few agree.
+    """
+
+    embedded: AnsweredQuery
+    said: Decided | None
+
+
+def drawn_queries(path: Path, gallery: str, encoder: str) -> list[DrawnQuery]:
+    """Return the oldest drawn queries: as many as possible with a small share of undecided queries.
+
+    Parameters
+    ----------
+    path : path of the feedback file.
+    gallery : name of the gallery in the file.
+    encoder : fingerprint of the encoder that computed the embeddings.
+    """
+    with opened(path) as connection:
+        rows = connection.execute(
+            "SELECT query_id, mean, variance, features FROM cases "
+            "JOIN answered USING (gallery, encoder, query_id) "
+            "WHERE gallery = ? AND encoder = ?",
+            (gallery, encoder),
+        )
+        embedded = {row[0]: AnsweredQuery(*row) for row in rows}
+        drawn = []
+        for case in cases.listed(connection, {"gallery": gallery, "encoder": encoder}):
+            if not case.drawn_evenly or case.query_id not in embedded:
+                continue
+            made = listed(connection, {"gallery": gallery, "query_id": case.query_id})
+            agreeing = agreed(made, case.wanted)
+            said = agreeing[-1] if agreeing else None
+            drawn.append(DrawnQuery(embedded[case.query_id], said))
+    n_open, end = 0, 0
+    for number, one in enumerate(drawn, start=1):
+        n_open += one.said is None
+        if one.said is not None and n_open <= MOST_OPEN * number:
+            end = number
+    return drawn[:end]

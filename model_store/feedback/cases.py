@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from model_store.feedback import decisions
-from model_store.feedback.agreement import agreed
-from model_store.feedback.decisions import Decided, Selection
+from model_store.feedback.decisions import Decided, Selection, agreed
 from model_store.verdicts import CaseReason
 
 CASE_REASONS: tuple[CaseReason, ...] = get_args(CaseReason)

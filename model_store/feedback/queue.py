@@ -19,13 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.feedback import answered, cases
-from model_store.feedback.agreement import n_missing
 from model_store.feedback.answered import AnsweredQuery
 from model_store.feedback.cases import Case, CaseState
-from model_store.feedback.decisions import COLUMNS, Decided
+from model_store.feedback.decisions import COLUMNS, Decided, n_missing
 from model_store.feedback.file import opened
-from model_store.half_precision import HalfRows
-from model_store.table import Table
+from model_store.table import HalfRows, Table
 from model_store.verdicts import CaseReason
 
 

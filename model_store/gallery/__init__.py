@@ -26,8 +26,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from model_store.gallery.files.gallery import FaissGallery
-    from model_store.gallery.files.writer import write_faiss_gallery, write_faiss_parts
+    from model_store.gallery.files.gallery import (
+        FaissGallery,
+        write_faiss_gallery,
+        write_faiss_parts,
+    )
     from model_store.gallery.filters.grammar import Filter, parse_filter, read_filter
     from model_store.gallery.index.allowed import Allowed, MaskedRows
     from model_store.gallery.index.build import IndexReport
@@ -36,13 +39,17 @@ if TYPE_CHECKING:
     from model_store.gallery.live.log import ChangesFile
     from model_store.gallery.live.snapshot import GallerySnapshot
     from model_store.gallery.opening import open_gallery
-    from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
-    from model_store.gallery.writable import (
+    from model_store.gallery.protocol import (
+        Candidates,
         Delete,
         Edit,
+        Gallery,
+        Item,
         ItemFields,
+        NewItem,
         Receipt,
         Retry,
+        Thumbnail,
         Upsert,
         Vector,
         Writable,
@@ -52,8 +59,8 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "live.log": ("ChangesFile",),
-    "files.gallery": ("FaissGallery",),
-    "files.writer": (
+    "files.gallery": (
+        "FaissGallery",
         "write_faiss_gallery",
         "write_faiss_parts",
     ),
@@ -76,9 +83,6 @@ _PLACES = {
         "Item",
         "NewItem",
         "Thumbnail",
-    ),
-    "live.snapshot": ("GallerySnapshot",),
-    "writable": (
         "Delete",
         "Edit",
         "ItemFields",
@@ -90,6 +94,7 @@ _PLACES = {
         "Write",
         "Written",
     ),
+    "live.snapshot": ("GallerySnapshot",),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 

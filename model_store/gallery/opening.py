@@ -20,8 +20,7 @@ from model_store.gallery.milvus import collection as milvus
 from model_store.gallery.milvus.collection import MilvusAccess
 from model_store.gallery.postgres import database as postgres
 from model_store.gallery.postgres.database import SCHEMES, PostgresAccess
-from model_store.gallery.protocol import Gallery, Part
-from model_store.gallery.writable import Writable
+from model_store.gallery.protocol import Gallery, Part, Writable
 from model_store.installation import how_to_install
 
 if TYPE_CHECKING:
@@ -264,7 +263,7 @@ def write_gallery(
     DatasetError : the database cannot store an item.
     GalleryUnavailable : the database does not answer.
     """
-    from model_store.gallery.files.writer import write_faiss_parts  # noqa: PLC0415 - slow
+    from model_store.gallery.files.gallery import write_faiss_parts  # noqa: PLC0415 - slow
 
     if database_uri is not None:
         engine_at(database_uri).write(new, database_uri, access())

@@ -8,8 +8,15 @@
 Each adapter takes a client object of the store's library and does not import the library.
 """
 
-from model_store.stores.adapters import FaissStore, LanceStore, PgvectorStore, QdrantStore
-from model_store.stores.store import Store, StoreAnswer, search_and_decide
+from model_store.stores.store import (
+    FaissStore,
+    LanceStore,
+    PgvectorStore,
+    QdrantStore,
+    Store,
+    StoreAnswer,
+    search_and_decide,
+)
 
 __all__ = [
     "FaissStore",

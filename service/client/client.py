@@ -26,8 +26,7 @@ from model_store.verdicts import Order
 from service import schemas
 from service.client.contract import Fields, fields_of, headers_of, path_of, read, send, sent_again
 from service.client.management import GalleryManagement
-from service.client.review import ReviewQueueClient
-from service.client.unknown import UnknownQueriesClient
+from service.client.review import ReviewQueueClient, UnknownQueriesClient
 from service.schemas.keywords import DecisionOptions, ListOptions, SearchOptions
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from model_store.installation import how_to_install
 from service.client.client import VouchClient
-from service.client.images import image_named
 from service.client.vouched import (
     MIN_MATCH_PROBABILITY,
+    image_named,
     metadata_of,
     text_of,
     vouched_results,

@@ -20,7 +20,7 @@ from model_store.verdicts import Verdict
 from service import schemas
 from service.client.client import VouchClient
 from service.client.contract import VouchProblem
-from service.client.images import image_named
+from service.client.vouched import image_named
 from service.schemas.keywords import SearchOptions
 
 try:

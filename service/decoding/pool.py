@@ -19,8 +19,7 @@ from model_store.errors import CorruptImage, ImageError, ImageTooCostly
 from model_store.images import ImageLimits, Preprocessing, check_size
 from model_store.images.budget import DecodingBudget
 from service.decoding.decoder import Prepared
-from service.decoding.messages import read_reply, read_started, request_message
-from service.decoding.process import DecoderProcess
+from service.decoding.process import DecoderProcess, read_reply, read_started, request_message
 from service.decoding.sandbox import PARTS, SandboxMode
 from service.fair_share import FairShare
 

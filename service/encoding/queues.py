@@ -10,8 +10,7 @@ from typing import Self
 
 from model_store.encoder.contract import Encoder
 from model_store.processors import PROVIDERS, usable_processors
-from service.encoding.batch_size import Batches, largest_useful_batch, useful_turn
-from service.encoding.batching import MicroBatcher
+from service.encoding.batching import Batches, MicroBatcher, largest_useful_batch, useful_turn
 from service.encoding.shared import SharedEncoder
 from service.fair_share import FairShare
 from service.observability.records import BatchRecord

@@ -22,8 +22,8 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from model_store.answers import Said
 from model_store.bundles.bundle import Bundle
-from model_store.compared_answers import Said
 from model_store.installation import installed_version
 from model_store.verdicts import ChangeReason
 from service.observability.records import BatchRecord, RequestRecord, SearchRecord

@@ -33,7 +33,7 @@ from model_store.errors import (
     VouchError,
 )
 from model_store.gallery import Receipt, Retry, Write
-from model_store.gallery.writable import once_kept
+from model_store.gallery.protocol import once_kept
 from model_store.signing import read_private_key
 from service.observability.metrics import counted_as
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
-from model_store.answers import Answer
+from model_store.answers import Answer, ComparedAnswers, Said
 from model_store.bundles.bundle import Bundle
-from model_store.bundles.shadow import ShadowTerms, read_shadow, write_shadow
-from model_store.compared_answers import ComparedAnswers, Said
+from model_store.bundles.operator import ShadowTerms, read_shadow, write_shadow
 from model_store.errors import (
     ActivationRefused,
     ItemNotFound,

@@ -47,8 +47,8 @@ from model_store.gallery import (
     write_faiss_parts,
 )
 from model_store.gallery.files.gallery import GALLERY_FILES
+from model_store.gallery.index.build import BLOCK_ROWS
 from model_store.gallery.index.plan import DEFAULT_SETTINGS
-from model_store.gallery.index.row_blocks import BLOCK_ROWS
 from model_store.gallery.index.search import INDEX_FILE
 from model_store.gallery.protocol import AT_ONCE, Part
 from model_store.predictive import Predictive, predict

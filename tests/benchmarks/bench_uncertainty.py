@@ -40,8 +40,8 @@ from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from index_builder.calibration.detector import fit_picture_state
 from index_builder.calibration.evaluate import Answers, ask
-from index_builder.calibration.picture_state import fit_picture_state
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import DEGRADATIONS, DEGRADE, degraded
 from index_builder.datasets.folder import folder

@@ -23,7 +23,7 @@ ShownAs = Callable[..., Shown]
 
 @pytest.fixture(autouse=True)
 def _decoders_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index_builder.indexing.decoders._started", forked)
+    monkeypatch.setattr("index_builder.indexing.engines._started", forked)
 
 
 @pytest.fixture(scope="module")

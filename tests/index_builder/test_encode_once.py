@@ -16,8 +16,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES
-from index_builder.calibration.leave_one_out import whole_groups
-from index_builder.calibration.picture_state import N_DEGRADED
+from index_builder.calibration.detector import N_DEGRADED
+from index_builder.calibration.item_queries import whole_groups
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.encoder import NetworkConfig
 from index_builder.datasets import LabelledImages

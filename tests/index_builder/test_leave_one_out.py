@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from index_builder.calibration import DetectorFolds, leave_one_out_queries
-from index_builder.calibration.hidden_labels import fit_label_folds
-from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups, whole_groups
-from index_builder.calibration.lists import items_alike, plain_items
-from index_builder.calibration.retrieval import look_up
+from index_builder.calibration.item_queries import group_numbers, rows_of_groups, whole_groups
+from index_builder.calibration.retrieval import fit_label_folds, look_up
+from index_builder.calibration.setup import items_alike, plain_items
 from index_builder.datasets.images import LabelledImages, from_arrays
 from model_store.decision import label_means
 from model_store.encoder.contract import Embeddings

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from index_builder.calibration.open_set import Outcomes
+from index_builder.calibration.evaluate import Outcomes
 
 
 def described(probabilities: np.ndarray, correct: np.ndarray, absent: np.ndarray) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder.calibration.picture_state import fit_picture_state
+from index_builder.calibration.detector import fit_picture_state
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import DEGRADE, degraded
 from index_builder.datasets.folder import folder

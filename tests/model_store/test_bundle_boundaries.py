@@ -19,8 +19,14 @@ from model_store.bundles.directory import (
     require_current,
 )
 from model_store.bundles.manifest import BundleFiles, Manifest, describe_file
-from model_store.bundles.operator import OPERATOR_FILE, OperatorSettings, read_operator
-from model_store.bundles.shadow import SHADOW_FILE, ShadowTerms, read_shadow
+from model_store.bundles.operator import (
+    OPERATOR_FILE,
+    SHADOW_FILE,
+    OperatorSettings,
+    ShadowTerms,
+    read_operator,
+    read_shadow,
+)
 from model_store.errors import BundleNotFound, ConfigError, GallerySuperseded, PointerUnreadable
 
 ID, NEXT = "0" * 15 + "9", "0" * 15 + "a"

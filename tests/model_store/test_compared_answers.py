@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model_store.compared_answers import ComparedAnswers, Said, reason_of_change
+from model_store.answers import ComparedAnswers, Said, reason_of_change
 
 MATCH = Said("match", "a1", "a", 0.9, outlier=False, lacking=False)
 

@@ -12,7 +12,7 @@ import pytest
 from model_store.errors import ConfigError, DecisionNotFound
 from model_store.feedback import AnsweredQueries, AnsweredQuery, Decided, FeedbackLog, Pair
 from model_store.feedback.exchange import from_csv, from_jsonl, to_csv, to_jsonl
-from model_store.half_precision import HalfRows
+from model_store.table import HalfRows
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from model_store.gallery import (
     Vector,
     write_faiss_gallery,
 )
-from model_store.gallery.filters import facets as facets_of
+from model_store.gallery.filters import columns
 from model_store.gallery.filters.grammar import Scalar
 from model_store.records import Facet
 from tests.laws.gallery_laws import random_embeddings
@@ -149,7 +149,7 @@ def test_what_is_written_counts_at_once(tmp_path: Path) -> None:
 
 def test_values_ascend_by_kind_and_numbers_by_size() -> None:
     ascending: list[Scalar] = [False, True, -2, -0.5, 0, 0.25, 3, "", "a", "é"]
-    orders = [facets_of._order(value) for value in ascending]
+    orders = [columns._order(value) for value in ascending]
     assert orders == sorted(set(orders))
 
 
@@ -159,4 +159,4 @@ def test_the_most_frequent_are_those_of_a_sorted_list(most: int) -> None:
     for n in range(1, 10):
         counts = generator.integers(0, 4, n)
         wanted = sorted(np.flatnonzero(counts).tolist(), key=lambda place: -counts[place])
-        assert facets_of._frequent(counts, most) == wanted[:most]
+        assert columns._most_frequent(counts, most) == wanted[:most]

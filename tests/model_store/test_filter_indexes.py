@@ -45,12 +45,18 @@ from model_store.gallery.files.fields import (
     FieldColumns,
 )
 from model_store.gallery.filters import columns, selection
-from model_store.gallery.filters.columns import NUMBER_KIND, TEXT_KIND, Column, Postings
-from model_store.gallery.filters.facets import Counted, facet_of
+from model_store.gallery.filters.columns import (
+    NUMBER_KIND,
+    TEXT_KIND,
+    Column,
+    Counted,
+    Postings,
+    facet_of,
+)
 from model_store.gallery.filters.grammar import Comparison, Field, Scalar, parse_field
 from model_store.gallery.filters.sql import column_of
 from model_store.gallery.index import search as index_search
-from model_store.gallery.live import fields as live_fields
+from model_store.gallery.live import snapshot
 from tests.laws.gallery_laws import random_embeddings
 from tests.support.filters_in_words import FILTERS, NAMES, PICTURE, holds
 
@@ -281,7 +287,7 @@ class TestALiveGallery:
         """Also for those who still search an earlier state."""
         there = {item.id: item for item in ITEMS[:50]}
         states: list[tuple[Gallery, dict[str, NewItem]]] = []
-        with patch.object(live_fields, "RUN", 4):
+        with patch.object(snapshot, "RUN", 4):
             for step in range(30):
                 old = ITEMS[step]
                 changed = [replace(old, metadata=plain_metadata(1000 + step)), ITEMS[100 + step]]
@@ -314,14 +320,14 @@ class TestALiveGallery:
             assert set(found.rows[0].tolist()) == set(rows.tolist())
 
     def test_looks_at_few_items_one_by_one(self, live: LiveGallery) -> None:
-        with patch.object(live_fields, "RUN", 4):
+        with patch.object(snapshot, "RUN", 4):
             live.commit([self.upsert(item) for item in ITEMS[100:127]])
-            lengths = [len(run) for run in live_fields.runs(27)]
+            lengths = [len(run) for run in snapshot.runs(27)]
         assert lengths == [16, 8]
 
     @pytest.mark.parametrize("n", [3, 4, 5, 6])
     def test_finds_every_item_beside_the_end_of_a_run(self, live: LiveGallery, n: int) -> None:
-        with patch.object(live_fields, "RUN", 4):
+        with patch.object(snapshot, "RUN", 4):
             live.commit([self.upsert(item) for item in ITEMS[100 : 100 + n]])
             every = live.snapshot().matching(parse_filter({"id": {"exists": True}}))
             assert every.mask().sum() == 50 + n

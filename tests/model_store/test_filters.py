@@ -33,8 +33,8 @@ from model_store.gallery.filters.grammar import (
     parse_field,
 )
 from model_store.gallery.filters.sql import as_stored, metadata_json
-from model_store.gallery.live import fields as live_fields
-from model_store.gallery.live.fields import LogColumns
+from model_store.gallery.live import snapshot
+from model_store.gallery.live.snapshot import LogColumns
 from model_store.verdicts import IndexedBy
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
 
@@ -305,7 +305,7 @@ def test_indexes_of_written_items_that_were_asked_last_are_kept(limit: str, most
 
     log: Any = SimpleNamespace(column=column)
     columns, one_run = LogColumns(log), np.array([1])
-    with patch.object(live_fields, "RUN", 1), patch.object(live_fields, limit, most):
+    with patch.object(snapshot, "RUN", 1), patch.object(snapshot, limit, most):
         for name in "abacab":
             [(start, _)] = columns.all(parse_field(name), one_run)
             assert start == 0

@@ -28,13 +28,12 @@ from model_store.gallery import (
     Thumbnail,
     write_faiss_gallery,
 )
-from model_store.gallery.files.variances import HALF_ROUNDING
+from model_store.gallery.files.row_file import HALF_ROUNDING
+from model_store.gallery.index import build
 from model_store.gallery.index import build as index_build
-from model_store.gallery.index import recall
 from model_store.gallery.index import search as index_search
-from model_store.gallery.index.build import parameters_of, selector, set_effort
+from model_store.gallery.index.build import EFFORTS, FETCHED, parameters_of, selector, set_effort
 from model_store.gallery.index.plan import EXACT_BYTES, IndexKind, lists_for, plan_index
-from model_store.gallery.index.recall import EFFORTS, FETCHED
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 
 APPROXIMATE: list[IndexKind] = [kind for kind in get_args(IndexKind) if kind != "flat"]
@@ -574,22 +573,22 @@ def test_recall_is_measured_on_as_many_candidates_as_a_search_fetches(
 @pytest.mark.parametrize("n_items", [3, 9, 10, 11])
 def test_tenth_similarity_of_fewer_items_is_the_lowest(n_items: int) -> None:
     directions = unit(clustered(n_items).mean)
-    wanted = np.sort(directions @ directions[0])[::-1][: recall.N_NEIGHBOURS][-1]
-    assert recall.tenth_similarity(directions, directions[:1]) == pytest.approx(wanted, abs=1e-6)
+    wanted = np.sort(directions @ directions[0])[::-1][: build.N_NEIGHBOURS][-1]
+    assert build.tenth_similarity(directions, directions[:1]) == pytest.approx(wanted, abs=1e-6)
 
 
 def test_an_item_as_near_as_the_tenth_is_one_of_the_ten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recall, "_TIE", 0.0)
+    monkeypatch.setattr(build, "_TIE", 0.0)
     axes = np.eye(4, dtype=np.float32)
     every = [np.arange(4)]
-    assert recall.share_found(axes, axes[:1], every, np.zeros(1, np.float32)) == 1.0
-    assert recall.share_found(axes, axes[:1], every, np.ones(1, np.float32)) == 0.25
+    assert build.share_found(axes, axes[:1], every, np.zeros(1, np.float32)) == 1.0
+    assert build.share_found(axes, axes[:1], every, np.ones(1, np.float32)) == 0.25
 
 
 def test_recall_of_more_than_ten_equal_items_is_one() -> None:
     directions = np.ones((12, 1), dtype=np.float32)
     one = np.ones(1, dtype=np.float32)
-    assert recall.share_found(directions, directions[:1], [np.arange(12)], one) == 1.0
+    assert build.share_found(directions, directions[:1], [np.arange(12)], one) == 1.0
 
 
 @pytest.mark.parametrize("allowed", [None, [0, 2, 3], []])

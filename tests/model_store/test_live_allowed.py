@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.gallery.index.allowed import Allowed, MaskedRows
-from model_store.gallery.live.allowed import RowsOfAll, RowsOfBase
+from model_store.gallery.live.snapshot import RowsOfAll, RowsOfBase
 
 N_BASE, N_SINCE = 6, 4
 Mask = NDArray[np.bool_]

@@ -47,7 +47,7 @@ from model_store.gallery.live import rows as log_rows
 from model_store.gallery.live.high_water import HighWater, remove_unfinished, require_reached
 from model_store.gallery.live.log import Transaction, _now
 from model_store.gallery.live.sqlite import connect
-from model_store.gallery.writable import with_whole_items
+from model_store.gallery.protocol import with_whole_items
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
 from tests.support.killing import killed_at

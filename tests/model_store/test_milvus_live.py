@@ -32,10 +32,9 @@ from model_store.gallery import (
 )
 from model_store.gallery.milvus.collection import NOW, MilvusAccess, MilvusDescription
 from model_store.gallery.milvus.databases import SqliteDatabase
-from model_store.gallery.milvus.gallery import MilvusGallery
+from model_store.gallery.milvus.gallery import MilvusGallery, MilvusRows
 from model_store.gallery.milvus.live import MilvusLive, open_milvus
 from model_store.gallery.milvus.log import GRACE_S, MilvusLog, Turn
-from model_store.gallery.milvus.rows import MilvusRows
 from tests.laws.gallery_laws import new_items, random_embeddings
 from tests.laws.writable_laws import (
     DIM,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.paths import inside, relative_name
+from model_store.files import inside, relative_name
 
 OUTSIDE = (
     *("..", "../a", "a/../b", "a/..", "/", "/etc/passwd", "//etc/passwd", "", ".", "./a", "a//b"),

@@ -27,7 +27,7 @@ from model_store.feedback import (
 )
 from model_store.feedback.exchange import from_csv, from_jsonl, to_csv, to_jsonl
 from model_store.feedback.queue import RANDOM_TURN
-from model_store.half_precision import HalfRows
+from model_store.table import HalfRows
 
 ROOMY = Bounds(retention_s=1e6, most=1000, most_bytes=2**20)
 NOW = 2e9

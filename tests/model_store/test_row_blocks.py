@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from model_store.gallery import IndexSettings
 from model_store.gallery.files import row_file
 from model_store.gallery.files.row_file import RowFile, load_bytes, load_rows
-from model_store.gallery.index import build, recall, row_blocks
-from model_store.gallery.index.build import build_index
+from model_store.gallery.index import build
+from model_store.gallery.index.build import build_index, rows_at
 from model_store.gallery.index.plan import IndexKind, plan_index
-from model_store.gallery.index.row_blocks import rows_at
 
 N, DIM = 3_000, 16
 
@@ -38,7 +37,7 @@ def mapped(tmp_path: Path) -> NDArray[np.float32]:
 
 @pytest.fixture(params=[1, 7, 1_000, 3_000, 65_536])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", request.param)
+    monkeypatch.setattr(build, "BLOCK_ROWS", request.param)
     return int(request.param)
 
 
@@ -46,7 +45,7 @@ def test_the_blocks_of_an_array_and_of_a_file_are_its_rows(
     mapped: NDArray[np.float32], block: int
 ) -> None:
     for rows in (directions(), mapped, mapped.copy()):
-        blocks = list(row_blocks.row_blocks(rows))
+        blocks = list(build.row_blocks(rows))
         assert {len(one) for one in blocks[:-1]} <= {block}
         np.testing.assert_array_equal(np.concatenate(blocks), directions())
 
@@ -62,11 +61,11 @@ def test_rows_are_those_at_their_places(mapped: NDArray[np.float32], block: int)
 def test_what_was_read_of_a_file_takes_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 8_192)
+    monkeypatch.setattr(build, "BLOCK_ROWS", 8_192)
     np.save(tmp_path / "rows.npy", np.ones((500_000, DIM), np.float32))  # 30 MiB
     rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
     before = mapped_kib()
-    for one in row_blocks.row_blocks(rows):
+    for one in build.row_blocks(rows):
         assert one.sum() == one.size
         assert mapped_kib() - before < 8 * 1024
     assert mapped_kib() - before < 2 * 1024
@@ -87,7 +86,7 @@ def test_an_index_of_blocks_is_the_index_of_all(
     settings = IndexSettings(kind, min_recall=0.5)
     plan = plan_index(N, DIM, settings)
     whole, report = build_index(directions(), plan, settings)
-    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 700)
+    monkeypatch.setattr(build, "BLOCK_ROWS", 700)
     parts, of_parts = build_index(mapped, plan, settings)
     assert report == of_parts
     assert faiss.serialize_index(whole).tobytes() == faiss.serialize_index(parts).tobytes()
@@ -96,19 +95,19 @@ def test_an_index_of_blocks_is_the_index_of_all(
 def test_recall_is_measured_block_by_block(mapped: NDArray[np.float32], block: int) -> None:
     queries = directions(20, DIM)[:, ::-1].copy()
     similarities = np.sort(queries @ directions().T, axis=1)
-    tenth = recall.tenth_similarity(mapped, queries)
+    tenth = build.tenth_similarity(mapped, queries)
     np.testing.assert_allclose(tenth, similarities[:, -10], atol=1e-6)
     nearest = np.argsort(-(queries @ directions().T), axis=1)
     found = [row[3:13] for row in nearest[:10]] + [np.append(row[:9], -1) for row in nearest[10:]]
-    share = recall.share_found(mapped, queries, found, tenth)
+    share = build.share_found(mapped, queries, found, tenth)
     assert share == pytest.approx((10 * 0.7 + 10 * 0.9) / 20)
 
 
 def test_where_there_are_fewer_than_ten_all_are_wanted(block: int) -> None:
     rows, queries = directions(4), directions(2)
-    tenth = recall.tenth_similarity(rows, queries)
+    tenth = build.tenth_similarity(rows, queries)
     np.testing.assert_allclose(tenth, (queries @ rows.T).min(axis=1), atol=1e-6)
-    assert recall.share_found(rows, queries, [np.arange(4), np.array([0, 1])], tenth) == 0.75
+    assert build.share_found(rows, queries, [np.arange(4), np.array([0, 1])], tenth) == 0.75
 
 
 def test_queries_that_recall_is_measured_with_leave_the_crowd_of_an_item(

@@ -22,7 +22,7 @@ from model_store.encoder.onnx import OnnxEncoder, _start_session
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
 from model_store.retriever import Retriever
 from service.app import create_app
-from service.encoding.batch_size import largest_useful_batch, useful_turn
+from service.encoding.batching import largest_useful_batch, useful_turn
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.processes import Redis

@@ -13,8 +13,7 @@ from starlette.testclient import TestClient
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import EncoderStopped
-from service.encoding.batch_size import largest_useful_batch, useful_turn
-from service.encoding.batching import MicroBatcher
+from service.encoding.batching import MicroBatcher, largest_useful_batch, useful_turn
 from service.encoding.queues import BatchLimits, EncoderQueues, measured
 from service.fair_share import FairShare
 from service.observability.records import BatchRecord
@@ -313,7 +312,7 @@ class Clocked(FakeEncoder):
 
 
 def useful(encoder: Clocked, limit: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("service.encoding.batch_size.time", encoder)
+    monkeypatch.setattr("service.encoding.batching.time", encoder)
     return largest_useful_batch(encoder, limit)
 
 
@@ -325,7 +324,7 @@ def test_a_turn_takes_a_quarter_of_a_second_at_most(
     seconds: float, limit: int, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = Clocked(lambda _: seconds)
-    monkeypatch.setattr("service.encoding.batch_size.time", encoder)
+    monkeypatch.setattr("service.encoding.batching.time", encoder)
     assert useful_turn(encoder, 1, limit, 1) == wanted
 
 
@@ -338,7 +337,7 @@ class TestATurnOfSeveralProcessors:
         self, share: float, wanted: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         encoder = Clocked(lambda n: 1e-4 * n * (share if n > 1 else 1))
-        monkeypatch.setattr("service.encoding.batch_size.time", encoder)
+        monkeypatch.setattr("service.encoding.batching.time", encoder)
         assert useful_turn(encoder, 1, 100, 8) == wanted
 
     def test_never_where_an_answer_would_depend_on_who_else_asks(
@@ -352,7 +351,7 @@ class TestATurnOfSeveralProcessors:
                 return found
 
         encoder = Rounding(lambda n: 1e-4 * n * (0.5 if n > 1 else 1))
-        monkeypatch.setattr("service.encoding.batch_size.time", encoder)
+        monkeypatch.setattr("service.encoding.batching.time", encoder)
         assert useful_turn(encoder, 1, 100, 8) == 1
 
 

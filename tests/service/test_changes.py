@@ -21,7 +21,7 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.gallery import ChangesFile, Delete
-from model_store.gallery.files.previews import PREVIEWS_FILE, PreviewsWriter
+from model_store.gallery.files.items import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
 from model_store.gallery.live.sqlite import commit
 from model_store.item_ids import MAX_ID_LENGTH

@@ -20,8 +20,7 @@ from model_store.bundles.directory import activate
 from service import schemas
 from service.client import VouchClient
 from service.client.management import GalleryManagement
-from service.client.review import ReviewQueueClient
-from service.client.unknown import UnknownQueriesClient
+from service.client.review import ReviewQueueClient, UnknownQueriesClient
 from tests.support.bundle_copies import copied
 
 StartClient = Callable[..., TestClient]

@@ -8,7 +8,7 @@ import pytest
 
 from model_store.errors import InvalidRequest
 from service.client.contract import path_of
-from service.client.images import image_named
+from service.client.vouched import image_named
 
 
 def test_path_is_of_its_parts() -> None:

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
-from model_store.bundles.shadow import SHADOW_FILE, ShadowTerms
+from model_store.bundles.operator import SHADOW_FILE, ShadowTerms
 from model_store.errors import ActivationRefused
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
 from service.fair_share import FairShare

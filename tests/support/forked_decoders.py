@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
 
-from index_builder.indexing.decoders import _begin
+from index_builder.indexing.engines import _begin
 from tests.end_to_end.forked import fork_server
 
 
 def forked(n: int) -> ProcessPoolExecutor:
-    """Start ``n`` decoders as `index_builder.indexing.decoders._started` does."""
+    """Start ``n`` decoders as `index_builder.indexing.engines._started` does."""
     return ProcessPoolExecutor(n, fork_server(), _begin)

@@ -35,8 +35,7 @@ from model_store.bundles.backup import SUMMARY_FILE, back_up, restore
 from model_store.bundles.directory import CURRENT_FILE, current_id
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.errors import VouchError
-from model_store.files import json_text
-from model_store.paths import inside
+from model_store.files import inside, json_text
 from service.access import command as keys_command
 from service.access.keys import change_keys, mint
 from service.client import mcp_server

@@ -24,7 +24,7 @@ from index_builder.indexing.sources.opening import (
     open_source,
     open_vectors,
 )
-from index_builder.indexing.sources.source import Source
+from index_builder.indexing.sources.places import Source
 from index_builder.indexing.sources.vectors import VectorSource
 
 __all__ = ["Source", "VectorSource", "is_of_vectors", "name_of", "open_source", "open_vectors"]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from index_builder.datasets.image_files import LeftOut, Reason, files_below, is_system_file
 from index_builder.indexing.blocks import Entry, Place
+from index_builder.indexing.sources.archive import unpacking
 from index_builder.indexing.sources.manifest import entry_of, read_box, without_label
 from index_builder.indexing.sources.places import MISSING
-from index_builder.indexing.sources.unpacking import unpacking
 from index_builder.vectors.table import NOT_FOR_PYTHON
 from model_store.errors import DatasetError
 from model_store.installation import how_to_install

@@ -5,16 +5,36 @@ from __future__ import annotations
 import os
 import stat
 import unicodedata
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Protocol
 from urllib.parse import unquote
 
-from index_builder.indexing.blocks import Place
+from index_builder.datasets.image_files import LeftOut
+from index_builder.indexing.blocks import Entry, Place
 from index_builder.storage import is_url, shown
 from index_builder.storage.urls import WEB, joined, scheme_of
 from model_store.errors import DatasetError
+
+
+class Source(Protocol):
+    """A collection of images."""
+
+    def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
+        """Yield the images in a fixed order.
+
+        Parameters
+        ----------
+        scratch : directory for unpacked files.
+        left_out : collects the names of files that are left out.
+
+        Raises
+        ------
+        DatasetError : the source is invalid.
+        """
+
 
 MISSING = -1
 """Value of `Place.size` for a missing file."""

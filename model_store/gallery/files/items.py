@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from model_store.deadline import interrupted_when_late
 from model_store.errors import ItemNotFound
-from model_store.gallery.files.fields import FieldColumns, FieldsSeen, FilteredRows
 from model_store.gallery.filters.grammar import Filter, Scalar
 from model_store.gallery.filters.selection import fields_of, select
 from model_store.gallery.filters.sql import as_stored, metadata_json, to_sql
 from model_store.gallery.index.allowed import Allowed, MaskedRows
 from model_store.gallery.protocol import Item, NewItem, Thumbnail
+
+from .fields import FieldColumns, FieldsSeen, FilteredRows
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -223,3 +224,84 @@ class Items:
         if found is None:
             raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
         return int(found[0])
+
+
+PREVIEWS_FILE = "previews.sqlite"
+
+_PREVIEWS_SCHEMA = """
+CREATE TABLE meta (side INTEGER NOT NULL);
+CREATE TABLE previews (row INTEGER PRIMARY KEY, data BLOB NOT NULL);
+"""
+
+
+class PreviewsWriter:
+    """Writes the previews of items to a new file; rows are numbered in the order of the items.
+
+    Parameters
+    ----------
+    side : longest side of the previews in pixels.
+    """
+
+    def __init__(self, path: Path, side: int) -> None:
+        self._connection = sqlite3.connect(path)
+        self._connection.executescript(
+            f"BEGIN; {_PREVIEWS_SCHEMA}"
+        )  # `__exit__` ends the transaction
+        self._connection.execute("INSERT INTO meta VALUES (?)", (side,))
+        self._n_rows = 0
+
+    def add(self, items: Iterable[NewItem]) -> None:
+        """Write the previews of the next items; items without a preview are skipped."""
+        for item in items:
+            if item.preview:
+                self._connection.execute(
+                    "INSERT INTO previews VALUES (?, ?)", (self._n_rows, item.preview)
+                )
+            self._n_rows += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._connection.commit()
+        finally:
+            self._connection.close()
+
+
+class Previews:
+    """Reads the file of `PreviewsWriter`; thread-safe. Without the file, all previews are empty.
+
+    Attributes
+    ----------
+    side : longest side of the previews in pixels; None in a gallery without previews.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+        self._connections = threading.local()
+        self.side: int | None = None
+        if path.exists():
+            ((self.side,),) = self._connection.execute("SELECT side FROM meta")
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        """The connection of the calling thread."""
+        if not hasattr(self._connections, "current"):
+            self._connections.current = sqlite3.connect(self._uri, uri=True)
+        connection: sqlite3.Connection = self._connections.current
+        return connection
+
+    def at(self, row: int) -> bytes:
+        """Return the preview of a row as JPEG; empty if the row has no preview."""
+        if self.side is None:
+            return b""
+        query = "SELECT data FROM previews WHERE row = ?"
+        found = self._connection.execute(query, (row,)).fetchone()
+        return b"" if found is None else bytes(found[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,95 @@ from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
 from model_store.files import json_text
-from model_store.gallery.index.plan import (
-    DEFAULT_SETTINGS,
-    IndexKind,
-    IndexPlan,
-    IndexSettings,
-)
-from model_store.gallery.index.recall import EFFORTS, FETCHED, share_found, tenth_similarity
-from model_store.gallery.index.row_blocks import row_blocks, rows_at
+from model_store.processors import faiss_threads
 from model_store.sphere import unit_direction
-from model_store.threads import faiss_threads
+
+from .plan import DEFAULT_SETTINGS, IndexKind, IndexPlan, IndexSettings
+
+BLOCK_ROWS = 65_536
+"""Number of rows in a block. FAISS itself adds rows in blocks of this size. So the index is the
+same, whether all rows are added in one call or block by block."""
+
+
+def row_blocks(rows: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    """Yield the rows (N, D) of an array, or of a whole mapped file, in blocks.
+
+    Each block of a file is a separate memory map, which is closed after use. If one map covered the
+    whole file, all rows read so far would count as memory of the process.
+    """
+    for start in range(0, len(rows), BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, len(rows))
+        if isinstance(rows, np.memmap) and rows.filename is not None:
+            at = rows.offset + start * rows.strides[0]
+            shape = stop - start, *rows.shape[1:]
+            yield np.memmap(rows.filename, np.float32, "r", at, shape)
+        else:
+            yield rows[start:stop]
+
+
+def rows_at(rows: NDArray[np.float32], places: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the rows at ``places`` (ascending), with only one block in memory."""
+    found = np.empty((len(places), *rows.shape[1:]), rows.dtype)
+    start = 0
+    for block in row_blocks(rows):
+        first, after = np.searchsorted(places, (start, start + len(block)))
+        found[first:after] = block[places[first:after] - start]
+        start += len(block)
+    return found
+
+
+FETCHED = 200
+"""Minimum number of candidates to fetch from an approximate index. Candidates are re-ranked by
+their stored directions."""
+
+N_NEIGHBOURS = 10
+EFFORTS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
+"""Values of ``nprobe`` or ``efSearch`` to try, ascending. Most values are a third or a half larger
+than the previous value."""
+
+_TIE = 1e-7
+"""Two similarities count as equal if they differ by less than this value, because float32 is not
+more precise."""
+
+
+def tenth_similarity(
+    directions: NDArray[np.float32], queries: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return each query's similarity to its tenth nearest item; if N < 10, to the farthest item."""
+    nearest = np.empty((len(queries), 0), np.float32)
+    for rows in row_blocks(directions):
+        n = min(N_NEIGHBOURS, len(rows))
+        found, _ = faiss.knn(queries, rows, n, faiss.METRIC_INNER_PRODUCT)
+        nearest = -np.sort(-np.hstack([nearest, found]), axis=1)[:, :N_NEIGHBOURS]
+    tenth: NDArray[np.float32] = nearest[:, -1]
+    return tenth
+
+
+def share_found(
+    directions: NDArray[np.float32],
+    queries: NDArray[np.float32],
+    found: Sequence[NDArray[np.int64]],
+    tenth: NDArray[np.float32],
+) -> float:
+    """Return the recall at 10, averaged over the queries.
+
+    The recall of a query is the share of its ten nearest items that the search found.
+
+    Parameters
+    ----------
+    found : found rows of each query, padded with −1.
+    tenth : result of `tenth_similarity`.
+    """
+    every = np.unique(np.concatenate(found))
+    every = every[every >= 0]
+    candidates = rows_at(directions, every)
+    shares = []
+    for query, rows, least in zip(queries, found, tenth, strict=True):
+        similarities = candidates[np.searchsorted(every, rows[rows >= 0])] @ query
+        n_found = int((similarities >= least - _TIE).sum())
+        shares.append(min(1.0, n_found / min(N_NEIGHBOURS, len(directions))))
+    return float(np.mean(shares))
+
 
 REPORT_FILE = "index.json"
 

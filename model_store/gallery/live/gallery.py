@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import FaissGallery
-from model_store.gallery.live.fields import LogColumns
 from model_store.gallery.live.log import ChangesFile, Transaction
-from model_store.gallery.live.snapshot import DeltaSegment, GallerySnapshot
-from model_store.gallery.writable import (
+from model_store.gallery.live.snapshot import DeltaSegment, GallerySnapshot, LogColumns
+from model_store.gallery.protocol import (
     NO_NOTE,
     Change,
     Receipt,

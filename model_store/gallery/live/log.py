@@ -34,8 +34,7 @@ from model_store.gallery.live.sqlite import (
     of_the_system,
     use_write_ahead_log,
 )
-from model_store.gallery.protocol import Item, Thumbnail
-from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert
+from model_store.gallery.protocol import Change, Delete, Item, Receipt, Retry, Thumbnail, Upsert
 
 T = TypeVar("T")
 

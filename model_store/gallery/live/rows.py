@@ -20,9 +20,18 @@ from model_store.errors import LogDamaged
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field
 from model_store.gallery.filters.sql import ItemTable, column_of, metadata_json
-from model_store.gallery.protocol import Item, NewItem, Thumbnail
-from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert, Vector
-from model_store.half_precision import HalfRows
+from model_store.gallery.protocol import (
+    Change,
+    Delete,
+    Item,
+    NewItem,
+    Receipt,
+    Retry,
+    Thumbnail,
+    Upsert,
+    Vector,
+)
+from model_store.table import HalfRows
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",

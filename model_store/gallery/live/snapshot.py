@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,13 +17,11 @@ from numpy.typing import NDArray
 from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import FaissGallery, similarities_of
-from model_store.gallery.filters.columns import Column
-from model_store.gallery.filters.facets import Counted, facet_of
+from model_store.gallery.filters.columns import Column, Counted, facet_of
 from model_store.gallery.filters.grammar import Field, Filter
-from model_store.gallery.index.allowed import Allowed
-from model_store.gallery.live.allowed import RowsOfAll, RowsOfBase
-from model_store.gallery.live.fields import LogColumns
-from model_store.gallery.live.log import ChangesFile
+from model_store.gallery.filters.selection import fields_of, select
+from model_store.gallery.filters.sql import as_stored
+from model_store.gallery.index.allowed import NO_FIELDS, Allowed
 from model_store.gallery.protocol import (
     AT_ONCE,
     PREVIEWED_AT_ONCE,
@@ -30,10 +30,193 @@ from model_store.gallery.protocol import (
     Item,
     NewItem,
     Thumbnail,
+    Upsert,
+    Vector,
 )
-from model_store.gallery.writable import Upsert, Vector
-from model_store.half_precision import HalfRows
 from model_store.records import Facet
+from model_store.table import HalfRows
+
+from .log import ChangesFile
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class RowsOfAll:
+    """Allowed rows of the base and of added items, without removed rows; implements `Allowed`.
+
+    Parameters
+    ----------
+    of_base : allowed rows of the base, 0 to N − 1.
+    since : (M,) mask of the allowed rows among the rows N to N + M − 1.
+    removed : (N + M,) mask of the rows of removed items.
+    """
+
+    def __init__(self, of_base: Allowed, since: Mask, removed: Mask) -> None:
+        self._of_base, self._since, self._removed = of_base, since, removed
+        self._n_base = len(removed) - len(since)
+        self._n_since = int(np.count_nonzero(since))
+        self.at_most = of_base.at_most + self._n_since
+        self.indexes = of_base.indexes
+
+    @property
+    def share(self) -> float:
+        """Estimated share of the N + M rows that is allowed; each call returns the same value."""
+        of_base = self._of_base.share * self._n_base
+        return (of_base + self._n_since) / max(len(self._removed), 1)
+
+    def at(self, rows: Rows) -> Mask:
+        """Return a mask (n,): True for each of ``rows`` (n,) that is allowed."""
+        in_base = rows < self._n_base
+        found = np.empty(rows.shape, dtype=bool)
+        found[in_base] = self._of_base.at(rows[in_base])
+        found[~in_base] = self._since[rows[~in_base] - self._n_base]
+        return found & ~self._removed[rows]
+
+    def rows(self) -> Rows:
+        """Return all allowed rows, ascending."""
+        since = self._n_base + np.flatnonzero(self._since)
+        rows: Rows = np.concatenate([self._of_base.rows(), since])
+        there: Rows = rows[~self._removed[rows]]
+        return there
+
+    def mask(self) -> Mask:
+        """Return a read-only mask (N + M,) of the allowed rows."""
+        mask = np.concatenate([self._of_base.mask(), self._since])
+        mask &= ~self._removed
+        mask.flags.writeable = False
+        return mask
+
+
+class RowsOfBase:
+    """Allowed rows of the base, 0 to N − 1, without removed rows; implements `Allowed`.
+
+    Parameters
+    ----------
+    allowed : allowed rows of the whole live gallery; None for all rows.
+    removed : (N,) mask of the rows of removed items in the base.
+    n_removed : number of True values in ``removed``.
+    n_rows : number of rows of the whole live gallery.
+    """
+
+    def __init__(self, allowed: Allowed | None, removed: Mask, n_removed: int, n_rows: int) -> None:
+        self._allowed, self._removed, self._n_rows = allowed, removed, n_rows
+        self._there = len(removed) - n_removed
+        self.at_most, self.indexes = self._there, NO_FIELDS
+        if allowed is not None:
+            self.at_most, self.indexes = min(self._there, allowed.at_most), allowed.indexes
+
+    @property
+    def share(self) -> float:
+        """Estimated share of the N rows that is allowed; each call returns the same value."""
+        n: float = self._there
+        if self._allowed is not None:
+            n = min(n, self._allowed.share * self._n_rows)
+        return n / max(len(self._removed), 1)
+
+    def at(self, rows: Rows) -> Mask:
+        """Return a mask (n,): True for each of ``rows`` (n,) that is allowed."""
+        there = ~self._removed[rows]
+        return there if self._allowed is None else there & self._allowed.at(rows)
+
+    def rows(self) -> Rows:
+        """Return all allowed rows, ascending."""
+        if self._allowed is None:
+            return np.flatnonzero(~self._removed)
+        rows = self._allowed.rows()
+        rows = rows[: np.searchsorted(rows, len(self._removed))]
+        return rows[~self._removed[rows]]
+
+    def mask(self) -> Mask:
+        """Return a read-only mask (N,) of the allowed rows."""
+        mask = ~self._removed
+        if self._allowed is not None:
+            mask &= self._allowed.mask()[: len(self._removed)]
+        mask.flags.writeable = False
+        return mask
+
+
+RUN = 256
+"""Number of items in the shortest run. Checking this many items takes about as long as one
+search."""
+
+MOST_COLUMNS, MOST_BYTES = 1_024, 2**26
+"""Maximum number of cached indexes, and maximum size of the cache in bytes. There is one index for
+each field and run. A compaction runs by default after 10,000 added items. For 10,000 items, the
+indexes of a hundred fields fit into the cache."""
+
+
+class LogColumns:
+    """Builds and caches field indexes for the items in a log; thread-safe."""
+
+    def __init__(self, log: ChangesFile) -> None:
+        self._log = log
+        self._columns: OrderedDict[tuple[Field, int, int], Column] = OrderedDict()
+        self._n_bytes = 0
+        self._lock = threading.Lock()
+
+    def matching(self, part: Filter, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return a mask (M,): True for each of the first M items in the log that passes a filter.
+
+        Parameters
+        ----------
+        sequences : (M,) sequence numbers of the changes that wrote these items, ascending.
+        """
+        mask = np.zeros(len(sequences), dtype=bool)
+        fields, stored, done = fields_of(part), as_stored(part), 0
+        for run in runs(len(sequences)):
+            within = sequences[run.start : run.stop]
+            columns = {field: self._column(field, run, within) for field in fields}
+            mask[run.start : run.stop] = select(stored, columns, len(run)).mask()
+            done = run.stop
+        if done < len(sequences):
+            last = sequences[done:]
+            found = self._log.matching(part, int(last[0]), int(last[-1]))
+            mask[done:] = np.isin(last, found)
+        return mask
+
+    def all(self, field: Field, sequences: NDArray[np.int64]) -> Iterator[tuple[int, Column]]:
+        """Yield the start and the index of each run.
+
+        If items follow the last run, the last pair has the start and the index of these items.
+
+        Parameters
+        ----------
+        sequences : see `matching`.
+        """
+        done = 0
+        for run in runs(len(sequences)):
+            yield run.start, self._column(field, run, sequences[run.start : run.stop])
+            done = run.stop
+        if done < len(sequences):
+            yield done, self._log.column(field, sequences[done:])
+
+    def _column(self, field: Field, run: range, sequences: NDArray[np.int64]) -> Column:
+        """Return the index of a field for the items of one run."""
+        key = field, run.start, run.stop
+        with self._lock:
+            column = self._columns.get(key)
+        if column is None:
+            column = self._log.column(field, sequences)
+        with self._lock:
+            if key not in self._columns:
+                self._columns[key] = column
+                self._n_bytes += column.n_bytes
+            self._columns.move_to_end(key)
+            while len(self._columns) > MOST_COLUMNS or self._n_bytes > MOST_BYTES:
+                _, old = self._columns.popitem(last=False)
+                self._n_bytes -= old.n_bytes
+        return column
+
+
+def runs(n: int) -> Iterator[range]:
+    """Yield the runs of ``n`` items; the longest run comes first."""
+    start, full = 0, n // RUN
+    for power in reversed(range(full.bit_length())):
+        if full >> power & 1:
+            yield range(start, start + (RUN << power))
+            start += RUN << power
+
 
 NumberT = TypeVar("NumberT", bound=np.generic)
 

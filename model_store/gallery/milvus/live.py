@@ -32,9 +32,8 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
-from model_store.gallery.milvus.collection import EVENTUALLY, NOW
+from model_store.gallery.milvus.collection import EVENTUALLY, NOW, write_entity
 from model_store.gallery.milvus.databases import Database, PostgresDatabase, SqliteDatabase
-from model_store.gallery.milvus.entities import write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.milvus.log import (
     GRACE_S,
@@ -45,7 +44,7 @@ from model_store.gallery.milvus.log import (
     MilvusLog,
     Turn,
 )
-from model_store.gallery.writable import (
+from model_store.gallery.protocol import (
     NO_NOTE,
     Delete,
     Edit,

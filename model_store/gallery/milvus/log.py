@@ -26,8 +26,7 @@ from model_store.errors import LogDamaged
 from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.milvus.collection import EVENTUALLY
 from model_store.gallery.milvus.databases import Database, Execute
-from model_store.gallery.protocol import NewItem, Thumbnail
-from model_store.gallery.writable import Delete, Receipt, Retry, Upsert, Vector
+from model_store.gallery.protocol import Delete, NewItem, Receipt, Retry, Thumbnail, Upsert, Vector
 
 GRACE_S = 30.0
 """Seconds for which a replaced row stays in Milvus, so that running searches can read it."""

@@ -23,10 +23,8 @@ from model_store.gallery.postgres.database import (
     PostgresAccess,
     PostgresDescription,
 )
-from model_store.gallery.postgres.facets import facet_of
-from model_store.gallery.postgres.filter import Values, to_condition
-from model_store.gallery.protocol import Candidates, Item, Thumbnail
-from model_store.gallery.writable import item_not_found
+from model_store.gallery.postgres.filter import Values, facet_of, to_condition
+from model_store.gallery.protocol import Candidates, Item, Thumbnail, item_not_found
 from model_store.records import Facet
 from model_store.verdicts import IndexedBy, Plan
 

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from model_store.errors import DatasetError, GalleryUnavailable, WriteRefused
+from model_store.gallery.postgres.database import COLUMNS, PLACES, values_of
 from model_store.gallery.postgres.gallery import PostgresGallery
-from model_store.gallery.postgres.items import COLUMNS, PLACES, values_of
-from model_store.gallery.protocol import NewItem, Thumbnail
-from model_store.gallery.writable import (
+from model_store.gallery.protocol import (
     NO_NOTE,
     Delete,
+    NewItem,
     Receipt,
     Retry,
+    Thumbnail,
     Upsert,
     Vector,
     Write,

@@ -14,25 +14,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ConfigError, GalleryUnavailable
-from model_store.gallery.content import least_effort, read_through
+from model_store.gallery.entities import least_effort, read_through
 from model_store.gallery.files.fields import FieldsSeen
+from model_store.gallery.index.build import EFFORTS
 from model_store.gallery.index.plan import (
     DEFAULT_SETTINGS,
     EXACT_BYTES,
     IndexSettings,
 )
-from model_store.gallery.index.recall import EFFORTS
 from model_store.gallery.postgres.database import (
+    COLUMNS,
     NO_ACCESS,
+    TYPES,
     PostgresAccess,
     PostgresDescription,
     client,
     connection_options,
     require_bare,
     require_release,
+    values_of,
 )
 from model_store.gallery.postgres.gallery import PostgresGallery
-from model_store.gallery.postgres.items import COLUMNS, TYPES, values_of
 from model_store.gallery.protocol import Part
 
 SCHEMA = "1"

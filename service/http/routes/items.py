@@ -31,11 +31,11 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
+from model_store.files import inside
 from model_store.gallery import ItemFields, Receipt, Written, read_filter
 from model_store.gallery.filters.grammar import MAX_BYTES
 from model_store.images import encode_icon
 from model_store.messages import message
-from model_store.paths import inside
 from service import schemas, serializers
 from service.access.access import counts_as_search, requires
 from service.access.caller import Caller

@@ -12,7 +12,7 @@ from scipy.special import expit
 from scipy.stats import binom
 
 from index_builder.calibration.calibrate import calibrate_gallery
-from index_builder.calibration.leave_one_out import ENOUGH
+from index_builder.calibration.item_queries import ENOUGH
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet

@@ -15,7 +15,7 @@ from index_builder.datasets.images import from_arrays
 from index_builder.datasets.splits import QuerySet, stratified
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
-from model_store.gallery.files.writer import write_faiss_gallery
+from model_store.gallery.files.gallery import write_faiss_gallery
 from model_store.gallery.opening import open_gallery
 from model_store.gallery.protocol import NewItem, Thumbnail
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from index_builder.indexing.blocks import parse_tolerance
 from index_builder.indexing.collection import Indexing
 from index_builder.indexing.sources import open_source
-from index_builder.indexing.tolerance import parse_tolerance
 from model_store.bundles.manifest import ENCODER_FILE
 from tests.support.collection_files import write_drawings
 from tests.support.forked_decoders import forked
@@ -18,7 +18,7 @@ from tests.support.forked_decoders import forked
 
 @pytest.fixture(autouse=True)
 def _decoders_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index_builder.indexing.decoders._started", forked)
+    monkeypatch.setattr("index_builder.indexing.engines._started", forked)
 
 
 @pytest.fixture(scope="session")

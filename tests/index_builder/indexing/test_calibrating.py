@@ -16,10 +16,10 @@ from PIL.PngImagePlugin import PngInfo
 
 from index_builder.datasets.images import from_files
 from index_builder.datasets.views import view
+from index_builder.indexing.blocks import NONE
 from index_builder.indexing.collection import Indexing, IndexingResult, index_collection
 from index_builder.indexing.dry_run import inspect_collection
 from index_builder.indexing.sources import open_source
-from index_builder.indexing.tolerance import NONE
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import CalibrationError, ConfigError

@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from index_builder.indexing.assemble import assemble
-from index_builder.indexing.blocks import Entry, Failure, Place
+from index_builder.indexing.blocks import Entry, Failure, Place, parse_tolerance
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.embed_catalogue import Progress, embed_catalogue
+from index_builder.indexing.embed import Progress, embed_catalogue
 from index_builder.indexing.engines import Task
-from index_builder.indexing.shards import Shard, ShardStore
-from index_builder.indexing.tolerance import parse_tolerance
-from index_builder.indexing.workdir import occupied
+from index_builder.indexing.workdir import Shard, ShardStore, occupied
 from model_store.errors import DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.gallery import IndexSettings
 from tests.support.fakes import FakeEncoder

@@ -15,13 +15,12 @@ from PIL import Image
 
 from index_builder.commands.doctor import examine
 from index_builder.datasets.image_files import LeftOut
+from index_builder.indexing.blocks import NONE, Tolerance, parse_tolerance
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.dry_run import inspect_collection
 from index_builder.indexing.local_copy import copy_images
-from index_builder.indexing.shards import Shard, ShardStore
 from index_builder.indexing.sources import open_source
-from index_builder.indexing.tolerance import NONE, Tolerance, parse_tolerance
-from index_builder.indexing.workdir import Work, occupied
+from index_builder.indexing.workdir import Shard, ShardStore, Work, occupied
 from index_builder.storage import Storage
 from index_builder.vectors.encoder_file import find_encoder
 from model_store import open_bundle

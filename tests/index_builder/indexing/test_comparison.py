@@ -9,7 +9,7 @@ import pytest
 
 from index_builder.calibration.evaluate import Evaluation
 from index_builder.indexing.comparison import Side
-from model_store.compared_answers import Said
+from model_store.answers import Said
 
 
 def side_of(monkeypatch: pytest.MonkeyPatch, verdict: str, **known: bool) -> Side:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder.calibration.decided_queries import UNSAID, with_decisions
 from index_builder.calibration.kept_queries import (
+    UNSAID,
     CalibrationInputs,
+    with_decisions,
 )
 from model_store.bundles.directory import current_id
 from model_store.encoder.contract import Embeddings
@@ -31,7 +32,7 @@ from model_store.feedback import (
 from model_store.gallery import (
     FaissGallery,
 )
-from model_store.half_precision import HalfRows
+from model_store.table import HalfRows
 from tests.support.build_command import vouch_build
 from tests.support.kept_worlds import (
     ENCODER,

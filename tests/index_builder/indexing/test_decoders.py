@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from index_builder.indexing.blocks import Block, Place
-from index_builder.indexing.decoders import DecoderProcesses, _started
+from index_builder.indexing.engines import DecoderProcesses, _started
 from index_builder.indexing.prepare import BUDGET, budget_for, prepare_files
 from model_store.images import ImageLimits, Preprocessing
 from model_store.images.budget import DecodingBudget

@@ -16,17 +16,16 @@ import pytest
 from index_builder.calibration.fit import MIN_QUERIES
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets.image_files import LeftOut, LeftOutFile, Reason
-from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS, Entry, Place
+from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS, NONE, Entry, Place
 from index_builder.indexing.calibrate import _images, plan_of
 from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import Indexing, _require_writable
 from index_builder.indexing.holding_out import held_out, note_groups, note_held_out
 from index_builder.indexing.own_queries import _truth
 from index_builder.indexing.parents import Parents
-from index_builder.indexing.shards import ShardStore
 from index_builder.indexing.sources.opening import open_vectors
-from index_builder.indexing.sources.source import Source
-from index_builder.indexing.tolerance import NONE
+from index_builder.indexing.sources.places import Source
+from index_builder.indexing.workdir import ShardStore
 from model_store.errors import CalibrationError, ConfigError, DatasetError, OutputError
 from model_store.gallery import Gallery, IndexSettings
 

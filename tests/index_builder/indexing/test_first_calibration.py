@@ -20,7 +20,7 @@ from model_store.bundles.publish import publish
 from model_store.decision.outliers import averaging
 from model_store.errors import CalibrationError, UsageError
 from model_store.gallery import FaissGallery, Thumbnail, Upsert, write_faiss_gallery
-from model_store.half_precision import HalfRows
+from model_store.table import HalfRows
 from tests.support.kept_worlds import (
     DIM,
     ENCODER,

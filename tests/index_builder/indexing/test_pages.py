@@ -19,7 +19,7 @@ from index_builder.indexing import evaluation_page
 from index_builder.indexing.comparison import Side, _rows_of_both, _thresholds, changes_of
 from index_builder.indexing.evaluation_page import _error, picture_of, thumbnail_of
 from index_builder.indexing.unknown import UnknownGrouping
-from model_store.compared_answers import Said
+from model_store.answers import Said
 from model_store.gallery import Gallery, Thumbnail
 from model_store.identities.grouping import Group, group_id
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from index_builder.indexing.blocks import Block, Failure, Place
-from index_builder.indexing.shards import Shard, ShardStore
+from index_builder.indexing.workdir import Shard, ShardStore
 from model_store.gallery import Thumbnail
 
 BLOCK = Block(3, ("a", "ü", "c"), tuple(Place(f"/{n}.png", None, n, 7) for n in range(3)))

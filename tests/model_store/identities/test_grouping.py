@@ -12,8 +12,8 @@ from scipy.spatial.distance import squareform
 
 from model_store.errors import IdentitiesUnavailable
 from model_store.identities import Group, Grouping, Labelled, Points, group_id
-from model_store.identities import linkage as joining
-from model_store.identities.linkage import FLOOR, joined, neighbour_pairs, share_of_same
+from model_store.identities import grouping as joining
+from model_store.identities.grouping import FLOOR, joined, neighbour_pairs, share_of_same
 from model_store.identities.pairs import Compared, fit_logistic
 
 DIM, PER_LABEL = 24, 8
