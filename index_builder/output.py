@@ -7,9 +7,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_store.errors import DatasetError, OutputError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 
 T = TypeVar("T")
 
@@ -93,3 +97,24 @@ def _rows(report: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         else:
             rows.append((label, "not defined" if value is None else str(value)))
     return rows
+
+
+def templates_of(package: str) -> Environment:
+    """Return the templates of a package; an undefined name in a template raises an error."""
+    # An operator's commands import this module; their image has no jinja2.
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
+
+    environment = Environment(
+        loader=PackageLoader(package, "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = percent
+    return environment
+
+
+def percent(value: float | None) -> str:
+    """Format a share as a percentage; None becomes a dash."""
+    return "–" if value is None else f"{100 * value:.1f} %"

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from index_builder.commands.all_steps import AllOptions, run_all
-from index_builder.commands.index import run_index
-from index_builder.commands.index_options import IndexOptions
+from index_builder.commands.index import IndexOptions, run_index
 from index_builder.commands.outcome import OutcomeReport
 from index_builder.progress import console, messages_shown, set_output
 from vouch_search.gallery import Gallery, open_gallery

@@ -2,23 +2,209 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from index_builder.certificates.population import population
-from index_builder.certificates.promised import not_promised, outlier_flag, promises
-from index_builder.certificates.since import Observed, since
 from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifest
-from model_store.decision import Calibration
+from model_store.decision import SIZE_CLASSES, Absence, Calibration, MatchThreshold, Promises
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from model_store.decision.promises import MOST_UNKNOWN
 from model_store.decision.staleness import TOLERATED_CHANGES
 from model_store.errors import CertificateError
+from model_store.messages import message
+from model_store.records import OperatingPoint
+
+from .since import Observed, since
+
+ABSENCE: dict[Absence, str] = {
+    "absent_labels": "Absent calibration queries are images of labels that are not in the gallery "
+    "and were not used in any fit.",
+    "hidden_labels": "Absent calibration queries are queries whose own label is hidden from the "
+    "results and from the outlier detector. Hidden labels simulate truly absent labels.",
+    "hidden_trained_labels": "Absent calibration queries are queries whose own label is hidden "
+    "from the results and from the outlier detector. But the encoder was trained on this label, so "
+    "such queries do not represent queries of truly absent labels well.",
+    "near_misses_of_views": "Absent calibration queries are gallery items. An item and its copies "
+    "are hidden from the results of the item. Such queries simulate photographs of absent "
+    "objects, but real photographs may be harder to reject.",
+}
+"""Explanation of each kind of absent calibration query."""
+
+QUERIES = {
+    "held_out_images": "Queries are images that were held out of the gallery.",
+    "left_out_items": "Queries are items of the gallery, each compared with the other items.",
+    "views_of_items": "Queries are augmented views of gallery items, because there are no labels. "
+    "Photographs by users may be harder to recognise.",
+}
+"""Explanation of each kind of calibration query with a match."""
+
+
+def population(calibration: Calibration) -> dict[str, Any]:
+    """Describe the calibration queries and count them by kind."""
+    evidence, stream = calibration.evidence, calibration.promises().stream
+    kind = calibration.report.get("queries")
+    return {
+        "queries": kind,
+        "queries_in_words": QUERIES.get(str(kind), "The kind of the queries is not known."),
+        "absence": evidence.absence,
+        "absence_in_words": ABSENCE[evidence.absence],
+        "n_queries": len(evidence),
+        "n_left_out_of_the_gallery": int(calibration.report.get("n_leave_one_out", 0)),
+        "present": _kind(~evidence.absent, stream.n_objects),
+        "absent": _kind(evidence.absent, stream.n_labels),
+        "present_by_label_size": _by_size(
+            evidence.true_classes[~evidence.absent].astype(np.int64), len(SIZE_CLASSES)
+        ),
+        "sources": [
+            {"name": name, "n": int((evidence.sources == place).sum())}
+            for place, name in enumerate(evidence.source_names)
+            if name
+        ],
+        "labels": {
+            "n": int(calibration.n_labels.sum()),
+            "by_size": dict(zip(SIZE_CLASSES, calibration.n_labels.tolist(), strict=True)),
+        },
+        "absent_share": {
+            "assumed": calibration.assumed_absent,
+            "expected": calibration.expected_absent,
+            "promised_for": calibration.default_share,
+        },
+        "n_feedback_pairs": calibration.feedback.n_pairs,
+    }
+
+
+def _kind(rows: NDArray[np.bool_], n_independent: int) -> dict[str, Any]:
+    """Return two counts: the queries in ``rows`` (n,), and the independent objects or labels."""
+    return {"n": int(rows.sum()), "n_independent": n_independent}
+
+
+def _by_size(classes: NDArray[np.int64], n_classes: int) -> dict[str, int]:
+    counts = np.bincount(classes, minlength=n_classes).tolist()
+    return dict(zip(SIZE_CLASSES, counts, strict=True))
+
+
+COVERAGES = (0.8, 0.9, 0.95)
+"""Coverages of result sets that a certificate lists in addition to the default coverage."""
+
+OTHER_QUERIES = (
+    "No promise holds for queries that differ from the calibration queries, or for another share "
+    "of absent queries."
+)
+
+
+def promises(calibration: Calibration) -> list[dict[str, Any]]:
+    """Return the guarantees for all sources together, and the guarantees for each source."""
+    return [_of_source(calibration, source) for source in (None, *calibration.sources)]
+
+
+def outlier_flag(calibration: Calibration) -> dict[str, Any]:
+    """Return the requested false-alarm rate of the outlier flag, and the smallest possible rate."""
+    n = len(calibration.outlier_scores)
+    least = 1 / (n + 1)
+    return {
+        "alpha": calibration.alpha,
+        "n_queries": n,
+        "least_alpha": least,
+        "can_flag": calibration.alpha >= least,
+    }
+
+
+def not_promised(calibration: Calibration) -> list[str]:
+    """Return sentences that explain missing guarantees, without duplicates."""
+    sentences = [
+        (f"Queries from {source}: " if source else "") + sentence
+        for source in (None, *calibration.sources)
+        for sentence in _shortfalls(calibration, calibration.promises(source=source))
+    ]
+    flag = outlier_flag(calibration)
+    if not flag["can_flag"]:
+        n, alpha, least = flag["n_queries"], flag["alpha"], flag["least_alpha"]
+        sentences.append(
+            f"No query can be flagged as an outlier at a false-alarm rate of {alpha:g}: with {n} "
+            f"calibration queries, the lowest rate is {least:.3g}."
+        )
+    if calibration.max_false_match_rate is None:
+        sentences.append("No limit on matches among absent queries (FPIR) was requested.")
+    absence, kind = calibration.evidence.absence, str(calibration.report.get("queries"))
+    if absence != "absent_labels":
+        sentences.append(ABSENCE[absence])
+    if kind == "views_of_items":
+        sentences.append(QUERIES[kind])
+    return list(dict.fromkeys([*sentences, message("coverage_not_under_filter"), OTHER_QUERIES]))
+
+
+def _of_source(calibration: Calibration, source: str | None) -> dict[str, Any]:
+    promised = calibration.promises(source=source)
+    return {
+        "source": source,
+        "absent_share": promised.expected,
+        "order": calibration.order,
+        "max_error": calibration.max_error,
+        "max_false_match_rate": calibration.max_false_match_rate,
+        "gives_matches": promised.gives_matches,
+        "guarantee_share": calibration.report.get("guarantee_share") if source is None else None,
+        "matches": [_match(one) for one in _held(calibration, promised)],
+        "all_sizes": _point(promised.point) if promised.gives_matches else None,
+        "unknown_absence": promised.unknown_absence,
+        "result_sets": [
+            {
+                "coverage": coverage,
+                "promised_for": list(promised.sets.promised_for(coverage)),
+                "shortfall": promised.sets.shortfall(coverage),
+            }
+            for coverage in _coverages(calibration)
+        ],
+    }
+
+
+def _coverages(calibration: Calibration) -> list[float]:
+    return sorted({calibration.coverage, *COVERAGES})
+
+
+def _held(calibration: Calibration, promised: Promises) -> list[MatchThreshold]:
+    """Return the guarantees of the size classes that occur in the gallery."""
+    held = zip(promised.matches, calibration.n_labels.tolist(), strict=True)
+    return [promise for promise, n_labels in held if n_labels]
+
+
+def _match(promise: MatchThreshold) -> dict[str, Any]:
+    return {
+        "size_class": promise.size_class,
+        "threshold": promise.threshold if math.isfinite(promise.threshold) else None,
+        "foretold": None if promise.point is None else _point(promise.point),
+        "guaranteed": promise.point is not None and promise.guaranteed,
+        "shortfall": promise.shortfall,
+    }
+
+
+def _point(point: OperatingPoint) -> dict[str, Any]:
+    return point.model_dump(exclude={"threshold"})  # reported separately
+
+
+def _shortfalls(calibration: Calibration, promised: Promises) -> list[str]:
+    """Return the reasons why guarantees of matches or result sets are missing."""
+    missing: list[str | None] = [promise.shortfall for promise in _held(calibration, promised)]
+    if promised.unknown_absence is not None:
+        missing.append(
+            "No FPIR is estimated, and probabilities may be far off if the share of absent queries "
+            f"exceeds {MOST_UNKNOWN:g}: {promised.unknown_absence}."
+        )
+    elif promised.unknown_rate is not None:
+        missing.append(
+            f"Probabilities may be far off if the share of absent queries exceeds "
+            f"{MOST_UNKNOWN:g}: {promised.unknown_rate}."
+        )
+    missing += [promised.sets.shortfall(coverage) for coverage in _coverages(calibration)]
+    return [sentence for sentence in missing if sentence]
+
 
 SCHEMA_VERSION = 2
 

@@ -17,9 +17,9 @@ from model_store.decision import (
     MatchReview,
     estimate_error,
 )
-from model_store.drift_states import ALL_CALLERS, DriftStates
 from model_store.errors import CertificateError
 from model_store.feedback import FeedbackLog
+from model_store.watch_states import ALL_CALLERS, DriftStates
 
 N_STEPS = 12
 """Number of values of the evidence that a certificate lists. The reviews are divided into this

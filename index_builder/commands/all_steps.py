@@ -12,9 +12,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from index_builder.commands.command_line import CommandLine, given_options
-from index_builder.commands.index_options import DatabaseOptionOfAll, declared
-from index_builder.commands.options_class import with_options
+from index_builder.commands.command_line import CommandLine, given_options, with_options
+from index_builder.commands.index import DatabaseOptionOfAll, declared
 from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
 from index_builder.commands.steps import (
     BundlesOption,
@@ -34,8 +33,7 @@ from index_builder.configuration.build import (
 from index_builder.configuration.defaults import gallery_name
 from index_builder.configuration.file import effective_file, schema_file, starting_file
 from index_builder.configuration.signing import signing_key
-from index_builder.encoders.configured import with_dimensions
-from index_builder.encoders.resolve import FORMS, require_form
+from index_builder.encoders.resolve import FORMS, require_form, with_dimensions
 from index_builder.output import writing
 from index_builder.pipeline.run import EVALUATION_TABLE
 from index_builder.progress import console, say_what_is_next, working

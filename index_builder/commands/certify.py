@@ -52,7 +52,7 @@ def certify_command(
         raise UsageError("certify needs BUNDLE, or --new-key FILE to make a key.")
     # Imported late, because other commands and --help do not need these modules.
     contents = importlib.import_module("index_builder.certificates.content")
-    files = importlib.import_module("index_builder.certificates.files")
+    files = importlib.import_module("index_builder.certificates.verification")
     signing = importlib.import_module("model_store.signing")
     with working("verifying"):
         opened = contents.open_certified(bundle)
@@ -89,7 +89,7 @@ def verify_command(
 
     The exit status is 1 if a number or the signature is wrong.
     """
-    files = importlib.import_module("index_builder.certificates.files")
+    files = importlib.import_module("index_builder.certificates.verification")
     signing = importlib.import_module("model_store.signing")
     verification = importlib.import_module("index_builder.certificates.verification")
     read = files.read_certificate(certificate)

@@ -12,15 +12,142 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from index_builder.commands.panels import PANELS, VALUES
 from index_builder.progress import error_console, set_output
 from model_store.errors import UsageError
 from model_store.programs import INTERRUPTED
+
+Options = TypeVar("Options")
+
+
+def with_options(
+    options: type[Options],
+) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+    """Return a decorator that makes the fields of ``options`` the parameters of a command.
+
+    Parameters
+    ----------
+    options : a dataclass with typer annotations.
+    """
+
+    def decorated(command: Callable[[Options], None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(**given: Any) -> None:  # noqa: ANN401 - typer has checked them
+            command(options(**given))
+
+        called.__annotations__.update(get_type_hints(options, include_extras=True))
+        vars(called)["__signature__"] = inspect.signature(options, eval_str=True)
+        return called
+
+    return decorated
+
+
+_PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
+_OUTCOME = ("require", "as_json")
+
+PANELS: dict[str, dict[str, tuple[str, ...]]] = {
+    "all": {
+        "Source": ("images", "vectors", "items", "labels", "config"),
+        "Encoder": ("encoder", "encoder_name"),
+        "Output": ("name", "database", "run", "bundles", "dry_run", *_OUTCOME),
+    },
+    "index": {
+        "Source": ("items", "labels", "root", "config"),
+        "Encoder": ("encoder", "encoder_name", "provider"),
+        "Calibration": ("calibrate", *_PROMISES, "parents", "levels"),
+        "Index": ("index", "memory_budget", "min_recall", "filter_field", "previews", "database"),
+        "Limits": ("max_bad", "strict", "max_pixels", "max_bytes", "fetch_seconds"),
+        "Work": ("resume", "workers", "engine"),
+        "Output": ("name", "description", "run", "bundles", "dry_run", *_OUTCOME),
+    },
+    "encoder": {
+        "Model": ("timm", "open_clip", "hf", "torchvision", "torch", "onnx"),
+        "Weights": ("weights", "untrained", "seed"),
+        "Graph": ("pooling", "prefix_tokens", "output", "text"),
+        "Images": ("preprocess", "reduced_decoding"),
+        "Precision": ("precision", "recall_tolerance", "images"),
+        "Vectors instead of a model": ("vectors", "encoder_name"),
+        "Output": ("out",),
+    },
+    "calibrate": {
+        "Queries": ("queries", "items", "gallery", "gallery_items", "captions"),
+        "True matches": ("parents", "levels", "within"),
+        "Promises": _PROMISES,
+        "Reviewers": ("feedback", "decisions"),
+        "Configuration": ("config", "run"),
+        "Output": _OUTCOME,
+    },
+    "reproduce": {
+        "Measurement": ("protocol", "methods", "objective", "seeds"),
+        "Training": ("epochs", "weights", "device", "precision"),
+        "Data": ("data", "download", "allow_partial"),
+        "Work": ("jobs", "out"),
+    },
+}
+PANELS["show"] = PANELS["all"]
+"""Panels by command, with the parameter names of their options."""
+
+VALUES = {
+    "alpha": "SHARE",
+    "archive": "FILE",
+    "bundle_id": "ID",
+    "captions": "FILE",
+    "config": "FILE",
+    "coverage": "SHARE",
+    "database": "URL",
+    "day": "DATE",
+    "decisions": "FILE",
+    "encoder": "ENCODER",
+    "encoder_name": "NAME",
+    "expected_absent": "SHARE",
+    "feedback": "FILE",
+    "fetch_seconds": "SECONDS",
+    "filter_field": "FIELD,...",
+    "gallery_items": "FILE",
+    "hf": "NAME",
+    "item_id": "ID",
+    "items": "FILE",
+    "key": "FILE",
+    "kept": "FEEDBACK",
+    "levels": "FIELD,...",
+    "max_bad": "SHARE|N",
+    "max_bytes": "SIZE",
+    "max_error": "SHARE",
+    "max_false_match_rate": "SHARE",
+    "max_pixels": "PIXELS",
+    "memory_budget": "SIZE",
+    "metadata": "JSON",
+    "methods": "NAME,...",
+    "min_recall": "SHARE",
+    "name": "NAME",
+    "new_key": "FILE",
+    "objective": "NAME",
+    "onnx": "FILE",
+    "open_clip": "MODEL/PRETRAINED",
+    "page": "FILE",
+    "parents": "FILE",
+    "preprocess": "FILE",
+    "previews": "PIXELS",
+    "protocol": "NAME",
+    "public_key": "FILE",
+    "queries": "SOURCE",
+    "recall_tolerance": "SHARE",
+    "require": "LIMIT,...",
+    "root": "PATH|URL",
+    "table": "FILE",
+    "timm": "NAME",
+    "torch": "FILE.py:FACTORY",
+    "torchvision": "NAME",
+    "trust": "FILE,...",
+    "vectors": "FILE",
+    "within": "METRES",
+}
+"""The name of each parameter's value in the help. Other values are named after their type."""
+
 
 GLOBAL_OPTIONS = "Global options"
 

@@ -11,8 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from index_builder.commands.index_options import declared
-from index_builder.commands.options_class import with_options
+from index_builder.commands.command_line import with_options
+from index_builder.commands.index import declared
 from index_builder.encoders.resolve import ENCODERS, file_name
 from index_builder.foreign_encoders.choices import Door, Pooling, Precision
 from index_builder.progress import console, working

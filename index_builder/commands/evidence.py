@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from index_builder.commands.command_line import given_options
-from index_builder.commands.index_options import (
+from index_builder.commands.command_line import given_options, with_options
+from index_builder.commands.index import (
     PROMISES,
     LevelsOption,
     ParentsOption,
     named_parents,
     promise,
 )
-from index_builder.commands.options_class import with_options
 from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
 from index_builder.commands.steps import RunOption, opened_run, step_of
 from index_builder.configuration.build import load_config
@@ -224,7 +223,7 @@ def _calibrate_texts(
     if of_images:
         raise UsageError(f"--captions calibrates only text queries. Remove {of_images}.")
     with working("calibrating"):
-        from index_builder.indexing.text_evidence import (  # noqa: PLC0415 - slow
+        from index_builder.indexing.bundle_evidence import (  # noqa: PLC0415 - slow
             calibrate_bundle_texts,
         )
 

@@ -3,23 +3,435 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
-from index_builder.commands.index_options import IndexOptions
-from index_builder.commands.options_class import with_options
-from index_builder.commands.outcome import OutcomeReport
-from index_builder.commands.steps import opened_run, step_of
-from index_builder.configuration.build import in_database, load_config
+from index_builder.configuration.build import (
+    DATABASE_OPTIONS,
+    CalibrationConfig,
+    IndexConfig,
+    in_database,
+    load_config,
+    parse_promises,
+)
+from index_builder.encoders.resolve import FORMS, resolve_encoder
+from index_builder.indexing.blocks import NONE, parse_tolerance
 from index_builder.progress import console, say_what_is_next, timed_step, working
+from index_builder.storage import Patience, Storage, is_url
+from index_builder.storage.storage import PATIENCE
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.errors import UsageError
+from model_store.gallery.filters.grammar import named_fields
+from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
+from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE, ImageLimits
+from model_store.lists import as_list
+from model_store.processors import ProviderChoice, usable_processors
+
+from .command_line import given_options, with_options
+from .outcome import JsonOption, OutcomeReport, RequireOption
+from .steps import opened_run, step_of
 
 if TYPE_CHECKING:
     from index_builder.datasets.image_files import LeftOut
     from index_builder.indexing.collection import Indexing
+    from index_builder.indexing.parents import Parents
+    from index_builder.indexing.sources import Source
+    from index_builder.vectors.table import VectorTable
+
+
+PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
+"""Options that are settings of ``[calibration]``."""
+
+_OF_CONFIG = frozenset({"config", "run", "database"})
+"""Options that the step of a configuration takes."""
+
+
+ParentsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Parents of labels, such as the genus of a species: a table (.csv, .jsonl, .parquet) "
+        "with `label` and `parent`. Ambiguous queries are answered with the most specific parent "
+        "that meets the error bound."
+    ),
+]
+LevelsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Names of metadata fields with the parents of an item's label, the most specific "
+        "first, for example genus,family."
+    ),
+]
+
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(*DATABASE_OPTIONS, help=IndexConfig.model_fields["database_uri"].description),
+]
+DatabaseOptionOfAll = Annotated[
+    str | None,
+    typer.Option(*DATABASE_OPTIONS, help="Database that stores the gallery; see `index`."),
+]
+
+
+class EngineName(StrEnum):
+    """The engine that decodes and encodes the images."""
+
+    local = "local"
+    ray = "ray"
+
+
+class Index(StrEnum):
+    """The kind of a gallery's index; see `IndexConfig`."""
+
+    auto = "auto"
+    flat = "flat"
+    ivf_sq8 = "ivf_sq8"
+    ivf_pq = "ivf_pq"
+    hnsw = "hnsw"
+
+
+def promise(name: str) -> Any:  # noqa: ANN401 - typer's
+    """Return an option that is a setting of ``[calibration]``."""
+    field = CalibrationConfig.model_fields[name]
+    default = "" if field.default is None else f" [default: {field.default}]"
+    return typer.Option(help=f"{field.description}{default}")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """Options of the command."""
+
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="Images: a folder, a manifest (.csv, .jsonl, .parquet with the columns path and "
+            "optionally id, label, metadata, bbox), COCO annotations or a IIIF manifest "
+            "(.json), a tar (also of webdataset), or Parquet with images. A path, or a URL: "
+            "s3://, gs://, az://, https:// (the extra `remote`). Or vectors (.npy, .npz, "
+            ".parquet, .arrow), with --encoder-name or an --encoder that takes vectors."
+        ),
+    ] = None
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Encoder of SOURCE: {FORMS}; or a path: an exported encoder, a bundle, a "
+            "directory of bundles, an .onnx file. [default: MobileNetV2, which comes with Vouch]"
+        ),
+    ] = None
+    encoder_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the model that produced the vectors of SOURCE. The model itself is not "
+            "required."
+        ),
+    ] = None
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            help="Manifest (.csv, .jsonl, .parquet) with one line for each row of SOURCE, if "
+            "SOURCE has vectors. Columns: id and optionally label, metadata, group, source."
+        ),
+    ] = None
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="Instead of SOURCE: a configuration of a build; indexes the "
+            "gallery of this build.",
+        ),
+    ] = None
+    name: Annotated[
+        str | None, typer.Option(help="Name of the gallery. [default: the name of the source]")
+    ] = None
+    description: Annotated[str, typer.Option(help="Description of the gallery.")] = ""
+    labels: Annotated[
+        bool,
+        typer.Option(
+            help="Use the first sub-folder of each path, or the column `label` of a manifest, as "
+            "labels. Otherwise each image is its own class, and the column `label` is "
+            "metadata."
+        ),
+    ] = True
+    root: Annotated[
+        str | None,
+        typer.Option(
+            help="Base folder or URL for the relative paths of a manifest. Paths and links may "
+            "not lead out of this folder. [default: the folder of SOURCE]"
+        ),
+    ] = None
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Directory to work in. [default: runs/<name>]")
+    ] = None
+    bundles: Annotated[
+        Path | None,
+        typer.Option("--bundles", help="Directory to publish into. [default: bundles/<name>]"),
+    ] = None
+    resume: Annotated[bool, typer.Option(help="Reuse the embeddings of an interrupted run.")] = True
+    max_bad: Annotated[str, typer.Option(help="Maximum number or share of unreadable images.")] = (
+        "1%"
+    )
+    strict: Annotated[bool, typer.Option("--strict", help="Same as --max-bad 0.")] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the source and print estimates; index nothing.")
+    ] = False
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes. [default: usable processors]")
+    ] = None
+    engine: Annotated[
+        EngineName, typer.Option(help="local: this machine; ray: a Ray cluster (extra `ray`).")
+    ] = EngineName.local
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Fit probabilities and verdicts. With labels, a fifth of each label's images, at "
+            "most 2,000 in total, become queries and are not in the gallery. Without labels, "
+            "queries are augmented views. The encoder must not have been trained on the "
+            "images.",
+        ),
+    ] = False
+    max_error: Annotated[float | None, promise("max_error")] = None
+    max_false_match_rate: Annotated[float | None, promise("max_false_match_rate")] = None
+    expected_absent: Annotated[float | None, promise("expected_absent")] = None
+    alpha: Annotated[float | None, promise("alpha")] = None
+    coverage: Annotated[float | None, promise("coverage")] = None
+    parents: ParentsOption = None
+    levels: LevelsOption = None
+    index: Annotated[
+        Index,
+        typer.Option(
+            help="Kind of index. auto: exact for small galleries, else by size and memory budget."
+        ),
+    ] = Index.auto
+    memory_budget: Annotated[
+        str,
+        typer.Option(help="Maximum memory of the index: 512MiB, 4GiB, or bytes."),
+    ] = "4GiB"
+    min_recall: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            max=1,
+            help="Minimum recall of the index. Recall is the share of the ten nearest items that a "
+            "search finds.",
+        ),
+    ] = DEFAULT_SETTINGS.min_recall
+    filter_field: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Metadata fields to index for filters, for example brand.name,year. [default: the "
+            "fields that most items have]"
+        ),
+    ] = None
+    previews: Annotated[
+        int | None,
+        typer.Option(
+            min=THUMBNAIL_SIDE + 1,
+            max=MOST_PREVIEW_SIDE,
+            help="Longest side of previews in pixels. The bundle stores previews in addition to "
+            "thumbnails. At 1024 pixels, the preview of a photograph takes 100 to 250 kB. "
+            "[default: no previews]",
+        ),
+    ] = None
+    database: DatabaseOption = None
+    max_pixels: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Maximum width × height of an image. The memory limit for decoding grows with "
+            "this number: 1 GiB for 40 million pixels.",
+        ),
+    ] = ImageLimits().max_pixels
+    max_bytes: Annotated[
+        str, typer.Option(help="Maximum size of an image file: 200MB, or bytes.")
+    ] = "20MiB"
+    fetch_seconds: Annotated[
+        float,
+        typer.Option(min=1, help="Timeout to fetch an image from a URL, including retries."),
+    ] = PATIENCE.file_s
+    require: RequireOption = None
+    as_json: JsonOption = False
+    provider: Annotated[ProviderChoice, typer.Option(help="Execution provider of the encoder.")] = (
+        "auto"
+    )
+
+    @property
+    def settings(self) -> IndexSettings:
+        """The settings of the search index."""
+        budget = parse_bytes(self.memory_budget, "--memory-budget")
+        names = tuple(as_list(self.filter_field)) if self.filter_field else None
+        named_fields(names)
+        return IndexSettings(
+            self.index.value,
+            budget,
+            self.min_recall,
+            filter_fields=names,
+            preview_side=self.previews,
+        )
+
+    @property
+    def promises(self) -> dict[str, float]:
+        """The given error bounds."""
+        named = {name: getattr(self, name) for name in PROMISES}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def require_consistent(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises
+        ------
+        UsageError
+        """
+        if self.config is not None:
+            if self.source is not None:
+                raise UsageError("SOURCE and --config exclude each other. Give one of them.")
+            of_source = (one.name for one in fields(self) if one.name not in _OF_CONFIG)
+            excluded = self._given(*of_source)
+            if excluded:
+                raise UsageError(
+                    f"{excluded} cannot be given with --config. Set it in the file: the gallery in "
+                    "[index], error bounds in [calibration]. `calibrate` is a separate step."
+                )
+            return
+        if self.source is None:
+            raise UsageError("index needs SOURCE, the images or vectors to index, or --config.")
+        of_calibration = self._given(*PROMISES, "parents", "levels")
+        if of_calibration and not self.calibrate:
+            raise UsageError(
+                f"{of_calibration} needs --calibrate, because it applies to calibrated answers."
+            )
+        parse_promises(self.promises)
+        if self.require is not None and not (self.calibrate or self.dry_run):
+            raise UsageError("--require needs --calibrate, because it checks calibrated answers.")
+        if self.encoder is not None and self.encoder_name is not None:
+            raise UsageError("--encoder and --encoder-name exclude each other. Give one of them.")
+
+    def indexing(self, source: str) -> Indexing:
+        """Return the collection, with the options for indexing it.
+
+        Raises
+        ------
+        ConfigError, DatasetError, BundleError : an option, the source or the encoder is invalid.
+        """
+        # Imported late, because --help does not need these modules.
+        from index_builder.indexing.collection import Indexing  # noqa: PLC0415
+        from index_builder.indexing.sources import name_of  # noqa: PLC0415
+
+        called = self.name or name_of(source)
+        run = self.run or Path("runs") / called
+        storage = Storage(Patience(self.fetch_seconds))
+        return Indexing(
+            *self._opened(source, run, storage),
+            called,
+            self.description,
+            run / "index",
+            self.bundles or Path("bundles") / called,
+            NONE if self.strict else parse_tolerance(self.max_bad),
+            self.resume,
+            self.workers or usable_processors(),
+            self.engine.value,
+            self.provider,
+            self.settings,
+            self.database,
+            self.calibrate,
+            parse_promises(self.promises),
+            ImageLimits(parse_bytes(self.max_bytes, "--max-bytes"), self.max_pixels),
+            storage,
+            named_parents(self.parents, self.levels),
+        )
+
+    def _given(self, *names: str) -> str:
+        """Return the options among ``names`` that differ from their defaults."""
+        defaults = {one.name: one.default for one in fields(self)}
+        values = {name: getattr(self, name) for name in names}
+        return given_options({n: v for n, v in values.items() if v != defaults[n]})
+
+    def _opened(self, source: str, run: Path, storage: Storage) -> tuple[Source, Path]:
+        """Return the source, and the file of its encoder."""
+        from index_builder.indexing.sources import (  # noqa: PLC0415
+            is_of_vectors,
+            open_source,
+            open_vectors,
+        )
+        from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415
+
+        if self.encoder_name is not None:
+            if is_url(source):
+                raise UsageError(
+                    f"--encoder-name needs a local table of vectors, but {source} is a URL. Copy "
+                    "the table here first."
+                )
+            vectors = open_vectors(Path(source), self.items, labelled=self.labels)
+            return vectors, declared(run, vectors.table, self.encoder_name)
+        of_vectors = not is_url(source) and is_of_vectors(Path(source))
+        if of_vectors and self.encoder is None:
+            raise UsageError(
+                f"{source} holds vectors, which an image encoder cannot take. Give --encoder-name "
+                "NAME, the name of the model that produced the vectors."
+            )
+        encoder = find_encoder(resolve_encoder(self.encoder))
+        if of_vectors:
+            return open_vectors(Path(source), self.items, labelled=self.labels), encoder
+        if self.items is not None:
+            raise UsageError(
+                f"--items needs a table of vectors, but {source} holds images. Give a manifest of "
+                "the images as SOURCE."
+            )
+        return open_source(source, self.root, labelled=self.labels, storage=storage), encoder
+
+
+def declared(run: Path, table: VectorTable, name: str) -> Path:
+    """Write the encoder file of a table of vectors into the run directory."""
+    from index_builder.vectors.encoder_file import write_declared_encoder  # noqa: PLC0415 - slow
+
+    path = run / ENCODER_FILE
+    write_declared_encoder(path, table.described(name))
+    return path
+
+
+def named_parents(table: Path | None, levels: str | None) -> Parents:
+    """Return the source of the parents of labels.
+
+    Raises
+    ------
+    UsageError : both arguments are given, or ``levels`` is invalid.
+    """
+    from index_builder.indexing.parents import Parents  # noqa: PLC0415 - slow
+
+    names = tuple(name.strip() for name in (levels or "").split(",") if name.strip())
+    if table is not None and levels is not None:
+        raise UsageError("--parents and --levels exclude each other. Give one of them.")
+    if levels is not None and (not names or len(set(names)) < len(names)):
+        raise UsageError(
+            f"--levels {levels!r} must name different metadata fields. Example: --levels "
+            "genus,family."
+        )
+    return Parents(table, names)
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Read a size: a number of bytes, or a number with a unit such as MB or GiB.
+
+    Raises
+    ------
+    ConfigError
+    """
+    try:
+        size = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError as error:
+        raise UsageError(
+            f"{option} {text!r} is not a size. Give bytes, or a number with a unit: 512MiB."
+        ) from error
+    if size <= 0:
+        raise UsageError(f"{option} {text!r} is not above 0. Give bytes, or 512MiB.")
+    return size
 
 
 @with_options(IndexOptions)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from index_builder.exchange.place import MOST_BYTES
 from index_builder.progress import track
-from index_builder.storage.library import client_config, redacted
+from index_builder.storage.bucket import client_config, redacted
 from model_store.bundles.directory import CURRENT_FILE, is_bundle_id
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest
 from model_store.errors import TransferError

@@ -26,9 +26,12 @@ from index_builder.foreign_encoders.parity import (
     Parity,
     ParityImage,
     Reference,
+    TextSource,
+    WrittenText,
     labels_of,
     prepared,
     require_parity,
+    write_text_encoder,
 )
 from index_builder.foreign_encoders.precision import (
     PrecisionCost,
@@ -36,7 +39,6 @@ from index_builder.foreign_encoders.precision import (
     reduce_precision,
     require_recall,
 )
-from index_builder.foreign_encoders.texts import TextSource, WrittenText, write_text_encoder
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderSourceError

@@ -19,8 +19,8 @@ from index_builder.foreign_encoders.bundle import EncoderSource
 from index_builder.foreign_encoders.choices import Door, Pooling
 from index_builder.foreign_encoders.hub import HubModel
 from index_builder.foreign_encoders.input_format import InputFormat
+from index_builder.foreign_encoders.parity import TextSource
 from index_builder.foreign_encoders.preprocess_files import read_preprocess_file
-from index_builder.foreign_encoders.texts import TextSource
 from model_store.encoder.contract import EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder, reason_of
 from model_store.errors import ConfigError, EncoderSourceError, VouchError
@@ -183,7 +183,7 @@ def _of_torch(create: Callable[..., ForeignNetwork], choices: EncoderChoices) ->
     """Create a library's model. Random weights come from a separate random generator."""
     import torch  # noqa: PLC0415 - slow
 
-    from index_builder.networks.initialisation import drawn_from  # noqa: PLC0415 - torch
+    from index_builder.networks.trunk import drawn_from  # noqa: PLC0415 - torch
 
     with drawn_from(torch.Generator().manual_seed(choices.seed)):
         network = create(choices.pooling, untrained=choices.untrained)

@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
-from index_builder.foreign_encoders.texts import TextSource
+from index_builder.foreign_encoders.parity import TextSource
 from index_builder.pipeline.export import traced
 from model_store.encoder.contract import (
     OUTPUT_NAMES,

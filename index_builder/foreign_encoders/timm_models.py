@@ -11,8 +11,12 @@ import timm.data
 from torch import Tensor, nn
 
 from index_builder.foreign_encoders.choices import Pooling
-from index_builder.foreign_encoders.foreign_module import ForeignNetwork, first_line, reference_of
-from index_builder.foreign_encoders.pooling import pooled
+from index_builder.foreign_encoders.foreign_module import (
+    ForeignNetwork,
+    first_line,
+    pooled,
+    reference_of,
+)
 from index_builder.foreign_encoders.preprocess_files import from_timm
 from model_store.errors import EncoderSourceError
 

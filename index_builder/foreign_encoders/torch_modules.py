@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from index_builder.foreign_encoders.foreign_module import ForeignNetwork
 from index_builder.foreign_encoders.input_format import InputFormat
-from index_builder.foreign_encoders.texts import TextSource
+from index_builder.foreign_encoders.parity import TextSource
 from model_store.errors import EncoderSourceError
 
 

@@ -23,8 +23,13 @@ from index_builder.indexing.assemble import assemble, describe
 from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS, Failure, Tolerance
 from index_builder.indexing.calibrate import N_QUERIES, calibrate_collection, plan_of
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.embed import Progress, embed_catalogue, open_encoder
-from index_builder.indexing.engines import Engine, local_engine
+from index_builder.indexing.engines import (
+    Engine,
+    Progress,
+    embed_catalogue,
+    local_engine,
+    open_encoder,
+)
 from index_builder.indexing.parents import NO_PARENTS, Parents, read_parents
 from index_builder.indexing.prepare import Fetching, reader
 from index_builder.indexing.reports import (

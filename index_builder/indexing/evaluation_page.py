@@ -14,7 +14,7 @@ from PIL import Image
 
 from index_builder.calibration.evaluate import Evaluation
 from index_builder.datasets import LabelledImages
-from index_builder.metrics.pages import templates_of
+from index_builder.output import templates_of
 from model_store.answers import Answer
 from model_store.gallery import Gallery
 from model_store.truth import label_or_id

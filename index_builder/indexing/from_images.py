@@ -11,8 +11,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.indexing.assemble import assemble
 from index_builder.indexing.blocks import BLOCK, NONE, Block, Entry, Place, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.embed import Progress, embed_catalogue
-from index_builder.indexing.engines import DecoderThreads, LocalEngine
+from index_builder.indexing.engines import DecoderThreads, LocalEngine, Progress, embed_catalogue
 from index_builder.indexing.prepare import prepare_pixels
 from index_builder.indexing.workdir import occupied
 from index_builder.output import writing

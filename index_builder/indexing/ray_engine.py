@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.indexing.embed import open_encoder
-from index_builder.indexing.engines import DecoderProcesses, LocalEngine, Task
+from index_builder.indexing.engines import DecoderProcesses, LocalEngine, Task, open_encoder
 from index_builder.indexing.prepare import Fetching
 from index_builder.indexing.workdir import Shard
 from index_builder.storage import Patience, Storage, Trust

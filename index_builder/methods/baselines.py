@@ -17,13 +17,16 @@ from index_builder.configuration.posterior import (
 from index_builder.datasets import Splits
 from index_builder.methods.method import Method, Report, Trained
 from index_builder.networks import MetricEncoder
-from index_builder.networks.dropout import dropout_masks
 from index_builder.networks.features import all_features
 from index_builder.networks.small_cnn import SmallCNN
-from index_builder.posteriors.dropout import DropoutPosterior
+from index_builder.networks.trunk import dropout_masks
+from index_builder.posteriors.baselines import (
+    DropoutPosterior,
+    EnsemblePosterior,
+    PointPosterior,
+    fit_ensemble,
+)
 from index_builder.posteriors.encoders import DropoutEncoder, EnsembleEncoder, ProbabilisticEncoder
-from index_builder.posteriors.ensemble import EnsemblePosterior, fit_ensemble
-from index_builder.posteriors.point import PointPosterior
 from index_builder.posteriors.stored import Posterior
 
 

@@ -19,11 +19,13 @@ from index_builder.methods.method import Method, Report, Trained
 from index_builder.networks import MetricEncoder
 from index_builder.networks.features import all_features
 from index_builder.objectives import BayesianTripletLoss, HedgedInstanceLoss, MutualLikelihoodLoss
-from index_builder.posteriors.uncertainty_module import (
+from index_builder.posteriors.learned_variances import (
+    UNIT_MEAN,
     UncertaintyModule,
     UncertaintyModulePosterior,
+    VarianceHead,
+    VarianceHeadPosterior,
 )
-from index_builder.posteriors.variance_head import UNIT_MEAN, VarianceHead, VarianceHeadPosterior
 from index_builder.training.loop import train
 
 

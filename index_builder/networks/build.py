@@ -11,10 +11,9 @@ from index_builder.configuration.defaults import WHITENED_DIM
 from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks.encoder import MetricEncoder
 from index_builder.networks.graph_trunk import GraphTrunk, GraphTrunkEncoder
-from index_builder.networks.initialisation import drawn_from
 from index_builder.networks.small_cnn import ColourCNN, SmallCNN
 from index_builder.networks.torchvision_trunk import TorchvisionName, TorchvisionTrunk, shortened
-from index_builder.networks.trunk import Trunk
+from index_builder.networks.trunk import Trunk, drawn_from
 from index_builder.networks.weights import (
     PretrainedWeights,
     is_checkpoint,

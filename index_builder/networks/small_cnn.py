@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from index_builder.networks.dropout import dropped_out, kept
-from index_builder.networks.trunk import Trunk
+from index_builder.networks.trunk import Trunk, dropped_out, kept
 from model_store.images import Preprocessing
 
 _FIRST = 2

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from index_builder.objectives.objective import Objective
 from index_builder.objectives.triplets import Mining, mine_triplets
 from index_builder.objectives.von_mises_fisher import kl_divergence_to_uniform
-from index_builder.posteriors.variance_head import VarianceHead
+from index_builder.posteriors.learned_variances import VarianceHead
 from model_store.gaussian import DiagonalGaussian, triplet_margin_moments
 
 Prior = Literal["gaussian", "von_mises_fisher"]

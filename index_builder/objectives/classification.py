@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from index_builder.networks.dropout import dropped_out
-from index_builder.networks.initialisation import drawn_from
-from index_builder.objectives.objective import Objective
-from index_builder.objectives.pairs import mean_of
+from index_builder.networks.trunk import drawn_from, dropped_out
+from index_builder.objectives.objective import Objective, mean_of
 
 
 class CrossEntropyLoss(Objective):

@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from index_builder.objectives.objective import Objective
-from index_builder.objectives.pairs import mean_of, positives_and_negatives
-from index_builder.posteriors.predicted_loss import LossHead
+from index_builder.objectives.objective import Objective, mean_of, positives_and_negatives
+from index_builder.posteriors.learned_variances import LossHead
 
 Form = Literal["ranking", "squared"]
 

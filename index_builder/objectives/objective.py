@@ -6,7 +6,39 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
+
+_SQUARED_FLOOR = 1e-8
+"""Minimum squared distance; the square root has no derivative at zero."""
+
+
+def positives_and_negatives(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return masks (B, B) of positive and negative pairs, both False on the diagonal."""
+    same = labels[:, None] == labels
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return same & ~itself, ~same
+
+
+def squared_distances(embeddings: Tensor) -> Tensor:
+    """Return squared distances (B, B) on the unit sphere, each at least `_SQUARED_FLOOR`.
+
+    Parameters
+    ----------
+    embeddings : (B, D), before normalisation.
+    """
+    unit = torch.nn.functional.normalize(embeddings)
+    return (2 - 2 * unit @ unit.T).clamp_min(_SQUARED_FLOOR)
+
+
+def mean_of(values: Tensor, n: Tensor | int | None = None) -> Tensor:
+    """Return the sum of ``values`` divided by ``n``; 0 if there are no values.
+
+    By default, ``n`` is the number of values, so the result is the mean.
+    """
+    count = values.numel() if n is None else n
+    return values.sum() / torch.as_tensor(count).clamp_min(1)
+
 
 Sampling = Literal["balanced", "pairs", "shuffled", "views"]
 """The batches that an objective needs. `balanced`: some labels, with several images of each label.

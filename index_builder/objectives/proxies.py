@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from index_builder.networks.initialisation import drawn_from
-from index_builder.objectives.objective import Objective
-from index_builder.objectives.pairs import mean_of
+from index_builder.networks.trunk import drawn_from
+from index_builder.objectives.objective import Objective, mean_of
 
 
 def random_directions(n: int, dim: int, generator: torch.Generator) -> Tensor:

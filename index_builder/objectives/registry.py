@@ -15,8 +15,7 @@ from index_builder.objectives.classification import (
     CrossEntropyLoss,
     simplified_pairwise_cross_entropy,
 )
-from index_builder.objectives.contrastive import ContrastiveLoss
-from index_builder.objectives.margin import MarginLoss
+from index_builder.objectives.contrastive import ContrastiveLoss, MarginLoss
 from index_builder.objectives.objective import LossOfEmbeddings, Objective
 from index_builder.objectives.proxies import ProxyAnchorLoss, ProxyNcaLoss
 from index_builder.objectives.similarities import (

@@ -13,8 +13,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from index_builder.objectives.objective import Loss, LossOfEmbeddings, Objective
-from index_builder.objectives.pairs import mean_of, positives_and_negatives
+from index_builder.objectives.objective import (
+    Loss,
+    LossOfEmbeddings,
+    Objective,
+    mean_of,
+    positives_and_negatives,
+)
 from index_builder.objectives.von_mises_fisher import sample_von_mises_fisher
 
 Softmax = Callable[[Tensor, Tensor, Tensor], Tensor]

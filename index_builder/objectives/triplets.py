@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from index_builder.objectives.pairs import mean_of, positives_and_negatives, squared_distances
+from index_builder.objectives.objective import mean_of, positives_and_negatives, squared_distances
 
 Mining = Literal["all", "semihard", "hard"]
 """The choice of triplets by the gap g = d(a, n) − d(a, p) (Schroff et al. 2015). `all`: g below the

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from index_builder.objectives.bayesian_triplet import gaussian_divergence
 from index_builder.objectives.objective import Objective
-from index_builder.posteriors.uncertainty_module import UncertaintyModule
+from index_builder.posteriors.learned_variances import UncertaintyModule
 
 
 class MutualLikelihoodLoss(Objective):

@@ -20,7 +20,7 @@ from index_builder.configuration.database import database_access
 from index_builder.configuration.signing import signing_key
 from index_builder.datasets import LabelledImages, SplitChoices, Splits, load_splits
 from index_builder.indexing.assemble import describe
-from index_builder.indexing.embed import open_encoder
+from index_builder.indexing.engines import open_encoder
 from index_builder.indexing.from_images import build_gallery
 from index_builder.indexing.sources import open_vectors
 from index_builder.output import CALIBRATION_TABLE, write_table

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from index_builder.networks import MetricEncoder
 from index_builder.networks.small_cnn import SmallCNN
-from index_builder.posteriors.dropout import DropoutPosterior
+from index_builder.posteriors.baselines import DropoutPosterior
 from index_builder.posteriors.stored import Posterior
 from model_store.encoder.contract import EncoderInput
 

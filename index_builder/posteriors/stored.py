@@ -9,27 +9,31 @@ from typing import Protocol
 from safetensors import safe_open
 from torch import Tensor
 
-from index_builder.posteriors.dropout import DROPOUT_FORMAT, DropoutPosterior
+from index_builder.posteriors.baselines import (
+    DROPOUT_FORMAT,
+    ENSEMBLE_FORMAT,
+    POINT_FORMAT,
+    DropoutPosterior,
+    EnsemblePosterior,
+    PointPosterior,
+)
 from index_builder.posteriors.embedding_norm import (
     EMBEDDING_NORM_FORMAT,
     EmbeddingNormPosterior,
 )
-from index_builder.posteriors.ensemble import ENSEMBLE_FORMAT, EnsemblePosterior
 from index_builder.posteriors.laplace.kronecker_posterior import (
     KRONECKER_FORMAT,
     KroneckerPosterior,
 )
 from index_builder.posteriors.laplace.last_layer import LAST_LAYER_FORMAT, LastLayerPosterior
-from index_builder.posteriors.point import POINT_FORMAT, PointPosterior
-from index_builder.posteriors.predicted_loss import (
+from index_builder.posteriors.learned_variances import (
     PREDICTED_LOSS_FORMAT,
-    PredictedLossPosterior,
-)
-from index_builder.posteriors.uncertainty_module import (
     UNCERTAINTY_MODULE_FORMAT,
+    VARIANCE_HEAD_FORMAT,
+    PredictedLossPosterior,
     UncertaintyModulePosterior,
+    VarianceHeadPosterior,
 )
-from index_builder.posteriors.variance_head import VARIANCE_HEAD_FORMAT, VarianceHeadPosterior
 
 
 class Posterior(Protocol):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from index_builder.metrics.pages import templates_of
+from index_builder.output import templates_of
 from index_builder.reproduction.summary import (
     COLUMNS,
     SEEN_BY_THE_DECISION_LAYER,

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import getproxies
 
-from index_builder.storage.guarded import Guard, guarded
 from index_builder.storage.source import NotFetched, Opened, TryAgain
-from index_builder.storage.trust import Trust
+from index_builder.storage.trust import Guard, Trust, guarded
 from index_builder.storage.urls import WEB, shown, without_secrets
 from model_store.errors import DatasetError
 from model_store.installation import DISTRIBUTION, how_to_install, installed_version

@@ -12,12 +12,6 @@ D, ``dim``, is the dimension of the space that contains the sphere. κ, ``concen
 the uniform distribution. Results are float64, but embeddings keep their data type.
 """
 
-from model_store.sphere.divergences import (
-    kl_divergence,
-    kl_divergence_to_uniform,
-    log_bhattacharyya_coefficient,
-    log_expected_likelihood,
-)
 from model_store.sphere.normaliser import (
     cumulant_generating_function,
     log_normaliser,
@@ -31,14 +25,18 @@ from model_store.sphere.projected_normal import (
     sample_projected_normal,
     spherical_variance,
 )
-from model_store.sphere.vectors import unit_direction
 from model_store.sphere.von_mises_fisher import (
     MAX_CONCENTRATION,
     approximate_concentration,
     concentration_of,
     debiased_resultant_length,
     fit_von_mises_fisher,
+    kl_divergence,
+    kl_divergence_to_uniform,
+    log_bhattacharyya_coefficient,
+    log_expected_likelihood,
     sample_von_mises_fisher,
+    unit_direction,
 )
 
 __all__ = [

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.sphere.vectors import FloatT, unit_direction
-from model_store.sphere.von_mises_fisher import concentration_of
+from model_store.sphere.von_mises_fisher import FloatT, concentration_of, unit_direction
 
 
 def resultant_length_of_gaussian(

@@ -38,7 +38,7 @@ from service.schemas import QueryImage, QueryText
 from service.serving.queries import Encoded, text_id, vector_id
 from service.serving.resources import EngineResources, Pace
 from service.serving.reviewing import RetainedQueries, ReviewedGallery, ReviewKeeper
-from service.serving.shadows import Shadow
+from service.serving.shadow import Shadow
 from service.serving.watch import Watch
 
 logger = logging.getLogger(__name__)

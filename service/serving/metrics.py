@@ -12,7 +12,7 @@ from model_store.decision import estimate_error
 from service.encoding.cache import Cache
 from service.serving.lease import Lease
 from service.serving.registry import Galleries
-from service.serving.shadows import Shadow
+from service.serving.shadow import Shadow
 
 _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ("vouch_queue_length", "Images that wait for the encoder.", ["gallery"]),

@@ -29,11 +29,10 @@ from model_store.decision import (
     reference_of,
 )
 from model_store.decision.drift import NOT_TESTED, PERIOD
-from model_store.drift_states import ALL_CALLERS, DriftStates, SavedDrift
 from model_store.encoder.contract import QueryKind
 from model_store.feedback import FeedbackLog
 from model_store.messages import message
-from model_store.share_states import SavedShare, ShareStates
+from model_store.watch_states import ALL_CALLERS, DriftStates, SavedDrift, SavedShare, ShareStates
 from service.schemas import AbsentState, ShareOrigin
 
 from .reviewing import Audit

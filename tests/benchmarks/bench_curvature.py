@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
-from index_builder.posteriors.laplace.pairs import pair_curvature
+from index_builder.posteriors.laplace.minibatches import pair_curvature
 
 IMAGES, PAIRS, FEATURES = 64, 5000, 9216
 DIMENSIONS = (3, 128)

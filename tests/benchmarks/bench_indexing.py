@@ -35,7 +35,7 @@ from pathlib import Path
 
 import numpy as np
 
-from index_builder.indexing.embed import open_encoder
+from index_builder.indexing.engines import open_encoder
 from index_builder.vectors.encoder import batch_size
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 from playwright.sync_api import Browser, expect
 
-from index_builder.indexing.text_evidence import calibrate_bundle_texts
+from index_builder.indexing.bundle_evidence import calibrate_bundle_texts
 from model_store.bundles.bundle import Bundle
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import ANSWER, GALLERY, NBSP, TEXT_STATE, Shown

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from index_builder.calibration.captions import Captions, calibrate_texts
 from index_builder.commands.app import app
 from index_builder.configuration.build import CalibrationConfig
-from index_builder.indexing.text_evidence import calibrate_bundle_texts, read_captions
+from index_builder.indexing.bundle_evidence import calibrate_bundle_texts, read_captions
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import bundle_ids, locate
 from model_store.bundles.manifest import read_manifest

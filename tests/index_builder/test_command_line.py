@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from index_builder import progress
 from index_builder.commands.app import app
-from index_builder.commands.panels import PANELS
+from index_builder.commands.command_line import PANELS
 from index_builder.indexing.workdir import LOCK_FILE
 from model_store.installation import installed_version
 from tests.support.build_command import Done, vouch_build

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from index_builder.commands.index_options import IndexOptions
+from index_builder.commands.index import IndexOptions
 from index_builder.configuration.build import load_config
 from index_builder.datasets.images import from_arrays
 from index_builder.indexing.from_images import build_gallery

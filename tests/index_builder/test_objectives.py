@@ -18,8 +18,7 @@ from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.encoder import EncoderConfig, TrainingConfig
 from index_builder.configuration.objective import OF_VIEWS, ObjectiveConfig
 from index_builder.networks import MetricEncoder, load_encoder
-from index_builder.networks.initialisation import drawn_from
-from index_builder.networks.trunk import Trunk
+from index_builder.networks.trunk import Trunk, drawn_from
 from index_builder.objectives import Objective, objective_of
 from index_builder.objectives.registry import OBJECTIVES
 from index_builder.pipeline.gallery_steps import splits_of

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from index_builder.commands.app import app
-from index_builder.commands.index_options import IndexOptions
+from index_builder.commands.index import IndexOptions
 from tests.support.narrowing import instance_of
 
 

@@ -13,13 +13,13 @@ from torchvision import models
 from index_builder.configuration.encoder import NetworkConfig, TrainingConfig
 from index_builder.datasets.digits import digits
 from index_builder.networks import build_encoder, load_pretrained
-from index_builder.networks.dropout import dropped_out
+from index_builder.networks.trunk import dropped_out
 from index_builder.objectives import ContrastiveLoss, contrastive_loss
 from index_builder.training.augmentation import Augmentation
-from index_builder.training.batches import balanced_batches
 from index_builder.training.loop import (
     WARM_UP_STEPS,
     _parameter_groups,
+    balanced_batches,
     feature_source,
     place_for_training,
     rate_at,

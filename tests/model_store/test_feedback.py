@@ -14,9 +14,9 @@ import pytest
 
 from model_store.decision import DriftTest, MatchDraw, MatchReview
 from model_store.decision.drift import MixtureReference
-from model_store.drift_states import DriftStates, SavedDrift
 from model_store.feedback import FeedbackLog, Reviews
 from model_store.feedback import file as feedback_file
+from model_store.watch_states import DriftStates, SavedDrift
 from tests.support.decisions import said
 
 

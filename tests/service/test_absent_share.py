@@ -19,7 +19,7 @@ from model_store.bundles.operator import OperatorSettings
 from model_store.decision import Absence, Assessment, Calibration, Decision, Verdict
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.retriever import Retriever
-from model_store.share_states import ShareStates
+from model_store.watch_states import ShareStates
 from service.app import create_app
 from service.serving.watch import ESTIMATED_EVERY, AbsentShareWatch
 from service.settings import Settings

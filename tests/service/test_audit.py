@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
 from model_store.decision import SIZE_CLASSES, MatchDraw
-from model_store.drift_states import DriftStates
 from model_store.feedback import FeedbackLog
 from model_store.retriever import Retriever
+from model_store.watch_states import DriftStates
 from service.app import create_app
 from service.serving.reviewing import Audit
 from service.settings import Settings

@@ -22,10 +22,10 @@ from model_store.bundles.operator import SHADOW_FILE, ShadowTerms
 from model_store.errors import ActivationRefused
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
 from service.fair_share import FairShare
-from service.serving import shadows as shadow_room
+from service.serving import shadow as shadow_room
 from service.serving import shadows as shadows_room
 from service.serving.queries import SearchParameters
-from service.serving.shadows import MOST_WAITING, Shadow, SpareRoom, Tried
+from service.serving.shadow import MOST_WAITING, Shadow, SpareRoom, Tried
 from tests.end_to_end.processes import wait_until
 from tests.end_to_end.questions import picture, search
 from tests.laws.gallery_laws import random_embeddings

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from index_builder.indexing.text_evidence import calibrate_bundle_texts
+from index_builder.indexing.bundle_evidence import calibrate_bundle_texts
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.text_queries import search_text
 from model_store.verdicts import MAX_TEXT_CHARACTERS

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from index_builder.certificates.files import read_certificate
+from index_builder.certificates.verification import read_certificate
 from model_store.bundles.manifest import Manifest
 from model_store.bundles.publish import publish
 from model_store.decision import (

@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from index_builder.arrays import Array, FeatureBlocks, beside, constant
-from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
-from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
-from index_builder.posteriors.laplace.kronecker import PartialTraces, PriorScale
-from index_builder.posteriors.laplace.kronecker_pairs import (
+from index_builder.posteriors.laplace.all_pairs import (
     feature_basis,
+    fixed_curvature,
     fixed_traces,
+    positives_curvature,
     positives_traces,
 )
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
+from index_builder.posteriors.laplace.kronecker import PartialTraces, PriorScale
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 from index_builder.posteriors.laplace.prior import (

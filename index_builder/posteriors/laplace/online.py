@@ -13,9 +13,9 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
+from index_builder.posteriors.laplace.all_pairs import MAX_DENSE
 from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
 from index_builder.posteriors.laplace.kronecker import PartialTraces
-from index_builder.posteriors.laplace.kronecker_pairs import MAX_DENSE
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 from index_builder.posteriors.laplace.minibatches import (

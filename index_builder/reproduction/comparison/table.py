@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from index_builder.metrics.pages import templates_of
+from index_builder.output import templates_of
 from index_builder.reproduction.comparison.measure import DECISION, LAPLACE, NORM, Cell
 from index_builder.reproduction.protocols import PROTOCOLS
 from index_builder.reproduction.summary import summarised

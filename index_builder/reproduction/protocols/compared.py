@@ -10,9 +10,8 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.outliers import outliers
 from index_builder.datasets.splits import stratified, with_label
 from index_builder.reproduction.datasets import Origin
-from index_builder.reproduction.datasets.omniglot import omniglot
 from index_builder.reproduction.datasets.photographs import caltech101
-from index_builder.reproduction.datasets.small import chars74k, mnist_like
+from index_builder.reproduction.datasets.small import chars74k, mnist_like, omniglot
 from index_builder.reproduction.protocols.open_sets import inverted
 from index_builder.reproduction.protocols.protocol import (
     Outliers,

@@ -12,7 +12,6 @@ from index_builder.datasets.images import Pixels
 from index_builder.datasets.outliers import outliers
 from index_builder.datasets.splits import stratified
 from index_builder.reproduction.datasets import Official, Origin
-from index_builder.reproduction.datasets.omniglot import omniglot
 from index_builder.reproduction.datasets.photographs import (
     cars,
     cub,
@@ -20,7 +19,7 @@ from index_builder.reproduction.datasets.photographs import (
     lfw,
     stanford_online_products,
 )
-from index_builder.reproduction.datasets.small import mnist_like
+from index_builder.reproduction.datasets.small import mnist_like, omniglot
 from index_builder.reproduction.datasets.street_level import coordinates, msls
 from index_builder.reproduction.protocols.protocol import (
     Outliers,

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from index_builder.networks.initialisation import drawn_from
+from index_builder.networks.trunk import drawn_from
 from index_builder.reproduction.stereo.pairs import StereoPair
 
 N_FEATURES = 64

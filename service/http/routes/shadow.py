@@ -29,7 +29,7 @@ from service.http.routes.dependencies import LeaseOf, ServiceState, StateOf, gal
 from service.http.routes.review import image_url
 from service.http.routing import JSON, body_of
 from service.serving.lease import Lease
-from service.serving.shadows import Shadow
+from service.serving.shadow import Shadow
 
 router = gallery_router("bundles")
 

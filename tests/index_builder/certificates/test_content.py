@@ -18,8 +18,8 @@ from index_builder.metrics import auroc
 from model_store.bundles.manifest import Manifest
 from model_store.bundles.publish import publish
 from model_store.decision import DriftTest, ErrorTest, MatchDraw, MatchReview, estimate_error
-from model_store.drift_states import ALL_CALLERS, DriftStates, SavedDrift
 from model_store.feedback import FeedbackLog
+from model_store.watch_states import ALL_CALLERS, DriftStates, SavedDrift
 from tests.support.calibration_evidence import evidence
 from tests.support.certified_bundles import (
     DAY,

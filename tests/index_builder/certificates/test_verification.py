@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index_builder.certificates.files import read_certificate, write_certificate
+from index_builder.certificates.verification import read_certificate, write_certificate
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.signing import read_private_key
 from tests.support.bundle_copies import flip_a_byte

@@ -12,7 +12,6 @@ from PIL import Image
 from scipy.io import savemat
 
 from index_builder.reproduction.datasets import Origin
-from index_builder.reproduction.datasets.omniglot import omniglot
 from index_builder.reproduction.datasets.photographs import (
     cars,
     cub,
@@ -20,7 +19,7 @@ from index_builder.reproduction.datasets.photographs import (
     lfw,
     stanford_online_products,
 )
-from index_builder.reproduction.datasets.small import chars74k, cifar10, mnist_like, svhn
+from index_builder.reproduction.datasets.small import chars74k, cifar10, mnist_like, omniglot, svhn
 from index_builder.reproduction.datasets.street_level import coordinates, msls
 from model_store.errors import DatasetError
 

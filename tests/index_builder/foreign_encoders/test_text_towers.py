@@ -16,8 +16,7 @@ from index_builder.foreign_encoders.bundle import write_encoder
 from index_builder.foreign_encoders.card import CARD_FILE
 from index_builder.foreign_encoders.choices import Door, Pooling
 from index_builder.foreign_encoders.doors import DOORS, EncoderChoices
-from index_builder.foreign_encoders.parity import ParityImage
-from index_builder.foreign_encoders.texts import PARITY_TEXTS
+from index_builder.foreign_encoders.parity import PARITY_TEXTS, ParityImage
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.contract import Embeddings, Tokens
 from model_store.encoder.onnx import OnnxEncoder

@@ -14,8 +14,7 @@ import pytest
 from index_builder.indexing.assemble import assemble
 from index_builder.indexing.blocks import Entry, Failure, Place, parse_tolerance
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.embed import Progress, embed_catalogue
-from index_builder.indexing.engines import Task
+from index_builder.indexing.engines import Progress, Task, embed_catalogue
 from index_builder.indexing.workdir import Shard, ShardStore, occupied
 from model_store.errors import DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.gallery import IndexSettings

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from index_builder.indexing.blocks import Failure, PreparedBlock
-from index_builder.indexing.embed import embed
+from index_builder.indexing.engines import embed
 from index_builder.vectors.encoder import batch_size
 from model_store.encoder.contract import Embeddings
 from tests.support.fakes import FakeEncoder

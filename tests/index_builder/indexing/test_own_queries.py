@@ -14,7 +14,7 @@ import pytest
 
 from index_builder.calibration.kept_queries import CalibrationInputs
 from index_builder.datasets.images import from_files
-from index_builder.indexing.embed import open_encoder
+from index_builder.indexing.engines import open_encoder
 from index_builder.vectors.encoder import embed_with_features
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import current_id

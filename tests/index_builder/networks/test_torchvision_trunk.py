@@ -15,8 +15,8 @@ from index_builder.networks.torchvision_trunk import TorchvisionName
 from index_builder.pipeline.export import export_encoder
 from index_builder.posteriors.encoders import ProbabilisticEncoder
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
+from index_builder.posteriors.learned_variances import VarianceHead, VarianceHeadPosterior
 from index_builder.posteriors.stored import Posterior
-from index_builder.posteriors.variance_head import VarianceHead, VarianceHeadPosterior
 from model_store.encoder.contract import EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
 

@@ -12,7 +12,7 @@ from torch.distributions import Normal, kl_divergence
 from index_builder.objectives import BayesianTripletLoss
 from index_builder.objectives.bayesian_triplet import Prior, gaussian_divergence
 from index_builder.objectives.von_mises_fisher import kl_divergence_to_uniform
-from index_builder.posteriors.variance_head import VarianceHead
+from index_builder.posteriors.learned_variances import VarianceHead
 
 N_FEATURES, DIM = 7, 16
 

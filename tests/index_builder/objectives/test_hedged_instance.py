@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from index_builder.objectives import HedgedInstanceLoss
-from index_builder.posteriors.uncertainty_module import UncertaintyModule
+from index_builder.posteriors.learned_variances import UncertaintyModule
 
 N_FEATURES, DIM = 7, 5
 LABELS = torch.tensor([2, 0, 2, 0, 2, 1])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from index_builder.objectives import LossPrediction
 from index_builder.objectives.loss_prediction import MARGIN, TEMPERATURE, neighbour_losses
-from index_builder.posteriors.predicted_loss import LossHead, PredictedLossPosterior
+from index_builder.posteriors.learned_variances import LossHead, PredictedLossPosterior
 from index_builder.posteriors.stored import load_posterior
 
 LABELS = torch.tensor([2, 0, 2, 0, 2, 1])

@@ -11,7 +11,7 @@ from torch.distributions import Normal
 
 from index_builder.objectives import MutualLikelihoodLoss
 from index_builder.objectives.uncertainty_module import mutual_likelihood_score
-from index_builder.posteriors.uncertainty_module import UncertaintyModule
+from index_builder.posteriors.learned_variances import UncertaintyModule
 from tests.support.narrowing import not_none
 
 N_FEATURES, DIM = 7, 5

@@ -12,7 +12,7 @@ from pytorch_metric_learning import distances, losses
 from torch import Tensor
 
 from index_builder.objectives import contrastive_loss
-from index_builder.objectives.margin import MarginLoss, negative_odds
+from index_builder.objectives.contrastive import MarginLoss, negative_odds
 from index_builder.objectives.similarities import (
     SOFTMAXES,
     fast_ap,

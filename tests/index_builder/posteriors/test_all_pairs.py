@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from index_builder.arrays import FeatureBlocks
-from index_builder.posteriors.laplace import all_pairs, kronecker_pairs
+from index_builder.posteriors.laplace import all_pairs
 from index_builder.posteriors.laplace.all_pairs import (
     class_groups,
     fixed_curvature,
@@ -274,7 +274,7 @@ def test_classes_with_a_pair_are_gathered_by_as_many_rows_as_fit(
     "summed",
     [
         positives_curvature,
-        kronecker_pairs.positives_traces,
+        all_pairs.positives_traces,
     ],
 )
 def test_unless_told_the_features_that_are_gathered_take_up_to_a_gigabyte(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from index_builder.networks.dropout import dropout_masks
 from index_builder.networks.small_cnn import SmallCNN
-from index_builder.posteriors.dropout import DropoutPosterior
+from index_builder.networks.trunk import dropout_masks
+from index_builder.posteriors.baselines import DropoutPosterior
 from index_builder.posteriors.stored import load_posterior
 
 SHARE, N_FEATURES, DIM = 0.2, 600, 3

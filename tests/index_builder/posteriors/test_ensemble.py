@@ -10,7 +10,7 @@ from scipy.stats import ortho_group
 from torch import Tensor, nn
 from torch.nn.functional import pdist
 
-from index_builder.posteriors.ensemble import EnsemblePosterior, fit_ensemble
+from index_builder.posteriors.baselines import EnsemblePosterior, fit_ensemble
 from index_builder.posteriors.stored import load_posterior
 
 N_FEATURES, DIM = 9, 4

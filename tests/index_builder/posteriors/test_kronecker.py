@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from index_builder.posteriors.laplace import kronecker, kronecker_pairs
+from index_builder.posteriors.laplace import all_pairs, kronecker
+from index_builder.posteriors.laplace.all_pairs import fixed_traces
 from index_builder.posteriors.laplace.curvature import Approximation
 from index_builder.posteriors.laplace.fit import fit_laplace
 from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces, PriorScale
-from index_builder.posteriors.laplace.kronecker_pairs import fixed_traces
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.prior import log_marginal_likelihood, tune_prior_precision
 from index_builder.posteriors.laplace.targets import anchor_targets
@@ -313,8 +313,8 @@ def test_the_share_without_curvature_counts_what_is_left_out(rest: float, share:
 def test_of_many_features_a_fit_keeps_the_main_directions_alone(
     problem: Problem, monkeypatch: pytest.MonkeyPatch, approximation: Approximation
 ) -> None:
-    monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", 0)
-    monkeypatch.setattr(kronecker_pairs, "MAX_RANK", 3)
+    monkeypatch.setattr(all_pairs, "MAX_DENSE", 0)
+    monkeypatch.setattr(all_pairs, "MAX_RANK", 3)
     layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
     fitted = fit_laplace(*layer, approximation=approximation, margin=MARGIN)
     assert len(instance_of(KroneckerCurvature, fitted.curvature).values) == 3

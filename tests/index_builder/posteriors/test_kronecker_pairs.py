@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from index_builder.posteriors.laplace import all_pairs, kronecker_pairs
-from index_builder.posteriors.laplace.all_pairs import fixed_curvature
-from index_builder.posteriors.laplace.curvature import Approximation, Split
-from index_builder.posteriors.laplace.kronecker import PartialTraces
-from index_builder.posteriors.laplace.kronecker_pairs import (
+from index_builder.posteriors.laplace import all_pairs
+from index_builder.posteriors.laplace.all_pairs import (
     feature_basis,
+    fixed_curvature,
     fixed_traces,
     positives_traces,
 )
-from index_builder.posteriors.laplace.pairs import pair_traces
+from index_builder.posteriors.laplace.curvature import Approximation, Split
+from index_builder.posteriors.laplace.kronecker import PartialTraces
+from index_builder.posteriors.laplace.minibatches import pair_traces
 from index_builder.posteriors.laplace.targets import anchor_targets
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def test_diagonals_are_sums_of_the_diagonal_curvature(problem: Problem) -> None:
 def test_within_a_basis_that_holds_the_features_nothing_is_lost(
     problem: Problem, monkeypatch: pytest.MonkeyPatch, positives: bool
 ) -> None:
-    monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", 40)
+    monkeypatch.setattr(all_pairs, "MAX_DENSE", 40)
     generator = torch.Generator().manual_seed(2)
     turn = torch.linalg.qr(torch.randn(50, 5, generator=generator, dtype=torch.float64))[0].T
     wide = replace(problem, features=problem.features @ turn, weight=problem.weight @ turn)
@@ -157,7 +157,7 @@ def test_up_to_so_many_features_are_kept_whole(
     problem: Problem, monkeypatch: pytest.MonkeyPatch, fewer: int
 ) -> None:
     n_features = problem.weight.shape[1]
-    monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", n_features - fewer)
+    monkeypatch.setattr(all_pairs, "MAX_DENSE", n_features - fewer)
     basis = feature_basis(problem.blocks, problem.weight, problem.bias, len(problem.labels))
     of_pairs = pair_traces(
         problem.features,
@@ -175,10 +175,10 @@ def test_up_to_so_many_features_are_kept_whole(
 def test_of_more_directions_than_are_kept_it_is_the_main_ones(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", 0)
+    monkeypatch.setattr(all_pairs, "MAX_DENSE", 0)
     layer = problem.blocks, problem.weight, problem.bias, len(problem.labels)
     every = feature_basis(*layer)
-    monkeypatch.setattr(kronecker_pairs, "MAX_RANK", 3)
+    monkeypatch.setattr(all_pairs, "MAX_RANK", 3)
     main = feature_basis(*layer)
     assert every is not None
     assert main is not None
@@ -210,7 +210,7 @@ def test_minibatches_of_wide_features_add_up(
         return total
 
     whole = summed()
-    monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", 4)
+    monkeypatch.setattr(all_pairs, "MAX_DENSE", 4)
     parts = summed()
     assert parts.basis is not None
     torch.testing.assert_close(parts.basis @ parts.features @ parts.basis.T, whole.features)

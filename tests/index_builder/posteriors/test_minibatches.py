@@ -16,8 +16,8 @@ from index_builder.posteriors.laplace.minibatches import (
     estimated,
     minibatch_curvature,
     minibatch_loss,
+    pair_curvature,
 )
-from index_builder.posteriors.laplace.pairs import pair_curvature
 from index_builder.posteriors.laplace.targets import TargetScaling, anchor_targets
 
 if TYPE_CHECKING:

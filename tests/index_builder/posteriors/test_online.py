@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from index_builder.posteriors.laplace import kronecker_pairs, online
+from index_builder.posteriors.laplace import all_pairs, online
 from index_builder.posteriors.laplace.curvature import Curvature
 from index_builder.posteriors.laplace.fit import LaplacePosterior, fit_laplace
 from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces
@@ -242,7 +242,7 @@ def test_kronecker_factors_converge_to_the_post_hoc_ones(
     monkeypatch: pytest.MonkeyPatch, wide: bool, n_samples: int
 ) -> None:
     if wide:  # more features than are kept whole: bases of minibatches are added up
-        monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", 4)
+        monkeypatch.setattr(all_pairs, "MAX_DENSE", 4)
         monkeypatch.setattr(online, "MAX_DENSE", 4)
     generator = torch.Generator().manual_seed(6)
     labels = torch.arange(24) % 4

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from index_builder.posteriors.laplace import pairs
+from index_builder.posteriors.laplace import minibatches
 from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
-from index_builder.posteriors.laplace.minibatches import minibatch_loss
-from index_builder.posteriors.laplace.pairs import pair_curvature
+from index_builder.posteriors.laplace.minibatches import minibatch_loss, pair_curvature
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Difference, Oracle, Problem
@@ -41,8 +40,8 @@ def test_equals_jacobians_and_hessians_by_autograd(
     split: Split,
     gather_cost: int,
 ) -> None:
-    monkeypatch.setattr(pairs, "_GATHER_COST", gather_cost)
-    monkeypatch.setattr(pairs, "_ELEMENTS", 25)  # several blocks
+    monkeypatch.setattr(minibatches, "_GATHER_COST", gather_cost)
+    monkeypatch.setattr(minibatches, "_ELEMENTS", 25)  # several blocks
     chosen = _some_pairs(problem, 40 if gather_cost else 9)
     computed = pair_curvature(
         problem.features,

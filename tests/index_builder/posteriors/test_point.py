@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from index_builder.posteriors.point import PointPosterior
+from index_builder.posteriors.baselines import PointPosterior
 from index_builder.posteriors.stored import load_posterior
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from index_builder.posteriors.stored import load_posterior
-from index_builder.posteriors.uncertainty_module import (
+from index_builder.posteriors.learned_variances import (
     UncertaintyModule,
     UncertaintyModulePosterior,
 )
+from index_builder.posteriors.stored import load_posterior
 
 
 def test_every_image_begins_with_nearly_the_initial_variance() -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from index_builder.posteriors.learned_variances import VarianceHead, VarianceHeadPosterior, softplus
 from index_builder.posteriors.stored import load_posterior
-from index_builder.posteriors.variance_head import VarianceHead, VarianceHeadPosterior, softplus
 
 
 def test_softplus_keeps_its_digits_where_it_is_small() -> None:
