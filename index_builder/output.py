@@ -1,4 +1,4 @@
-"""Error messages for reading and writing, and reports as Markdown tables."""
+"""Error messages for reading and writing; reports as Markdown tables and HTML pages."""
 
 from __future__ import annotations
 

@@ -15,32 +15,27 @@ all error classes.
 
     errors          all error classes
     messages        reasons as codes with parameters, and their sentences
-    files           crash-safe files, and locks between processes
+    files           crash-safe files, checked paths, locks and disk space
     signing         keys and signatures of Ed25519
+    watch_states    drift tests and the share of absent queries, kept across restarts
     feedback        reviews of matches, and queries to review, in SQLite
-    drift_states    drift tests, kept across restarts
-    share_states    the share of absent queries, counted over all processes
     stores          adapters for vector databases
     gallery_map     the items of a gallery in two dimensions
     curation        near duplicates, and labels that neighbours contradict
     identities      queries without a match, grouped into new identities
     vector_queries  vectors as queries, and result lists of other stores
     text_queries    texts as queries
-    answers         result list, decision, and search plan of a query
-    compared_answers  changes of answers from one bundle to another
+    answers         answers to a query, and how answers change from one bundle to another
     pairs           the uncertainty of the similarity of query and item
     truth           whether an item is a true match of a query
     verdicts        the words of answers
     records         parts of answers that the service sends unchanged
     deadline        deadlines, after which work is cancelled
-    table           columns of equal length
-    half_precision  rows of numbers in half precision
-    threads         number of threads for arithmetic
-    processors      processors that this process may use
+    table           tables of columns, and rows of numbers in half precision
+    processors      processors and threads of this process
     memory          settings of the allocator
     installation    the installed distribution and its extras
     addresses       addresses of servers in settings, which may hold a password
-    paths           checked paths below a directory
     image_inputs    image arguments: paths, bytes, Pillow images, arrays
     item_ids        the rule for ids of items
     spreadsheets    CSV cells without formulas

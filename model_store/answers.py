@@ -1,4 +1,4 @@
-"""Answers: the result list of a query, the decision on it, and the search plan."""
+"""Answers to a query, and comparisons of the answers of two bundles."""
 
 from __future__ import annotations
 

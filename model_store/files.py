@@ -1,4 +1,8 @@
-"""Crash-safe files, locks between processes, and free disk space."""
+"""Crash-safe files, checked paths, locks between processes, and free disk space.
+
+A manifest, an archive or an index may come from a third party. All code uses `inside` to convert
+names in such a file to paths.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number and kind of processors that this process may use, for example in a container."""
+"""The processors that this process may use, and the number of threads for arithmetic."""
 
 from __future__ import annotations
 

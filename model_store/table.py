@@ -1,4 +1,4 @@
-"""Tables: columns of equal length, one entry for each row."""
+"""Tables of columns of equal length, and rows of numbers in half precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service has learned from served queries, stored in the feedback file across restarts."""
+"""Drift tests and the share of absent queries, stored in the feedback file across restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Fitting the outlier detector."""
+"""Fits the outlier detector, and the head that measures image degradation.
+
+The training data of the head are gallery images and degraded copies of these images.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""Recalibrates the current gallery with the queries stored in its bundle; reads no image.
+"""Calibrates a gallery with what its bundle stores; reads no image.
 
 Queries whose label was removed from the gallery become absent queries. Items added later become
 queries; each is excluded from its own results.
+
+Each labelled item is a query with which the rest of the gallery is searched. For an absent query,
+all items of the query's label are hidden. The encoder must not have been trained on the items.
+Otherwise, their similarities are too high, and the error bounds do not hold.
 """
 
 from __future__ import annotations

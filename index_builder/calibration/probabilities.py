@@ -1,4 +1,7 @@
-"""Fits match probabilities."""
+"""Fits match probabilities, and measures result sets.
+
+A query has one candidate for each label that it finds: the nearest item of this label.
+"""
 
 from __future__ import annotations
 

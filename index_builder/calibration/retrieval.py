@@ -1,4 +1,9 @@
-"""Searches the gallery with calibration queries; returns signals and candidates."""
+"""Searches the gallery with calibration queries; returns signals and candidates.
+
+Hiding the label from the result list is not enough: an outlier detector that was fitted to images
+of the label would give the query a low score. So each query is scored by a detector that was fitted
+without the query's label.
+"""
 
 from __future__ import annotations
 

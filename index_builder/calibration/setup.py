@@ -1,4 +1,4 @@
-"""Prepares a gallery for the search with calibration queries."""
+"""Prepares a gallery for calibration: list lengths, items of one object, detectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statements of a certificate on a bundle, computed from the bundle."""
+"""The statements of a certificate: the population, its guarantees, and those that are missing."""
 
 from __future__ import annotations
 

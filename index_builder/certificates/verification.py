@@ -1,4 +1,7 @@
-"""Compares a certificate with its bundle."""
+"""Writes and reads the files of a certificate, and compares a certificate with its bundle.
+
+The page is printable HTML without scripts or external files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conventions of all commands: help, output options, and Ctrl+C.
+"""Conventions of all commands: options, help, output, and Ctrl+C.
 
 Help has the layout of uv and ruff: each option is on its own line, with its description below. In
 this layout, descriptions have the full width, and no name is cut off.

@@ -3,7 +3,6 @@
 ::
 
     resolve       specification (``timm:NAME``, a path, or none) → directory of the encoder
-    configured    the encoder of a configuration
     mobilenet_v2  writes the built-in encoder as an ONNX file, without torch
 
 `ORIGIN.md` names the origin and the licence of the built-in encoder's weights.

@@ -1,4 +1,4 @@
-"""Finds the encoder that a specification names; exports a library's encoder at the first use."""
+"""Finds the encoder that a specification or a configuration names."""
 
 from __future__ import annotations
 

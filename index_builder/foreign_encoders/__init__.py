@@ -7,7 +7,6 @@
     input_format      the image preprocessing of a network
     preprocess_files  reads the preprocessing from published files
     foreign_module    a torch network with the reference pipeline of its library
-    pooling           tokens or a feature map → one vector
     timm_models, open_clip_models, transformers_models, torchvision_models, torch_modules
                       one source of encoders each
     hub               downloads from the Hugging Face Hub
@@ -15,7 +14,6 @@
     onnx_graphs       a foreign ONNX graph, wrapped without torch
     precision         float16 and int8, and their loss of recall
     parity            compares Vouch's image vectors with the library's vectors
-    texts             compares text vectors and tokens with the library's
     bundle            writes the directory of an encoder
     card              the card with its origin
 """

@@ -1,4 +1,4 @@
-"""Wraps a foreign torch network in Vouch's encoder contract."""
+"""Wraps a foreign torch network in Vouch's encoder contract, and pools its features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares Vouch's vectors of real images with the library's vectors."""
+"""Compares Vouch's vectors of real images and of texts with the library's vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the gallery from shards; the items are sorted by id. Only a few images are in memory."""
+"""Builds the gallery from shards, and the manifest of its bundle."""
 
 from __future__ import annotations
 

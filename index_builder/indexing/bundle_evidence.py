@@ -1,4 +1,7 @@
-"""Calibrates, evaluates and compares bundles with the user's own queries."""
+"""Calibrates, evaluates and compares bundles with the user's own queries: images or texts.
+
+A caption is a text query that describes an item or a label.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ from index_builder.datasets.views import views
 from index_builder.indexing.assemble import IDS_OF_GALLERY
 from index_builder.indexing.blocks import Place
 from index_builder.indexing.catalogue import Catalogue, place_of
-from index_builder.indexing.prepare import ReadAgain, read_again, read_vector
+from index_builder.indexing.fetching import ReadAgain
+from index_builder.indexing.prepare import read_again, read_vector
 from index_builder.indexing.workdir import Work
 from index_builder.storage import NotFetched
 from model_store.decision import Calibration, Hierarchy

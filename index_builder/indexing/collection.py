@@ -30,8 +30,8 @@ from index_builder.indexing.engines import (
     local_engine,
     open_encoder,
 )
+from index_builder.indexing.fetching import Fetching, reader
 from index_builder.indexing.parents import NO_PARENTS, Parents, read_parents
-from index_builder.indexing.prepare import Fetching, reader
 from index_builder.indexing.reports import (
     counted,
     write_duplicates,

@@ -16,7 +16,7 @@ from index_builder.indexing.blocks import Block, Failure, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import Indexing
 from index_builder.indexing.engines import decoders_for, embed
-from index_builder.indexing.prepare import Fetching
+from index_builder.indexing.fetching import Fetching
 from index_builder.vectors.encoder import batch_size
 from model_store.encoder.contract import Encoder
 

@@ -1,4 +1,8 @@
-"""Engines decode and encode in parallel, with a limited number of blocks in memory."""
+"""Engines decode and encode blocks in parallel, and write a shard for each.
+
+Image files are decoded in processes, because an image can crash its decoder. Images in memory are
+prepared in threads.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +44,8 @@ from model_store.processors import PROVIDERS, ProviderChoice
 
 from .blocks import Block, Failure, PreparedBlock, Tolerance
 from .catalogue import Catalogue
-from .prepare import (
-    BLOCKS_AT_ONCE,
-    Fetching,
-    Prepare,
-    budget_for,
-    failed_block,
-    prepare_files,
-    prepare_vectors,
-)
+from .fetching import BLOCKS_AT_ONCE, Fetching
+from .prepare import Prepare, budget_for, failed_block, prepare_files, prepare_vectors
 from .workdir import Shard, ShardStore
 
 Encode = Callable[[PreparedBlock], Embeddings]

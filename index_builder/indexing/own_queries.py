@@ -34,7 +34,8 @@ from model_store.truth import Within, label_or_id, wgs84
 from .blocks import Entry, Failure
 from .catalogue import Catalogue
 from .engines import local_engine
-from .prepare import Fetching, ReadAgain, read_vector, reader
+from .fetching import Fetching, ReadAgain, reader
+from .prepare import read_vector
 from .sources import Source
 from .sources.manifest import COLUMNS
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.indexing.engines import DecoderProcesses, LocalEngine, Task, open_encoder
-from index_builder.indexing.prepare import Fetching
+from index_builder.indexing.fetching import Fetching
 from index_builder.indexing.workdir import Shard
 from index_builder.storage import Patience, Storage, Trust
 from model_store.errors import SourceUnavailable

@@ -1,4 +1,13 @@
-"""The run directory of an index command; a later run resumes from it."""
+"""The run directory of an index command, and its shards; a later run resumes from it.
+
+::
+
+    SHA-256 of the rest │ length of the header │ header, JSON │ means │ variances │ pictures
+    32 bytes            │ 8 bytes              │              │ float32, (n, D) each │ one by one
+
+The pictures are the thumbnails of all images, followed by the previews of all images. A preview can
+be empty.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@
     method               the interface
     laplace              a Laplace posterior, fitted after or during training
     learned_variances    a network that predicts variances: Bayesian triplet, PFE, HIB
-    validation           choice of a temperature by votes on validation images
     temperatures         embedding norm, loss prediction
     baselines            no posterior, Monte Carlo dropout, a deep ensemble
 

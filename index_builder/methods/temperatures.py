@@ -1,4 +1,4 @@
-"""Methods with a temperature: the norm of the embedding, and a predicted loss."""
+"""Methods with a temperature, and the choice of a temperature by votes on validation images."""
 
 from __future__ import annotations
 

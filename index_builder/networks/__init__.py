@@ -4,12 +4,10 @@
 
     build                encoders by configuration
     encoder              trunk and linear last layer
-    trunk                the interface of trunks
+    trunk                the interface of trunks; initial weights and dropout
     small_cnn            the paper's trunks for grey images and for CIFAR-10
     torchvision_trunk    a backbone of torchvision, and the pooling of its feature map
     graph_trunk          an ONNX graph as a trunk
-    dropout              dropout with masks from a generator
-    initialisation       reproducible initial weights
     weights              pretrained weights
     features             features of many images
 """

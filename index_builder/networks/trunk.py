@@ -1,4 +1,4 @@
-"""The interface of trunks."""
+"""The interface of trunks, their initial weights, and their dropout."""
 
 from __future__ import annotations
 

@@ -2,11 +2,9 @@
 
 ::
 
-    objective            the interface, and objectives without parameters
+    objective            the interface, objectives without parameters, the pairs of a batch
     registry             objectives by the name in `training.objective`
-    pairs                positive and negative pairs of a batch, and their distances
-    contrastive          the contrastive loss
-    margin               the margin loss with distance-weighted sampling
+    contrastive          the contrastive loss, and the margin loss
     triplets             mining of useful triplets, and the triplet loss
     similarities         InfoNCE, SupCon, SNCA, smooth AP, SimCLR, MCInfoNCE and others
     classification       cross-entropy, center loss, SPCE

@@ -1,4 +1,4 @@
-"""The contrastive loss for training, in three forms.
+"""Losses of pairs: the contrastive loss in three forms, and the margin loss.
 
 The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). The papers'
 equations for the curvature of the negative term give the curvature of the squared form. The first

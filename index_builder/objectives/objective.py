@@ -1,4 +1,4 @@
-"""The interface of training objectives, and objectives without parameters."""
+"""The interface of training objectives, and the pairs of a batch."""
 
 from __future__ import annotations
 

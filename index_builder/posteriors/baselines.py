@@ -1,4 +1,4 @@
-"""The distributions of the baselines: no posterior, Monte Carlo dropout, and a deep ensemble."""
+"""Posteriors of the baselines: a point, Monte Carlo dropout, and a deep ensemble."""
 
 from __future__ import annotations
 

@@ -4,12 +4,9 @@
 
     urls     parts of URLs; removal of user, password and query for display
     storage  `Storage` lists, copies and fetches files, with retries and limits
-    copies   local copies of whole files
-    library  the options and errors of obstore
     bucket   S3, Google Cloud Storage and Azure, by obstore
     web      HTTP, by httpx2
     trust    which servers get credentials, which addresses data may use
-    guarded  connections that check the address of a host
     probe    a quick test whether a web server answers
     source   the interface of byte sources, and the errors of fetching
 

@@ -1,4 +1,4 @@
-"""Access to remote files, with retries and limits on size and time."""
+"""Access to remote files, with retries, limits on size and time, and local copies."""
 
 from __future__ import annotations
 

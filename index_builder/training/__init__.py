@@ -3,7 +3,6 @@
 ::
 
     loop            epochs, steps, learning rates
-    batches         balanced over labels, shuffled, or two views of each image
     augmentation    random changes of images
     distributed     several processes, by torchrun
 """

@@ -1,4 +1,4 @@
-"""Training of an encoder and the parameters of its objective."""
+"""Training of an encoder and the parameters of its objective, in batches."""
 
 from __future__ import annotations
 

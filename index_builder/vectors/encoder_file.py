@@ -1,4 +1,7 @@
-"""Find the files of an encoder."""
+"""Finds the files of an encoder; writes one for vectors that another system computes.
+
+Galleries, calibrations and caches identify the encoder by this file, as for any other encoder.
+"""
 
 from __future__ import annotations
 

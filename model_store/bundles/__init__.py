@@ -4,13 +4,11 @@
 
     manifest      description of a bundle, with digests
     directory     a directory of bundles, with the files `CURRENT` and `PREVIOUS`
-    shadow        the file `SHADOW`: a bundle that is tested beside the current bundle
-    operator      the file `OPERATOR`: settings of the operator, such as the share of absent queries
+    operator      the files `OPERATOR` and `SHADOW`: decisions of a gallery's operator
     publish       makes a bundle from the files of a staging directory
     bundle        an opened bundle
     signatures    signature of a bundle's publisher
     item_features  features of a sample of a gallery's items
-    empty         a new bundle with the encoder of another bundle
     galleries     a directory of galleries that can be created, renamed and dropped
     changes       location of a live gallery's log
     compaction    merges a bundle and its log into a new bundle

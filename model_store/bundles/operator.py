@@ -1,4 +1,4 @@
-"""The file `OPERATOR`: settings of a gallery's operator, valid for all bundles of the gallery."""
+"""The files `OPERATOR` and `SHADOW`, which an operator's decisions are stored in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishes the files of a staging directory as a bundle."""
+"""Publishes the files of a staging directory as a bundle; writes bundles without items."""
 
 from __future__ import annotations
 

@@ -4,13 +4,11 @@
 
     file       the SQLite file and its tables
     log        pairs of a query and an item, and matches drawn for review
-    decisions  append-only entries: decisions of reviewers on queries
-    answered   stored queries, for decisions after the queries have left the cache
+    decisions  decisions of reviewers, and their agreement
+    answered   answered queries, and those that were drawn at random as evidence
     exchange   decisions as CSV and JSONL
     cases      queries for review, with their answers
     queue      the review queue: cases with pictures, and leases of cases
-    drawn      queries drawn at random, as evidence about served answers
-    agreement  agreement of independent reviewers
 """
 
 from model_store.feedback.answered import AnsweredQueries, AnsweredQuery, DrawnQuery, drawn_queries

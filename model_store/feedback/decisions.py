@@ -1,4 +1,4 @@
-"""Append-only entries: decisions of reviewers on queries."""
+"""Append-only entries: decisions of reviewers on queries, and how far reviewers agree."""
 
 from __future__ import annotations
 

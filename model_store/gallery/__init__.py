@@ -8,15 +8,13 @@ filter, and `Gallery.matching` returns the rows that pass it.
 
 ::
 
-    protocol    the protocol `Gallery`, its items and embeddings
-    writable    the protocol `Writable`: a gallery that accepts changes
+    protocol    the protocols `Gallery` and `Writable`, items and embeddings
     opening     the engines; opens the gallery in a directory
     files       the embedded engine: FAISS and SQLite
     index       FAISS indexes
     live        an embedded gallery with a log of changes
     filters     the language of filters
     availability  whether a database answers
-    content     the name of a gallery in a database, and the recall of its index
     entities    what the galleries in databases have in common
     postgres    the engine for several machines: PostgreSQL with pgvector
     milvus      the engine for the largest galleries: Milvus

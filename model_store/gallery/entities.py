@@ -1,4 +1,4 @@
-"""Items from a database, and what galleries in databases have in common."""
+"""What galleries in databases have in common: items, a name, and the recall of the index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol between search and the engine that stores the gallery."""
+"""The protocols of galleries: `Gallery` for search, `Writable` for changes."""
 
 from __future__ import annotations
 

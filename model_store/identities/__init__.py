@@ -6,7 +6,6 @@ with a fit to other labels, because a new identity is not in the fit.
 ::
 
     pairs     evidence that two images show the same identity
-    linkage   average linkage of log-odds on a graph of neighbours
     grouping  the grouping of queries, fitted to a gallery
 """
 

@@ -5,6 +5,11 @@ queries, which are compared with the other half. The fit uses several random div
 model of the evidence of a pair is fitted. Then P(same) is fitted as a function of the log-odds at
 which average linkage joins a pair. P(same) is the probability that two images show the same
 identity. P(same) is shown to users, and determines where the linkage tree is cut into groups.
+
+If the mean log-odds between two groups are at least h, at least one pair of images has log-odds of
+at least h. Consider the graph of all pairs with log-odds of at least h. Images that are joined
+above h are in the same component of this graph. So SciPy's average linkage is computed separately
+for each component, and not for all pairs of images.
 """
 
 from __future__ import annotations

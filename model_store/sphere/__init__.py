@@ -2,10 +2,8 @@
 
 ::
 
-    vectors            unit directions
     normaliser         log C_D, A_D and A_D' of the von Mises-Fisher distribution
     von_mises_fisher   κ from a resultant length, or from samples; draws of the distribution
-    divergences        Kullback-Leibler, expected likelihood, Bhattacharyya
     projected_normal   a Gaussian embedding on the sphere: summary, draws, fixed noise
 
 D, ``dim``, is the dimension of the space that contains the sphere. κ, ``concentration``, is 0 for

@@ -1,4 +1,10 @@
-"""The von Mises-Fisher distribution: estimates of its concentration κ, and random draws."""
+"""The von Mises-Fisher distribution: estimates, random draws, and divergences.
+
+All functions depend only on the two concentrations and on the cosine between the mean directions.
+So one matrix product is enough for many pairs. The functions use the cumulant generating function K
+instead of log C_D = log C_D(0) − K, to avoid cancellation. With K, the error is a few 1e-16 of
+max(1, κ). With a cosine in float32, the error is about 1e-7 κ.
+"""
 
 from __future__ import annotations
 

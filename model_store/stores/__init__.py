@@ -3,7 +3,6 @@
 ::
 
     store     the interface, and a function that searches and decides
-    adapters  Qdrant, PostgreSQL with pgvector, LanceDB and FAISS
 
 Each adapter takes a client object of the store's library and does not import the library.
 """

@@ -1,4 +1,4 @@
-"""The interface of a vector database, and a function that searches and decides."""
+"""Vector databases as stores of neighbours: Qdrant, PostgreSQL, LanceDB and FAISS."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@
     management  create, describe, rename and drop galleries
     contract    the requests of the client, and its errors
     review      the review queue of a gallery
-    unknown     groups of queries without a match
 
 and the integrations with other tools; an integration needs the library of its tool::
 
@@ -16,7 +15,6 @@ and the integrations with other tools; an integration needs the library of its t
     llama_index   a retriever of LlamaIndex
     fiftyone      a plugin of FiftyOne
     vouched       only results with the verdict `match`
-    images        reads an image from a path or ``data:`` URI
 """
 
 from service.client.client import VouchClient

@@ -1,4 +1,4 @@
-"""The client of a gallery's review queue."""
+"""The clients of a gallery's review queue, and of groups of queries without a match."""
 
 from __future__ import annotations
 

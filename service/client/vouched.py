@@ -1,4 +1,4 @@
-"""Results only for the verdict `match`, for programs that use every result they get."""
+"""What integrations share: results only for the verdict `match`, and images named in text."""
 
 from __future__ import annotations
 

@@ -7,5 +7,4 @@
     process     a decoder process as its parent sees it
     worker      the decoder process itself
     sandbox     confines the decoder process before its first picture
-    messages    messages between the service and a decoder process
 """

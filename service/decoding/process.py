@@ -1,4 +1,4 @@
-"""Starts a decoder process, sends requests to it, and ends it."""
+"""Starts a decoder process, exchanges messages with it, and ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Encodes concurrent queries in batches; a failed image affects only its own query."""
+"""Encodes concurrent queries in batches; a failed image affects only its own query.
+
+A turn is a group of batches that the encoder computes in one call, before it returns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The encoder's process: it receives batches and returns embeddings; see `process`."""
+"""The encoder's process: it receives batches and returns embeddings; see `process`.
+
+A single batch is fastest if all threads share it. But these threads wait for each other in every
+layer. Therefore several batches finish sooner if each batch has its own thread.
+"""
 
 from __future__ import annotations
 

@@ -3,14 +3,11 @@
 ::
 
     server             starts uvicorn with the limits of this package
-    drain              the delay between a stop signal and the end of the service
-    connections        limits on connections and request heads
-    transport          closes a connection without losing the answer; timeouts
+    connections        limits on connections and request heads; closes without losing the answer
     middleware         request ids, body limits, security headers, log lines
     limits             the limits of one request and of one connection
-    admission          limits on concurrent requests, and deadlines
-    bodies             receives and parses bodies, within limits
-    forms              reads multipart forms into memory
+    admission          limits on concurrent requests, deadlines, and the drain before the end
+    bodies             receives and parses bodies and forms, within limits
     routing            the classes of routes; they refuse what a route does not read
     routes             the paths of the service, which call the core
     answers            answers that several modules of routes give

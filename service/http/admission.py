@@ -1,4 +1,7 @@
-"""Admission control and deadlines, so that an overloaded service still answers."""
+"""Admission control, deadlines, and the drain before the service stops.
+
+During the drain, load balancers can remove the service.
+"""
 
 from __future__ import annotations
 

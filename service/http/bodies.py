@@ -2,6 +2,9 @@
 
 `BoundedBodies` limits each body, and the memory of all bodies together. `BoundedRequest` parses
 forms and JSON documents.
+
+`python_multipart` finds the parts. Starlette's form reader is not used: it writes files to the
+disk, reads encodings other than UTF-8 as Latin-1, and accepts incomplete forms.
 """
 
 from __future__ import annotations

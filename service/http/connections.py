@@ -1,6 +1,14 @@
 """uvicorn's HTTP/1.1 protocol with a lingering close, and limits on heads, times and connections.
 
 A proxy must limit the connections of each client: see ``docker/``.
+
+A socket that is closed with unread bytes sends RST, and the client may then lose the answer.
+Therefore, if the service answers early, it discards the rest of the request before it closes the
+socket.
+
+uvicorn writes head and body separately. If a replica is killed between these writes, a proxy that
+has already forwarded the head cannot retry on another replica. Therefore all writes of one turn of
+the event loop are joined.
 """
 
 from __future__ import annotations

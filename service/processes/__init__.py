@@ -4,5 +4,4 @@
 
     workers          worker processes; each is a complete service
     shared_pixels    pixels in memory that two processes share
-    open_files       the limit of open files, and of open galleries
 """

@@ -1,4 +1,4 @@
-"""Worker processes of one service. uvicorn starts them, and each is a complete service."""
+"""Worker processes of one service, and its limit of open files."""
 
 from __future__ import annotations
 

@@ -4,20 +4,12 @@ A model that only one module of `service.http.routes` uses is in that module.
 
 ::
 
-    bundles      the bundle that answers, and the state of its calibration
-    queries      the query: its uncertainty, outlier test and input
-    search       options, filters, text queries, results and verdicts
-    vectors      vectors in place of images, neighbours of other stores
-    items        the items of a gallery, near duplicates and possible label errors
-    changes      changes of a gallery
-    galleries    galleries and their calibration reports
-    created      galleries calibrated, created, described, renamed and dropped; usage
-    feedback     users' feedback on matches
-    review       queries kept for review
-    unknown      groups of queries without a match
+    search       queries: options, filters, vectors, results and verdicts
+    items        items, near duplicates, possible label errors, and changes
+    galleries    galleries, their bundles, calibration reports, creation and usage
+    review       feedback, the review queue, and groups of queries without a match
     shadow       comparisons of a shadow bundle with the served bundle
-    problems     errors in the format of RFC 9457
-    base         the base classes of requests and of answers with reasons
+    base         base classes of requests and of answers with reasons; errors of RFC 9457
     keywords     search options as Python keyword arguments
 """
 

@@ -1,4 +1,4 @@
-"""The base classes of requests and of answers with reasons."""
+"""The base classes of requests and of answers with reasons; errors in the format of RFC 9457."""
 
 from __future__ import annotations
 

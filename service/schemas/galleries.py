@@ -1,4 +1,4 @@
-"""Schemas of galleries and of their calibration reports."""
+"""Schemas of galleries, their bundles and calibration reports, and of their creation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas of the items of a gallery, and of what checks find among them."""
+"""Schemas of items, of what checks find among them, and of changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas of the review queue: queries kept for review."""
+"""Schemas of feedback, of the review queue, and of groups of queries without a match."""
 
 from __future__ import annotations
 

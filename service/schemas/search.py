@@ -1,4 +1,4 @@
-"""Schemas of queries: options, results, verdicts and assessments."""
+"""Schemas of queries, by image, text or vector: options, results, verdicts and assessments."""
 
 from __future__ import annotations
 

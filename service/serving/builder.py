@@ -1,4 +1,7 @@
-"""Runs `vouch-build` in separate processes; the service does not import the index builder."""
+"""Runs `vouch-build` in separate processes; the service does not import the index builder.
+
+The command publishes a new bundle, which the service then activates.
+"""
 
 from __future__ import annotations
 

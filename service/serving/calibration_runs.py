@@ -1,8 +1,12 @@
-"""Calibrations that a client starts over HTTP.
+"""Calibrations that a client starts, and refits of stale calibrations.
 
 The state of the last run is in a file beside the gallery's bundles, so all workers and replicas can
 read it. The service that started a run holds a lock until the end. A run without a lock was
 interrupted.
+
+A calibration is stale after too many changes. A refit is also needed after labels were added or
+deleted. Until the refit, queries that show an added label get no match. Queries that show a deleted
+label have no match in the gallery.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts that all engines of a service share."""
+"""The parts that all engines of a service share, and the threads that search and decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps queries of a gallery for review, and embeddings of answered queries for later decisions."""
+"""Keeps queries for review, draws answers, and estimates the error rate of `match` from reviews."""
 
 from __future__ import annotations
 

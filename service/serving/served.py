@@ -1,4 +1,4 @@
-"""The open engines by gallery name, and the number of requests that use each."""
+"""The open engines by gallery name: opened, replaced, and in use by requests."""
 
 from __future__ import annotations
 

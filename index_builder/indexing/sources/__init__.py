@@ -4,7 +4,6 @@ A source yields its entries in a fixed order, and decodes no image.
 
 ::
 
-    source      the protocol of all sources
     folder      a folder of images
     manifest    CSV, JSONL or Parquet, with a line for each image
     archive     a tar of images, optionally with label and metadata files beside the images
@@ -12,9 +11,7 @@ A source yields its entries in a fixed order, and decodes no image.
     iiif        a manifest of the IIIF Presentation API; each canvas is an item
     parquet_images  Parquet files that contain the images
     vectors     tables of vectors instead of images
-    unpacking   writes uncompressed copies of compressed files
     places      the folder that must contain all images
-    remote      a file or a folder in a bucket or on the web; the files of a bucket's folder
     opening     chooses the reader for a path or a URL
 """
 

@@ -1,4 +1,4 @@
-"""Chooses the reader for a path or a URL."""
+"""Chooses the reader for a path or a URL; remote files are copied and read as local files."""
 
 from __future__ import annotations
 

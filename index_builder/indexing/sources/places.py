@@ -1,4 +1,4 @@
-"""The local or remote folder that must contain all images of a source."""
+"""The protocol of sources, and the folder that must contain all images of a source."""
 
 from __future__ import annotations
 

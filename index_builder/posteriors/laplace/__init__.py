@@ -4,11 +4,9 @@
 
     fit                    a posterior from features, labels and curvature
     curvature              the generalised Gauss-Newton matrix: full, positives, fixed
-    pairs                  curvature of single pairs
     all_pairs              exact curvature, summed over all pairs
     minibatches            curvature of batches
     kronecker              Kronecker-factored curvature
-    kronecker_pairs        partial traces, summed over all pairs
     kronecker_posterior    the matrix normal posterior
     last_layer             the diagonal posterior
     online                 curvature as a running average during training
@@ -16,5 +14,4 @@
     prior                  prior precision by curvature or marginal likelihood
     held_out               prior and temperature from held-out labels and images
     validation             a temperature by a criterion on validation images, for example votes
-    feature_blocks         checks of features that come in blocks
 """

@@ -6,6 +6,10 @@ j only through Σ_j y_ij and Σ_j y_ij z_j, because cos(h_i, h_j) = z_iᵀ z_j i
 blocked N x N comparison of the images is therefore enough for all pairs. The diagonal
 curvature for all F features is one matrix product, Aᵀ (φ∘φ). Row i of A is the diagonal of the
 D x D curvature with respect to h_i. The joint terms of i and j factorise over the rows of a class.
+
+As in `all_pairs`, the terms of a single image depend on its partners only through two sums. One
+blocked N × N comparison of the images is therefore enough for all pairs. The joint terms of two
+images factorise over the rows of a class. `kronecker` defines the terms.
 """
 
 from __future__ import annotations

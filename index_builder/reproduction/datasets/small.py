@@ -1,4 +1,4 @@
-"""Readers of small images in few files: MNIST, Fashion-MNIST, CIFAR-10, SVHN, Chars74K."""
+"""Readers of small images: MNIST, Fashion-MNIST, CIFAR-10, SVHN, Chars74K, Omniglot."""
 
 from __future__ import annotations
 

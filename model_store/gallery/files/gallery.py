@@ -1,4 +1,4 @@
-"""The embedded gallery: a FAISS index, memory-mapped variances and SQLite items in a directory."""
+"""The embedded gallery: FAISS index, variances and SQLite items in a directory; its writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Items in SQLite: ids, labels, metadata and thumbnails, by row."""
+"""Items in SQLite, by row: ids, labels, metadata, thumbnails and previews.
+
+A preview is an optional picture of an item. The picture is large enough for a reviewer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes an array to disk part by part, and loads arrays."""
+"""Arrays on disk, written part by part; variances in float32 or float16."""
 
 from __future__ import annotations
 

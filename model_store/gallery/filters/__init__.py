@@ -6,5 +6,4 @@
     sql          filters → SQL, and the values of a field read by SQL
     columns      the index of one field
     selection    the rows that pass a filter, found by field indexes
-    facets       the values of a field, and how many items have each
 """

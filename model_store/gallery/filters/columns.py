@@ -1,4 +1,4 @@
-"""The index of one field: its distinct values in order, and the rows of each value.
+"""The index of one field: its distinct values in order, the rows of each value, and facets.
 
 Every row has one code. Missing, null, false, true, list and object have one code each. Every
 distinct number and text has its own code, in ascending order. So a comparison with a value selects

@@ -7,7 +7,5 @@
     high_water  the number of the last change, in a file beside the log
     gallery     a base gallery with a log: accepts changes
     snapshot    the gallery after one change: answers searches
-    allowed     the rows that a search may find
-    fields      indexes of the fields of added items
     sqlite      connections with the settings of the log
 """

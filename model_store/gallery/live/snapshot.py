@@ -1,4 +1,10 @@
-"""The state of a live gallery after one change. A request uses one snapshot from start to end."""
+"""The state of a live gallery after one change. A request uses one snapshot from start to end.
+
+The items are divided into runs. A run has `RUN` items, or 2, 4, 8, … times `RUN` items. Two runs of
+equal length merge into one run, so no two runs have the same length. So each item is indexed only a
+few times, and a filter reads few runs. After the last run, there are fewer than `RUN` items. These
+items have no index, and a filter checks each of these items.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@
 
     collection    access to a server, and the collection's schema
     writer        writes items into a collection
-    entities      conversion between items and Milvus entities, and a cache of entities
-    rows          row numbers of items, and the rows that pass a filter
     gallery       search of the collection
     filter        filters → expressions of Milvus
     live          changes of the gallery: accepts writes

@@ -1,4 +1,4 @@
-"""A Milvus collection that holds a gallery: connection and schema.
+"""A Milvus collection that holds a gallery: connection, schema and entities.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Converts filters to conditions of PostgreSQL.
+"""Converts filters to conditions of PostgreSQL, and counts the values of a field.
 
 A condition uses the columns ``id``, ``label`` (null without a label) and ``metadata`` (jsonb). It
 contains no text of the filter, only ``%s`` for each value. For every item it is true or false,

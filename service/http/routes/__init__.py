@@ -2,18 +2,13 @@
 
 ::
 
-    search        search with an image, assess an image, embed an image
-    vectors       search with a text or a vector, decide on neighbours from another store
-    items         the items of a gallery, and its sample queries
+    search        search with an image, a text or a vector; assess, embed, decide
+    items         the items of a gallery, its sample queries, and changes
     maps          the items of a gallery in two dimensions
     curation      near duplicates and possible label errors
-    changes       change the items of a gallery
-    galleries     galleries and their calibration reports
-    created       calibrate, create, describe, rename and drop galleries
-    feedback      decisions on queries
-    review        queries kept for review
+    galleries     galleries, their bundles and calibrations; create, rename, drop
+    review        decisions on queries, and queries kept for review
     unknown       groups of queries without a match
-    bundles       the bundles of a gallery; activate one, roll back
     shadow        compare another bundle with the served bundle on live queries
     operations    usage, liveness, readiness and metrics
     dependencies  the application's state, and the gallery in the path

@@ -1,4 +1,4 @@
-"""The paths of galleries and of their calibration reports."""
+"""The paths of galleries: reports, bundles, calibration, creation, renaming and deletion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paths of a gallery's items and sample queries."""
+"""The paths of a gallery's items and sample queries, and of changes while it is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paths of the review queue: queries kept for review."""
+"""The paths of decisions on queries, and of the review queue."""
 
 from __future__ import annotations
 

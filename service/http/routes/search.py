@@ -1,4 +1,4 @@
-"""The paths that take an image: search (one image, a batch, further pages), assess and embed."""
+"""The paths of queries: an image, a text, a vector, or neighbours from another store."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 
 from index_builder.indexing.blocks import Block, PreparedBlock
 from index_builder.indexing.engines import DecoderThreads, LocalEngine, Task
-from index_builder.indexing.prepare import BLOCKS_AT_ONCE, Fetching
+from index_builder.indexing.fetching import BLOCKS_AT_ONCE, Fetching
 from model_store.encoder.contract import Embeddings
 from model_store.errors import SourceUnavailable
 from model_store.processors import PROVIDERS

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from index_builder.indexing.blocks import Block, Place
-from index_builder.indexing.prepare import BLOCKS_AT_ONCE, Fetching, reader
+from index_builder.indexing.fetching import BLOCKS_AT_ONCE, Fetching, reader
 from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits
 from tests.support.elsewhere import Elsewhere

@@ -24,8 +24,8 @@ from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import NONE, Entry, parse_tolerance
 from index_builder.indexing.collection import Indexing, IndexingResult, index_collection
 from index_builder.indexing.dry_run import inspect_collection
+from index_builder.indexing.fetching import reader
 from index_builder.indexing.local_copy import copy_images
-from index_builder.indexing.prepare import reader
 from index_builder.indexing.sources import name_of, open_source
 from index_builder.indexing.workdir import Shard, ShardStore
 from index_builder.storage import NotFetched, Patience, Storage
