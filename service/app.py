@@ -21,8 +21,7 @@ from model_store.feedback import AnsweredQueries, Bounds, FeedbackLog, ReviewQue
 from model_store.installation import installed_version
 from model_store.processors import one_blas_thread
 from service.access.access import Access, open_access
-from service.access.hosts import AllowedHosts
-from service.access.proxies import KnownProxies, WithinRootPath, root_path
+from service.access.hosts import AllowedHosts, KnownProxies, WithinRootPath, root_path
 from service.decoding.decoder import Decoder, ThreadDecoder
 from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache

@@ -25,7 +25,7 @@ from service.access.access import Access, open_access
 from service.app import create_app
 from service.command_line import refuse
 from service.encoding.process import EncoderProcess
-from service.encoding.shared import OpenFound, SharedEncoders
+from service.encoding.queues import OpenFound, SharedEncoders
 from service.http.admission import Drain
 from service.http.server import STARTUP_FAILURE, open_listeners, serve
 from service.observability.logs import Redaction, log_as_json

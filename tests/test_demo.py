@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index_builder.datasets.near_duplicates import fingerprint, pairs_among
+from index_builder.datasets.groups import fingerprint, pairs_among
 from model_store.images import decode_image
 
 DEMO = Path(__file__).parents[1] / "docs" / "demo"

@@ -22,9 +22,8 @@ from PIL import Image, UnidentifiedImageError
 
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.groups import united
+from index_builder.datasets.groups import Fingerprint, fingerprint, pairs_among, united
 from index_builder.datasets.images import joined
-from index_builder.datasets.near_duplicates import Fingerprint, fingerprint, pairs_among
 from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
 from model_store.bundles.item_features import ItemFeatures

@@ -18,8 +18,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.vectors.encoder import embedded
 from index_builder.vectors.images import Seen
 from model_store.decision import LabelMeans, OutlierDetector, labels_found, signals
-from model_store.decision.label_means import label_sums
-from model_store.decision.outliers import unit_rows
+from model_store.decision.outliers import label_sums, unit_rows
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.errors import DatasetError
 from model_store.gallery import Gallery, MaskedRows

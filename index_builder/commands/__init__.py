@@ -13,8 +13,7 @@
     index          index, with its options
     live           new, items, compact, backup, restore
     feedback       feedback export, feedback import
-    bundles        bundles, activate, rollback, doctor
-    exchange       push, pull
+    bundles        bundles, activate, rollback, push, pull
     doctor         checks of the command doctor
     certify        certify, verify
     reproduce      reproduce

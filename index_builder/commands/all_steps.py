@@ -31,8 +31,8 @@ from index_builder.configuration.build import (
     vectors_config,
 )
 from index_builder.configuration.defaults import gallery_name
+from index_builder.configuration.environment import signing_key
 from index_builder.configuration.file import effective_file, schema_file, starting_file
-from index_builder.configuration.signing import signing_key
 from index_builder.encoders.resolve import FORMS, require_form, with_dimensions
 from index_builder.output import writing
 from index_builder.pipeline.run import EVALUATION_TABLE

@@ -17,7 +17,6 @@ from index_builder.commands import (
     certify,
     encoder,
     evidence,
-    exchange,
     feedback,
     index,
     live,
@@ -106,8 +105,8 @@ app.command("activate", rich_help_panel=BUNDLES)(bundles.activate_command)
 app.command("rollback", rich_help_panel=BUNDLES)(bundles.rollback_command)
 app.command("upgrade", rich_help_panel=BUNDLES)(bundles.upgrade_command)
 app.command("prune", rich_help_panel=BUNDLES)(bundles.prune_command)
-app.command("push", rich_help_panel=BUNDLES)(exchange.push_command)
-app.command("pull", rich_help_panel=BUNDLES)(exchange.pull_command)
+app.command("push", rich_help_panel=BUNDLES)(bundles.push_command)
+app.command("pull", rich_help_panel=BUNDLES)(bundles.pull_command)
 app.command("sign", rich_help_panel=BUNDLES)(bundles.sign_command)
 app.command("compare", rich_help_panel=EVIDENCE)(evidence.compare_command)
 app.command("certify", rich_help_panel=EVIDENCE)(certify.certify_command)

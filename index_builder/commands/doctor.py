@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from filelock import Timeout
 
-from index_builder.configuration.database import open_with_access
+from index_builder.configuration.environment import open_with_access
 from index_builder.indexing.workdir import LOCK_FILE, ShardStore, Work
 from model_store.addresses import split_address
 from model_store.bundles.changes import changes_path

@@ -84,7 +84,7 @@ def put_command(
             f"--id needs a single image, but {len(images)} images were given. Without --id, the id "
             "of each item is its path."
         )
-    from index_builder.configuration.database import open_with_access  # noqa: PLC0415
+    from index_builder.configuration.environment import open_with_access  # noqa: PLC0415
 
     known = _metadata(metadata)
     bundle = open_with_access(directory)
@@ -111,7 +111,7 @@ def delete_command(
     directory: Root, ids: Annotated[list[str], typer.Argument(help="Ids of the items.")]
 ) -> None:
     """Delete items from the current gallery; if an item is missing, nothing is deleted."""
-    from index_builder.configuration.database import database_access  # noqa: PLC0415
+    from index_builder.configuration.environment import database_access  # noqa: PLC0415
     from model_store.bundles.changes import open_writable  # noqa: PLC0415
     from model_store.gallery import Delete, open_gallery  # noqa: PLC0415
 
@@ -128,7 +128,7 @@ def label_command(
     label: Annotated[str, typer.Option(help="The new label; an empty text removes the label.")],
 ) -> None:
     """Change the label of items; their pictures stay. If an item is missing, no item is changed."""
-    from index_builder.configuration.database import database_access  # noqa: PLC0415
+    from index_builder.configuration.environment import database_access  # noqa: PLC0415
     from model_store.bundles.changes import open_writable  # noqa: PLC0415
     from model_store.gallery import Edit, open_gallery  # noqa: PLC0415
 
@@ -148,8 +148,10 @@ def compact_command(directory: Root) -> None:
     If the changes affect the calibration, the gallery is recalibrated with the queries stored in
     the bundle.
     """
-    from index_builder.configuration.database import open_with_access  # noqa: PLC0415
-    from index_builder.configuration.signing import signing_key  # noqa: PLC0415
+    from index_builder.configuration.environment import (  # noqa: PLC0415
+        open_with_access,
+        signing_key,
+    )
     from model_store.bundles.compaction import Compaction  # noqa: PLC0415
 
     bundle = open_with_access(directory)

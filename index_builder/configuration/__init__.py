@@ -11,7 +11,6 @@
     objective    the table [training.objective]
     posterior    the table [posterior]
     requirements requirements on a build's outcome, for --require
+    environment  signing keys, and access to a database
     section      the base of all tables
-    signing      the key to sign bundles with, from the environment
-    database     the address and token of the database of galleries, from the environment
 """

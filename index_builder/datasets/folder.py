@@ -14,10 +14,15 @@ from threading import Lock
 
 import numpy as np
 
-from index_builder.datasets.groups import pairs_of_equal, united
+from index_builder.datasets.groups import (
+    Fingerprint,
+    fingerprint,
+    pairs_among,
+    pairs_of_equal,
+    united,
+)
 from index_builder.datasets.image_files import LeftOut, Reason, image_files
 from index_builder.datasets.images import LabelledImages, Pixels, from_files
-from index_builder.datasets.near_duplicates import Fingerprint, fingerprint, pairs_among
 from index_builder.progress import track
 from model_store.errors import DatasetError, ImageError
 from model_store.images import FORMATS, decode_image

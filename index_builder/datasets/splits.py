@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.configuration.build import BuildConfig, DatasetConfig, OutlierConfig
-from index_builder.datasets.digits import digits
+from index_builder.datasets.corruption import views
 from index_builder.datasets.folder import folder
 from index_builder.datasets.groups import held_out_groups
-from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import LabelledImages, joined
-from index_builder.datasets.outliers import outliers
-from index_builder.datasets.views import views
+from index_builder.datasets.small_images import digits, idx_dataset, outliers
 from model_store.errors import DatasetError
 
 N_VALIDATION_VIEWS = 1000

@@ -3,7 +3,6 @@
 ::
 
     address     parses the address of a place; a place on this machine
-    place       the interface of a place
     bucket      S3, Google Cloud Storage, Azure
     hub         a repository of the Hugging Face Hub
     pull        copies a bundle into a directory of bundles

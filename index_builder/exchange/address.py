@@ -8,8 +8,7 @@ from pathlib import Path
 
 from index_builder.exchange.bucket import BundleBucket
 from index_builder.exchange.hub import Hub
-from index_builder.exchange.place import BundlePlace
-from index_builder.exchange.pull import pull
+from index_builder.exchange.pull import BundlePlace, pull
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import Manifest
 from model_store.errors import TransferError

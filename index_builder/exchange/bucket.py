@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from index_builder.exchange.place import MOST_BYTES
+from index_builder.exchange.pull import MOST_BYTES
 from index_builder.progress import track
 from index_builder.storage.bucket import client_config, redacted
 from model_store.bundles.directory import CURRENT_FILE, is_bundle_id

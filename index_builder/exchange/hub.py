@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from index_builder.exchange.place import MOST_BYTES
+from index_builder.exchange.pull import MOST_BYTES
 from model_store.bundles.manifest import (
     MANIFEST_FILE,
     SIGNATURE_FILE,

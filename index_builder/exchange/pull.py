@@ -1,4 +1,4 @@
-"""Copies a bundle into a local directory of bundles, with one atomic rename."""
+"""The interface of a place that stores a bundle, and copying a bundle from it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
-from index_builder.exchange.place import BundlePlace
 from index_builder.output import writing
 from index_builder.progress import track
 from model_store.bundles.directory import activate, bundle_directory
@@ -26,6 +26,34 @@ from model_store.bundles.retention import Hold
 from model_store.bundles.signatures import require_signature
 from model_store.errors import TransferError
 from model_store.files import lock_between_processes, replacing
+
+MOST_BYTES = 2**26
+"""Maximum size of a manifest or signature in bytes. Real files are much smaller."""
+
+
+class BundlePlace(Protocol):
+    """A place that stores a bundle. A new bundle becomes visible atomically.
+
+    All methods raise `TransferError` if the place cannot be reached, read or written.
+    """
+
+    def read(self, name: str) -> bytes | None:
+        """Return a small file of the bundle; None if it does not exist."""
+
+    def fetch(self, name: str, size: int, directory: Path) -> None:
+        """Copy a file of the bundle to ``directory / name``. The caller must verify the file.
+
+        Parameters
+        ----------
+        size : size in the manifest, in bytes. At most this number of bytes is written.
+        """
+
+    def put(self, directory: Path, manifest: Manifest) -> str:
+        """Copy the bundle in ``directory`` to this place, and return its new address.
+
+        Files that an interrupted copy has sent are not sent again.
+        """
+
 
 PULL_LOCK = ".pulling"
 

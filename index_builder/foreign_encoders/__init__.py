@@ -4,7 +4,6 @@
 
     doors             the sources of encoders, with their options and libraries
     choices           pooling and precision
-    input_format      the image preprocessing of a network
     preprocess_files  reads the preprocessing from published files
     foreign_module    a torch network with the reference pipeline of its library
     timm_models, open_clip_models, transformers_models, torchvision_models, torch_modules

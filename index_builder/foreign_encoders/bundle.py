@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.foreign_encoders.card import replacing_encoder, write_card
-from index_builder.foreign_encoders.choices import Precision
-from index_builder.foreign_encoders.input_format import InputFormat
+from index_builder.foreign_encoders.choices import InputFormat, Precision
 from index_builder.foreign_encoders.parity import (
     Parity,
     ParityImage,

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from index_builder.foreign_encoders.bundle import EncoderSource
-from index_builder.foreign_encoders.choices import Door, Pooling
+from index_builder.foreign_encoders.choices import Door, InputFormat, Pooling
 from index_builder.foreign_encoders.hub import HubModel
-from index_builder.foreign_encoders.input_format import InputFormat
 from index_builder.foreign_encoders.parity import TextSource
 from index_builder.foreign_encoders.preprocess_files import read_preprocess_file
 from model_store.encoder.contract import EncoderMetadata

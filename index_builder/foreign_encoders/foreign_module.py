@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from .choices import GEM_EXPONENT, GEM_FLOOR, Pooling
-from .input_format import InputFormat
+from .choices import GEM_EXPONENT, GEM_FLOOR, InputFormat, Pooling
 from .parity import Reference, TextSource
 
 

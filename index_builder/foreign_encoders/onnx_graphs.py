@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, compose, helper, numpy_helper
 from PIL import Image
 
-from index_builder.foreign_encoders.choices import GEM_EXPONENT, GEM_FLOOR, Pooling
-from index_builder.foreign_encoders.input_format import InputFormat
+from index_builder.foreign_encoders.choices import GEM_EXPONENT, GEM_FLOOR, InputFormat, Pooling
 from index_builder.foreign_encoders.parity import Reference
 from model_store.encoder.contract import INPUT_NAME, METADATA_KEY, OUTPUT_NAMES, EncoderMetadata
 from model_store.encoder.onnx import open_graph, reason_of

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from index_builder.foreign_encoders.input_format import (
+from index_builder.foreign_encoders.choices import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     InputFormat,

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from index_builder.foreign_encoders.choices import InputFormat
 from index_builder.foreign_encoders.foreign_module import ForeignNetwork
-from index_builder.foreign_encoders.input_format import InputFormat
 from index_builder.foreign_encoders.parity import TextSource
 from model_store.errors import EncoderSourceError
 

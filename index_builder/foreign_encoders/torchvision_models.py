@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from index_builder.foreign_encoders.choices import Pooling
+from index_builder.foreign_encoders.choices import InputFormat, Pooling, channels
 from index_builder.foreign_encoders.foreign_module import ForeignNetwork, pooled, reference_of
-from index_builder.foreign_encoders.input_format import InputFormat, channels
 from index_builder.networks.torchvision_trunk import (
     CLASSIFIERS,
     feature_map,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from index_builder.configuration.database import database_access
+from index_builder.configuration.environment import database_access
 from index_builder.progress import track_parts
 from model_store.bundles.manifest import Manifest, SampleQuery
 from model_store.decision import Calibration

@@ -26,9 +26,8 @@ from index_builder.calibration.item_queries import whole_groups
 from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig, parse_promises
-from index_builder.configuration.database import open_with_access
+from index_builder.configuration.environment import open_with_access, signing_key
 from index_builder.configuration.requirements import Check, accept_any
-from index_builder.configuration.signing import signing_key
 from index_builder.progress import console
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import PassedVectors, StoredEncoder

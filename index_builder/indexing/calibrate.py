@@ -24,9 +24,9 @@ from index_builder.calibration.plan import Plan
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
+from index_builder.datasets.corruption import views
 from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
-from index_builder.datasets.views import views
 from index_builder.indexing.assemble import IDS_OF_GALLERY
 from index_builder.indexing.blocks import Place
 from index_builder.indexing.catalogue import Catalogue, place_of

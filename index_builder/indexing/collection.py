@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import sqlite3
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,33 +17,9 @@ from typing import Any, Literal
 from rich.markup import escape
 
 from index_builder.configuration.build import CalibrationConfig
-from index_builder.configuration.database import database_access
+from index_builder.configuration.environment import database_access, signing_key
 from index_builder.configuration.requirements import Check, accept_any
-from index_builder.configuration.signing import signing_key
 from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason
-from index_builder.indexing.assemble import assemble, describe
-from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS, Failure, Tolerance
-from index_builder.indexing.calibrate import N_QUERIES, calibrate_collection, plan_of
-from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.engines import (
-    Engine,
-    Progress,
-    embed_catalogue,
-    local_engine,
-    open_encoder,
-)
-from index_builder.indexing.fetching import Fetching, reader
-from index_builder.indexing.parents import NO_PARENTS, Parents, read_parents
-from index_builder.indexing.reports import (
-    counted,
-    write_duplicates,
-    write_held_out,
-    write_losses,
-    write_quarantine,
-    write_summary,
-)
-from index_builder.indexing.sources import Source, VectorSource
-from index_builder.indexing.workdir import Work, occupied
 from index_builder.output import read_from, write_table, writing
 from index_builder.progress import console
 from index_builder.storage import Storage
@@ -57,11 +35,103 @@ from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ConfigError, DatasetError, SourceUnavailable, TooManyBadImages
+from model_store.files import json_text, replacing
 from model_store.gallery import IndexSettings, open_gallery
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
 from model_store.gallery.opening import engine_at, index_description
 from model_store.images import ImageLimits
 from model_store.processors import ProviderChoice
+
+from .assemble import assemble, describe, duplicates
+from .blocks import BLOCK, BLOCK_OF_VECTORS, Failure, Tolerance
+from .calibrate import N_QUERIES, calibrate_collection, plan_of
+from .catalogue import Catalogue
+from .engines import Engine, Progress, embed_catalogue, local_engine, open_encoder
+from .fetching import Fetching, reader
+from .holding_out import held_out
+from .parents import NO_PARENTS, Parents, read_parents
+from .sources import Source, VectorSource
+from .workdir import Work, occupied
+
+
+def write_quarantine(
+    work: Work, failures: Mapping[str, Failure], left_out: LeftOut | None = None
+) -> None:
+    """Write a line for each image that is not in the gallery, in the order of the source.
+
+    Parameters
+    ----------
+    left_out : files of the source that were left out; the report lists them last.
+    """
+    connection = sqlite3.connect(work.catalogue)
+    try:
+        rows = [
+            connection.execute("SELECT position, origin FROM entries WHERE id = ?", (one,))
+            for one in failures
+        ]
+        found = sorted(
+            (*row.fetchone(), name, why)
+            for row, (name, why) in zip(rows, failures.items(), strict=True)
+        )
+    finally:
+        connection.close()
+    _write_lines(
+        work.quarantine,
+        [
+            {"id": name, "source": origin, "error": why.error, "reason": why.reason}
+            for _, origin, name, why in found
+        ]
+        + [
+            {"id": one.name, "source": one.name, "error": one.reason, "reason": one.sentence}
+            for one in (left_out.files if left_out is not None else ())
+        ],
+    )
+
+
+def write_losses(work: Work, losses: Mapping[str, Sequence[str]]) -> None:
+    """Write a line for each image that lost data in decoding, in the order of ids."""
+    _write_lines(work.losses, ({"id": name, "losses": losses[name]} for name in sorted(losses)))
+
+
+def counted(losses: Mapping[str, Sequence[str]]) -> str:
+    """Describe as text how many images have losses, and the three most frequent losses."""
+    counts = Counter(sentence for said in losses.values() for sentence in said)
+    shown = [f"{n:,} × {sentence.rstrip('.')}" for sentence, n in counts.most_common(3)]
+    return f"{len(losses):,}" + (f": {'; '.join(shown)}" if shown else "")
+
+
+def write_duplicates(work: Work) -> int:
+    """Write a line for each group of items with equal content; return the number of copies."""
+    n_copies = 0
+
+    def lines() -> Iterable[Mapping[str, Any]]:
+        nonlocal n_copies
+        for content, ids in duplicates(work.catalogue):
+            n_copies += len(ids) - 1
+            yield {"sha256": content, "ids": ids}
+
+    _write_lines(work.duplicates, lines())
+    return n_copies
+
+
+def write_held_out(work: Work) -> int:
+    """Write a line for each held-out image; return the number of held-out images."""
+    ids = held_out(work.catalogue)
+    _write_lines(work.held_out, ({"id": name} for name in ids))
+    return len(ids)
+
+
+def write_summary(work: Work, summary: Mapping[str, Any]) -> None:
+    """Write the input and the state of the run, atomically."""
+    with replacing(work.summary) as partial:
+        partial.write_text(json_text(summary), encoding="utf-8")
+
+
+def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
 
 EngineChoice = Literal["local", "ray"]
 

@@ -25,8 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from index_builder.datasets.groups import held_out_groups, pairs_of_equal, united
-from index_builder.datasets.near_duplicates import Fingerprint, fingerprint, pairs_among
+from index_builder.datasets.groups import (
+    Fingerprint,
+    fingerprint,
+    held_out_groups,
+    pairs_among,
+    pairs_of_equal,
+    united,
+)
 from index_builder.indexing.workdir import ShardStore
 from index_builder.progress import track
 from model_store.gallery import Thumbnail

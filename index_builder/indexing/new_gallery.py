@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from index_builder.configuration.signing import signing_key
+from index_builder.configuration.environment import signing_key
 from index_builder.indexing.assemble import describe
 from index_builder.output import writing
 from index_builder.vectors.encoder_file import find_encoder, text_files

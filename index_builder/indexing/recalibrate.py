@@ -11,9 +11,8 @@ from index_builder.calibration.feedback import corrected_by_feedback
 from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again, fit_first
 from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
 from index_builder.configuration.build import CalibrationConfig, parse_promises
-from index_builder.configuration.database import database_access
+from index_builder.configuration.environment import database_access, signing_key
 from index_builder.configuration.requirements import Check, accept_any
-from index_builder.configuration.signing import signing_key
 from index_builder.indexing.assemble import summarise
 from index_builder.indexing.bundle_evidence import opened
 from index_builder.progress import console

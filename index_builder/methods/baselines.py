@@ -26,8 +26,12 @@ from index_builder.posteriors.baselines import (
     PointPosterior,
     fit_ensemble,
 )
-from index_builder.posteriors.encoders import DropoutEncoder, EnsembleEncoder, ProbabilisticEncoder
-from index_builder.posteriors.stored import Posterior
+from index_builder.posteriors.stored import (
+    DropoutEncoder,
+    EnsembleEncoder,
+    Posterior,
+    ProbabilisticEncoder,
+)
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,13 @@ from index_builder.posteriors.laplace.held_out import (
     HeldOut,
     correlated_pairs,
     fit_correlation,
+    norm_correlation,
     some_of_each,
+    temper_by_validation,
     total_variances,
     validate,
 )
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
-from index_builder.posteriors.laplace.validation import (
-    norm_correlation,
-    temper_by_validation,
-)
 from index_builder.progress import console
 from index_builder.vectors.linear import LinearEncoder, features_of, repeatable_blocks
 from index_builder.whitening import learned_whitening

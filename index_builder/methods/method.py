@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from index_builder.networks import MetricEncoder
     from index_builder.objectives import Objective
-    from index_builder.posteriors.encoders import ProbabilisticEncoder
-    from index_builder.posteriors.stored import Posterior
+    from index_builder.posteriors.stored import Posterior, ProbabilisticEncoder
 
 Report = dict[str, Any]
 """A description of the fit of a posterior, as JSON values."""
@@ -98,7 +97,7 @@ class Method(ABC):
         self, encoders: Sequence[MetricEncoder], posterior: Posterior
     ) -> ProbabilisticEncoder:
         """Return the module for export, which maps images to mean, variance and features."""
-        from index_builder.posteriors.encoders import ProbabilisticEncoder  # noqa: PLC0415 - torch
+        from index_builder.posteriors.stored import ProbabilisticEncoder  # noqa: PLC0415 - torch
 
         (encoder,) = encoders
         return ProbabilisticEncoder(encoder, posterior)

@@ -17,9 +17,9 @@ from index_builder.configuration.posterior import EmbeddingNormConfig, LossPredi
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.networks.features import all_features
 from index_builder.objectives import LossPrediction
-from index_builder.posteriors.embedding_norm import EmbeddingNormPosterior
+from index_builder.posteriors.baselines import EmbeddingNormPosterior
+from index_builder.posteriors.laplace.held_out import Criterion, Predicts, vote_log_likelihood
 from index_builder.posteriors.laplace.prior import PriorSearch
-from index_builder.posteriors.laplace.validation import Criterion, Predicts, vote_log_likelihood
 from index_builder.posteriors.learned_variances import LossHead, PredictedLossPosterior
 from index_builder.progress import console
 from index_builder.training.loop import train

@@ -1,14 +1,29 @@
-"""Objectives with a proxy for each label: ProxyNCA++ and ProxyAnchor."""
+"""Objectives with a proxy for each label: a point, or a distribution on the sphere.
+
+The embedding z of an image represents a von Mises-Fisher distribution with direction z / ‖z‖ and
+concentration ‖z‖ (Kirchhof et al. 2022, sec. 3.2). The natural parameter of this distribution is z.
+All values are computed in float64, with exact normalisers.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from index_builder.networks.trunk import drawn_from
-from index_builder.objectives.objective import Objective, mean_of
+
+from .objective import Objective, mean_of
+from .von_mises_fisher import (
+    kl_divergence,
+    log_bhattacharyya_coefficient,
+    log_expected_likelihood,
+    log_normaliser,
+    sample_von_mises_fisher,
+)
 
 
 def random_directions(n: int, dim: int, generator: torch.Generator) -> Tensor:
@@ -122,3 +137,229 @@ def proxy_anchor_loss(
     return mean_of(torch.logaddexp(nothing, pull), own.any(0).sum()) + mean_of(
         torch.logaddexp(nothing, push)
     )
+
+
+_SHORTEST = 1e-6
+"""Minimum length of an embedding; the length has no derivative at zero."""
+
+
+class _DistributionProxies(Objective):
+    """−log exp(−d(ρ_y, ζ) / t) / Σ_c exp(−d(ρ_c, ζ) / t) (Kirchhof et al. 2022, Eq. 2 and 6).
+
+    The sign is corrected. The learned temperature t divides the logarithm of the mean over draws,
+    as in Eq. 5-6. In Algorithm 1 of the paper, t is inside the mean.
+    """
+
+    sampling = "shuffled"
+
+    def __init__(self, temperature: float, learning_rate: float | None) -> None:
+        super().__init__()
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+        self.learning_rate = learning_rate
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F)."""
+        return self.loss(last_layer(features), labels)
+
+    def loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Loss of ``embeddings`` (B, D)."""
+        logits = self.log_likelihoods(embeddings.double()) / self.log_temperature.double().exp()
+        return nn.functional.cross_entropy(logits, labels).to(embeddings)
+
+    @abstractmethod
+    def log_likelihoods(self, embeddings: Tensor) -> Tensor:
+        """Return −d from ``embeddings`` (B, D) float64 to all proxies, (B, K)."""
+
+
+class SphereProxyLoss(_DistributionProxies):
+    """Isotropic proxies in closed form: EL-vMF, B-vMF and KL-vMF (Kirchhof et al. 2022, App. C).
+
+    Parameters
+    ----------
+    embedding_dim : D.
+    n_labels : number of proxies.
+    overlap : −d: the log expected likelihood (Eq. 25), the log Bhattacharyya coefficient (Eq. 24),
+        or −KL(image ‖ proxy) (Eq. 39, corrected).
+    concentration : initial concentration of the proxies.
+    temperature : initial t.
+    generator : draws the proxies' directions.
+    learning_rate : learning rate of the proxies and of log t.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        n_labels: int,
+        *,
+        overlap: Literal["el_vmf", "b_vmf", "kl_vmf"],
+        concentration: float,
+        temperature: float,
+        generator: torch.Generator,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__(temperature, learning_rate)
+        self.directions = nn.Parameter(random_directions(n_labels, embedding_dim, generator))
+        self.log_concentrations = nn.Parameter(torch.full((n_labels,), math.log(concentration)))
+        self.overlap = overlap
+
+    def log_likelihoods(self, embeddings: Tensor) -> Tensor:
+        """Return −d to all proxies, (B, K)."""
+        directions = nn.functional.normalize(self.directions.double())
+        kappa = embeddings.norm(dim=1).clamp_min(_SHORTEST)[:, None]
+        others = self.log_concentrations.double().exp()
+        cosines = embeddings @ directions.T / kappa
+        dim = embeddings.shape[1]
+        if self.overlap == "el_vmf":
+            return log_expected_likelihood(kappa, others, cosines, dim)
+        if self.overlap == "b_vmf":
+            return log_bhattacharyya_coefficient(kappa, others, cosines, dim)
+        return -kl_divergence(kappa, others, cosines, dim)
+
+
+class NonIsotropicProxyLoss(_DistributionProxies):
+    """Non-isotropic proxies; −d is the log density of an image's direction (Kirchhof et al. 2022).
+
+    Parameters
+    ----------
+    embedding_dim : D.
+    n_labels : number of proxies.
+    concentration : initial concentration of each dimension.
+    temperature : initial t.
+    generator : draws the proxies' directions.
+    learning_rate : learning rate of directions, log concentrations and log t.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        n_labels: int,
+        *,
+        concentration: float,
+        temperature: float,
+        generator: torch.Generator,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__(temperature, learning_rate)
+        self.directions = nn.Parameter(random_directions(n_labels, embedding_dim, generator))
+        self.log_concentrations = nn.Parameter(
+            torch.full((n_labels, embedding_dim), math.log(concentration))
+        )
+
+    def log_likelihoods(self, embeddings: Tensor) -> Tensor:
+        """Log densities of the images' directions, (B, K)."""
+        return self.log_densities(nn.functional.normalize(embeddings))
+
+    def log_densities(self, points: Tensor) -> Tensor:
+        """Log densities of unit ``points`` (..., D) float64 under all proxies, (..., K)."""
+        directions = nn.functional.normalize(self.directions.double())
+        return non_isotropic_log_density(points, directions, self.log_concentrations.double().exp())
+
+
+class ExpectedLikelihoodLoss(NonIsotropicProxyLoss):
+    """EL-nivMF: the mean density over samples of the image's distribution (Kirchhof 2022, Eq. 5).
+
+    Parameters
+    ----------
+    n_samples : N, number of samples of each image.
+    generator : draws proxies and samples of images.
+    others : see `NonIsotropicProxyLoss`.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        n_labels: int,
+        *,
+        n_samples: int,
+        concentration: float,
+        temperature: float,
+        generator: torch.Generator,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__(
+            embedding_dim,
+            n_labels,
+            concentration=concentration,
+            temperature=temperature,
+            generator=generator,
+            learning_rate=learning_rate,
+        )
+        self.n_samples = n_samples
+        self.generator = generator
+
+    def log_likelihoods(self, embeddings: Tensor) -> Tensor:
+        """Logs of the mean densities, (B, K)."""
+        kappa = embeddings.norm(dim=1).clamp_min(_SHORTEST)
+        drawn = sample_von_mises_fisher(
+            embeddings / kappa[:, None], kappa, self.n_samples, self.generator
+        )
+        return self.log_densities(drawn).logsumexp(0) - math.log(self.n_samples)
+
+
+class RegularisedProxyAnchorLoss(ExpectedLikelihoodLoss):
+    """EL-nivMF plus ProxyAnchor; both losses use the same proxy directions (Kirchhof 2022, Eq. 7).
+
+    Parameters
+    ----------
+    weight : ω, weight of ProxyAnchor.
+    margin, alpha : parameters of ProxyAnchor.
+    others : see `ExpectedLikelihoodLoss`.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        n_labels: int,
+        *,
+        weight: float,
+        margin: float,
+        alpha: float,
+        n_samples: int,
+        concentration: float,
+        temperature: float,
+        generator: torch.Generator,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__(
+            embedding_dim,
+            n_labels,
+            n_samples=n_samples,
+            concentration=concentration,
+            temperature=temperature,
+            generator=generator,
+            learning_rate=learning_rate,
+        )
+        self.weight = weight
+        self.margin = margin
+        self.alpha = alpha
+
+    def loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Loss of ``embeddings`` (B, D)."""
+        anchored = proxy_anchor_loss(embeddings, labels, self.directions, self.margin, self.alpha)
+        return super().loss(embeddings, labels) + self.weight * anchored
+
+
+def non_isotropic_log_density(points: Tensor, directions: Tensor, concentrations: Tensor) -> Tensor:
+    """Return the normalised log density of non-isotropic von Mises-Fisher distributions.
+
+    The log density is log C_D(‖Kμ‖) + ‖Kμ‖ cos(Kx, Kμ) + Σ log κ_d − D log ‖Kx‖, with K = diag κ.
+    The map x → Kx / ‖Kx‖ has the surface element det K / ‖Kx‖^D. Kirchhof et al. 2022, Eq. 4 and
+    14-22, use Π κ_d / ‖Kμ‖ instead. With this factor, the density does not integrate to 1. For K =
+    κ I the distribution is von Mises-Fisher.
+
+    Parameters
+    ----------
+    points : (..., D) unit.
+    directions : (K, D) unit, μ.
+    concentrations : (K, D) above 0, κ.
+
+    Returns
+    -------
+    (..., K)
+    """
+    dim = points.shape[-1]
+    stretched = concentrations * directions
+    peak = stretched.norm(dim=1)
+    lengths = (points.square() @ concentrations.square().T).sqrt()
+    along = points @ (concentrations * stretched).T / lengths  # ‖Kμ‖ cos(Kx, Kμ)
+    return log_normaliser(peak, dim) + along + concentrations.log().sum(1) - dim * lengths.log()

@@ -17,7 +17,14 @@ from index_builder.objectives.classification import (
 )
 from index_builder.objectives.contrastive import ContrastiveLoss, MarginLoss
 from index_builder.objectives.objective import LossOfEmbeddings, Objective
-from index_builder.objectives.proxies import ProxyAnchorLoss, ProxyNcaLoss
+from index_builder.objectives.proxies import (
+    ExpectedLikelihoodLoss,
+    NonIsotropicProxyLoss,
+    ProxyAnchorLoss,
+    ProxyNcaLoss,
+    RegularisedProxyAnchorLoss,
+    SphereProxyLoss,
+)
 from index_builder.objectives.similarities import (
     SOFTMAXES,
     MonteCarloInfoNceLoss,
@@ -27,12 +34,6 @@ from index_builder.objectives.similarities import (
     simclr,
     similarity_loss,
     smooth_ap,
-)
-from index_builder.objectives.sphere_proxies import (
-    ExpectedLikelihoodLoss,
-    NonIsotropicProxyLoss,
-    RegularisedProxyAnchorLoss,
-    SphereProxyLoss,
 )
 from index_builder.objectives.triplets import MARGIN, triplet_loss
 

@@ -7,8 +7,6 @@
     steps             train, fit, export (torch)
     closed_form       train, fit, export where nothing is trained (no torch)
     gallery_steps     index, calibrate, evaluate, publish (no torch)
-    checkpoints       reads the results of train and fit
     export            encoder and posterior → ONNX (torch)
     graphs            ONNX graphs: joined, compared, written (no torch)
-    sample_queries    sample queries for the page
 """

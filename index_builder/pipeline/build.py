@@ -19,10 +19,10 @@ from index_builder.pipeline.gallery_steps import (
     evaluate_step,
     index_step,
     publish_step,
+    read_samples,
     splits_of,
 )
 from index_builder.pipeline.run import Run
-from index_builder.pipeline.sample_queries import read_samples
 from index_builder.progress import timed_step
 from model_store.bundles.manifest import EVALUATION_FILE
 from model_store.decision import Calibration, outcome_of

@@ -26,8 +26,8 @@ from index_builder.pipeline.graphs import (
     staged_trunk,
     write_encoder,
 )
-from index_builder.posteriors.encoders import ProbabilisticEncoder
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
+from index_builder.posteriors.stored import ProbabilisticEncoder
 from index_builder.vectors.halves import FEATURES, OnnxTrunk
 from index_builder.vectors.opened import opened_once
 from model_store.encoder.contract import INPUT_NAME, OUTPUT_NAMES, EncoderMetadata, Inputs
@@ -45,7 +45,7 @@ def export_encoder(
     Parameters
     ----------
     encoder : module that maps images (B, H, W, 3) uint8 to embedding mean, embedding variance and
-        features; see `index_builder.posteriors.encoders`.
+        features; see `index_builder.posteriors.stored`.
     images : at least 5 real images, (n, H, W, 3) uint8, or vectors, to measure parity.
 
     Raises

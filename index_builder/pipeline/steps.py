@@ -9,24 +9,29 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.datasets import LabelledImages, Splits
-from index_builder.methods import method_of
+from index_builder.methods import Trained, method_of
 from index_builder.networks import (
     MetricEncoder,
     build_encoder,
+    load_encoder,
     load_pretrained,
     save_checkpoint,
 )
-from index_builder.networks.features import feature_blocks, trunk_fingerprint
-from index_builder.pipeline.checkpoints import (
-    load_fitted,
-    members_of,
-    trained_members,
-)
-from index_builder.pipeline.closed_form import (
+from index_builder.networks.features import LinearNetwork, feature_blocks, trunk_fingerprint
+from index_builder.posteriors.stored import ProbabilisticEncoder, load_posterior
+from index_builder.progress import console
+from index_builder.training.distributed import ProcessGroup, process_group
+from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
+from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
+from index_builder.vectors.opened import opened_once
+from index_builder.vectors.store import VectorFile
+from model_store.bundles.manifest import ENCODER_FILE
+
+from .closed_form import (
     N_PARITY_IMAGES,
     metadata_of,
     require_enough,
@@ -35,16 +40,53 @@ from index_builder.pipeline.closed_form import (
     write_posterior,
     write_training,
 )
-from index_builder.pipeline.export import export_encoder, export_trunk
-from index_builder.pipeline.graphs import write_head
-from index_builder.pipeline.run import POSTERIOR_REPORT, TRAINING_REPORT, Run, forget
-from index_builder.progress import console
-from index_builder.training.distributed import ProcessGroup, process_group
-from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
-from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
-from index_builder.vectors.opened import opened_once
-from index_builder.vectors.store import VectorFile
-from model_store.bundles.manifest import ENCODER_FILE
+from .export import export_encoder, export_trunk
+from .graphs import write_head
+from .run import POSTERIOR_REPORT, TRAINING_REPORT, Run, forget
+
+
+def members_of(config: EncoderConfig, run: Run) -> list[tuple[EncoderConfig, Run]]:
+    """Return the configuration and the run of each encoder that a build trains.
+
+    A single encoder uses the run directory of the build. Each member of an ensemble has its own run
+    directory, in a sub-folder.
+    """
+    configs = method_of(config).members(config)
+    if len(configs) == 1:
+        return [(configs[0], run)]
+    return [(member, run.member(number)) for number, member in enumerate(configs)]
+
+
+def trained_members(config: EncoderConfig, run: Run) -> list[Trained]:
+    """Read the encoders from the step `train`.
+
+    Raises
+    ------
+    StepNotReady : the encoders are not trained.
+    ConfigError : the encoders were trained with another configuration.
+    """
+    run.require_trained(config)
+    trained = []
+    for member, place in members_of(config, run):
+        checkpoint = place.require(place.checkpoint, "train")
+        learned = load_file(place.require(place.objective, "train"))
+        encoder = load_encoder(member.network, checkpoint)
+        trained.append(Trained(encoder, learned, LinearNetwork(encoder)))
+    return trained
+
+
+def load_fitted(config: EncoderConfig, run: Run) -> ProbabilisticEncoder:
+    """Read the encoder with its posterior from the step `fit`.
+
+    Raises
+    ------
+    StepNotReady : the posterior is not fitted.
+    ConfigError : the encoder was trained with another configuration.
+    """
+    encoders = [member.encoder for member in trained_members(config, run)]
+    run.require(run.directory / POSTERIOR_REPORT, "fit")
+    posterior = load_posterior(run.require(run.posterior, "fit"))
+    return method_of(config).assemble(encoders, posterior)
 
 
 def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:

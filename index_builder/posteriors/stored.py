@@ -1,32 +1,32 @@
-"""Read a posterior of any kind from its file."""
+"""Reads a posterior of any kind from its file, and joins it to an encoder for export."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
-from index_builder.posteriors.baselines import (
+from index_builder.networks import MetricEncoder
+from index_builder.networks.small_cnn import SmallCNN
+from model_store.encoder.contract import EncoderInput
+
+from .baselines import (
     DROPOUT_FORMAT,
+    EMBEDDING_NORM_FORMAT,
     ENSEMBLE_FORMAT,
     POINT_FORMAT,
     DropoutPosterior,
+    EmbeddingNormPosterior,
     EnsemblePosterior,
     PointPosterior,
 )
-from index_builder.posteriors.embedding_norm import (
-    EMBEDDING_NORM_FORMAT,
-    EmbeddingNormPosterior,
-)
-from index_builder.posteriors.laplace.kronecker_posterior import (
-    KRONECKER_FORMAT,
-    KroneckerPosterior,
-)
-from index_builder.posteriors.laplace.last_layer import LAST_LAYER_FORMAT, LastLayerPosterior
-from index_builder.posteriors.learned_variances import (
+from .laplace.kronecker_posterior import KRONECKER_FORMAT, KroneckerPosterior
+from .laplace.last_layer import LAST_LAYER_FORMAT, LastLayerPosterior
+from .learned_variances import (
     PREDICTED_LOSS_FORMAT,
     UNCERTAINTY_MODULE_FORMAT,
     VARIANCE_HEAD_FORMAT,
@@ -74,3 +74,59 @@ def load_posterior(path: Path) -> Posterior:
         known = ", ".join(FORMATS)
         raise ValueError(f"{path.name} is a file of format {kind!r}, wanted one of {known}")
     return FORMATS[kind](tensors)
+
+
+class ProbabilisticEncoder(nn.Module):
+    """An encoder with one network; its posterior needs the features of only one pass."""
+
+    def __init__(self, encoder: MetricEncoder, posterior: Posterior) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.posterior = posterior
+
+    @property
+    def preprocessing(self) -> EncoderInput:
+        """The preprocessing of an upright RGB image, or the shape of the input vectors."""
+        return self.encoder.preprocessing
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
+        features = self.encoder.features(images)
+        mean, variance = self.posterior.predict(features)
+        return mean, variance, features
+
+
+class DropoutEncoder(ProbabilisticEncoder):
+    """Monte Carlo dropout; the posterior has fixed masks for the dropout inside the trunk.
+
+    The returned features come from a pass without dropout.
+    """
+
+    posterior: DropoutPosterior
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
+        trunk = self.encoder.trunk
+        assert isinstance(trunk, SmallCNN)  # noqa: S101 - the configuration allows no other
+        pixels = self.encoder.standardised(images)
+        passes = trunk.masked_features(pixels, self.posterior.masks)
+        return *self.posterior.combine(passes), trunk(pixels)
+
+
+class EnsembleEncoder(ProbabilisticEncoder):
+    """A deep ensemble in one graph.
+
+    The returned features come from the first member. With the features of all M members, the
+    outlier detector would be M times slower.
+    """
+
+    def __init__(self, members: Sequence[MetricEncoder], posterior: Posterior) -> None:
+        super().__init__(members[0], posterior)
+        self.others = nn.ModuleList(members[1:])
+        self._features = [member.features for member in members]
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
+        features = [features_of(images) for features_of in self._features]
+        mean, variance = self.posterior.predict(torch.cat(features, dim=1))
+        return mean, variance, features[0]

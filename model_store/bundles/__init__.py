@@ -13,7 +13,6 @@
     changes       location of a live gallery's log
     compaction    merges a bundle and its log into a new bundle
     retention     removal of old bundles, and locks on open bundles
-    secret        secret with which services sign tokens
     history       summaries of bundles and of their calibrations
     backup        writes a bundle and its log to an archive, and restores an archive
     upgrade       upgrade of a bundle from an earlier release

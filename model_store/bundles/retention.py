@@ -28,7 +28,7 @@ from model_store.bundles.directory import (
     previous_id,
 )
 from model_store.bundles.manifest import ID_LENGTH, MANIFEST_FILE
-from model_store.bundles.secret import SECRET_FILE
+from model_store.bundles.signatures import SECRET_FILE
 from model_store.errors import BundleNotFound, PointerUnreadable
 from model_store.files import PARTIAL, abandoned_folders, flush, lock_between_processes
 from model_store.gallery.live import high_water

@@ -2,20 +2,28 @@
 
 The signature covers the manifest and, through its digests, every file of the bundle. The signature
 is in a separate file, so signing does not change the id of a bundle.
+
+The secret is stored in the directory. So all services share the secret, and a restart does not
+change it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from model_store.bundles.manifest import SIGNATURE_FILE, Manifest
 from model_store.errors import BundleUntrusted
-from model_store.files import json_text, replacing
+from model_store.files import json_text, lock_between_processes, replacing
 from model_store.signing import is_signature, sign
+
+from .directory import ACTIVATION_LOCK
+from .manifest import SIGNATURE_FILE, Manifest
 
 
 def write_signature(directory: Path, manifest: Manifest, key: Ed25519PrivateKey) -> None:
@@ -54,3 +62,33 @@ def _untrusted(manifest: Manifest, what: str) -> BundleUntrusted:
         f"The bundle {manifest.id} {what}. Sign it with `vouch-build sign`, or add the public key "
         "of its publisher to VOUCH_BUNDLE_KEYS."
     )
+
+
+SECRET_FILE = ".secret"  # noqa: S105 - the name of the file, not the secret
+_N_BYTES = 32
+
+
+def secret_of(root: Path | None, manifest: Manifest) -> bytes:
+    """Return the secret of a directory of bundles; create a secret if there is none.
+
+    If no secret can be written, or ``root`` is None, the secret is derived from the manifest. Only
+    a process that can read the bundle knows the manifest.
+    """
+    if root is not None:
+        path = root / SECRET_FILE
+        with suppress(OSError):
+            if not path.exists():
+                _make(path)
+            found = path.read_bytes()
+            if len(found) == _N_BYTES:
+                return found
+    return hashlib.sha256(b"vouch secret" + manifest.to_json()).digest()
+
+
+def _make(path: Path) -> None:
+    """Write a new secret atomically, unless another process has written a secret."""
+    with lock_between_processes(path.with_name(ACTIVATION_LOCK)):
+        if not path.exists():
+            with replacing(path) as staged:
+                staged.touch(0o600)
+                staged.write_bytes(secrets.token_bytes(_N_BYTES))

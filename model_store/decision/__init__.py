@@ -34,13 +34,17 @@ from model_store.decision.error_watch import (
 from model_store.decision.evidence import SIZE_CLASSES, Evidence, LevelEvidence, size_classes
 from model_store.decision.found_labels import Retrieved, Terms
 from model_store.decision.hierarchy import Hierarchy, likeliest_parents
-from model_store.decision.label_means import LabelMeans, label_means
-from model_store.decision.logistic import LogisticModel, bounded_logit, choice_probabilities
+from model_store.decision.logistic import (
+    LogisticModel,
+    Recalibration,
+    bounded_logit,
+    choice_probabilities,
+    fit_recalibration,
+)
 from model_store.decision.operating import Stream
 from model_store.decision.outcome import outcome_of
-from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
+from model_store.decision.outliers import OUTLIER_SIGNALS, LabelMeans, OutlierDetector, label_means
 from model_store.decision.promises import MatchThreshold, Promises
-from model_store.decision.recalibration import Recalibration, fit_recalibration
 from model_store.decision.result_sets import ResultSetChoice, ResultSetRule
 from model_store.decision.signals import SIGNALS, labels_found, signals
 from model_store.decision.verdict import (

@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from model_store.decision.evidence import Evidence
 from model_store.decision.hierarchy import Hierarchy
-from model_store.decision.label_means import LabelMeans
-from model_store.decision.logistic import LogisticModel
-from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
+from model_store.decision.logistic import LogisticModel, Recalibration
+from model_store.decision.outliers import OUTLIER_SIGNALS, LabelMeans, OutlierDetector
 from model_store.decision.picture import DisplacementModel
 from model_store.decision.promises import Promises
-from model_store.decision.recalibration import Recalibration
 from model_store.decision.signals import SIGNALS
 from model_store.encoder.contract import Embeddings, QueryKind
 from model_store.errors import UnknownSource

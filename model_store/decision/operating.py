@@ -19,7 +19,7 @@ from scipy.special import bdtrik, betaincc, betaincinv, xlogy
 
 from model_store.decision.absent_share import first_where, prior_shift, shifted
 from model_store.decision.evidence import Evidence
-from model_store.decision.recalibration import Recalibration
+from model_store.decision.logistic import Recalibration
 from model_store.records import OperatingPoint
 
 LEAST_THRESHOLD = 0.5

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from model_store.decision.absent_share import prior_shift
 from model_store.decision.evidence import SIZE_CLASSES, Evidence
+from model_store.decision.logistic import Recalibration
 from model_store.decision.operating import MANY_TIMES, Stream, least_queries
-from model_store.decision.recalibration import Recalibration
 from model_store.decision.result_sets import ResultSetRule
 from model_store.messages import Message, message
 from model_store.records import OperatingPoint

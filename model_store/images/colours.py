@@ -1,4 +1,4 @@
-"""Conversion of any decoded frame to upright 8-bit RGB.
+"""Conversion of any decoded frame to upright 8-bit RGB, from the colour space that it states.
 
 Large images are converted in strips, because complete intermediate images would need several times
 the memory of the result. Strips are possible, because each conversion works pixel by pixel.
@@ -8,15 +8,316 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
+from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from model_store.images.depth import Scale, extremes, scale_of
-from model_store.images.statements import BROKEN_PROFILE, ColourStatement
+from .depth import Scale, extremes, scale_of
+from .tiff import COLOUR_TAGS
+
+Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""A function that converts the values of a channel (0 to 1) to linear light; 1 is paper white."""
+
+Primaries = tuple[tuple[float, float], ...]
+"""Chromaticities (x, y) of red, green, blue and white."""
+
+_D65 = (0.3127, 0.3290)
+_SRGB: Primaries = ((0.64, 0.33), (0.30, 0.60), (0.15, 0.06), _D65)
+_ADOBE_RGB: Primaries = ((0.64, 0.33), (0.21, 0.71), (0.15, 0.06), _D65)
+_PRIMARIES: Mapping[int, Primaries] = {
+    1: _SRGB,
+    9: ((0.708, 0.292), (0.170, 0.797), (0.131, 0.046), _D65),
+    11: ((0.680, 0.320), (0.265, 0.690), (0.150, 0.060), (0.314, 0.351)),
+    12: ((0.680, 0.320), (0.265, 0.690), (0.150, 0.060), _D65),
+}
+"""Primaries of ITU-T H.273: BT.709, BT.2020, DCI-P3 and Display P3."""
+
+_WHITE_CD = 203.0
+"""Luminance of white in HDR pictures in cd/m² (ITU-R BT.2408). Brighter parts are clipped."""
+
+_N_SAMPLES = 1024
+"""Number of samples of a curve in an ICC profile."""
+
+_NO_PROFILE = (np.linalg.LinAlgError, ValueError, ZeroDivisionError, OverflowError, struct.error)
+"""Errors that are raised for invalid curves, and for primaries that span no colour space."""
+
+_SAME_CURVE = 0.04
+"""Maximum difference in linear light between sRGB and a curve that is treated as sRGB, for example
+a gamma of 2.2."""
+
+_USUAL_GAMMA = 1 / 2.2
+"""The gamma that many programs write into an sRGB PNG."""
+
+BROKEN_PROFILE = "The colour profile in the file cannot be used and was ignored."
+IGNORED = "The colour space that the file states cannot be used and was ignored."
+UNKNOWN = "The file states that its colours are not sRGB, but does not name their colour space."
+
+
+@dataclass(frozen=True, slots=True)
+class ColourStatement:
+    """The colour space that a file states without an ICC profile.
+
+    Attributes
+    ----------
+    name : name of the colour space, for messages; empty if the statement cannot be used.
+    profile : equivalent ICC profile; None if the colours are sRGB or unknown.
+    warning : one sentence for the user, or empty.
+    """
+
+    name: str = ""
+    profile: bytes | None = None
+    warning: str = ""
+
+    @property
+    def is_stronger(self) -> bool:
+        """True if the statement has priority over an ICC profile in the same file."""
+        return self.name.endswith("(cICP)")
+
+
+_SRGB_STATEMENT = ColourStatement("sRGB")
+
+
+def statement_of(image: Image.Image, data: bytes) -> ColourStatement:
+    """Return the colour space that a file states in addition to an ICC profile."""
+    found = _statement(image, data)
+    if _lost_its_profile(image, data) and not found.profile:
+        return replace(found, warning=BROKEN_PROFILE)
+    return found
+
+
+def _lost_its_profile(image: Image.Image, data: bytes) -> bool:
+    """Return whether a file has an ICC profile, maybe incomplete, that Pillow could not read."""
+    if image.info.get("icc_profile"):
+        return False
+    if isinstance(image, JpegImageFile):
+        return any(content.startswith(b"ICC_PROFILE\0") for _, content in image.applist)
+    return image.format == "PNG" and any(kind == b"iCCP" for kind, _ in png_chunks(data))
+
+
+def _statement(image: Image.Image, data: bytes) -> ColourStatement:
+    if image.format == "PNG":
+        found = _of_png(dict(png_chunks(data)))
+        if found is not None:
+            return found
+    if image.format == "BMP":
+        return _of_bmp(data)
+    tags = image.tag_v2 if isinstance(image, TiffImageFile) else image.info.get("tiff_colours")
+    return (_of_tiff(tags) if tags else None) or _of_exif(image)
+
+
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the kind and the content of each PNG chunk about colours that precedes the pixels."""
+    place, n_chunks = 8, 0
+    while place + 8 <= len(data) and n_chunks < 1000:
+        (length,) = struct.unpack_from(">I", data, place)
+        kind = data[place + 4 : place + 8]
+        if kind == b"IDAT":
+            return
+        if kind in {b"IHDR", b"cICP", b"sRGB", b"gAMA", b"cHRM", b"iCCP"}:
+            yield kind, data[place + 8 : place + 8 + min(length, 64)]
+        place += 12 + length
+        n_chunks += 1
+
+
+def _of_png(chunks: Mapping[bytes, bytes]) -> ColourStatement | None:
+    """Read the colour space from cICP, else sRGB, else gAMA and cHRM; None without these."""
+    if len(chunks.get(b"cICP", b"")) >= 4:
+        return _of_code_points(*chunks[b"cICP"][:4])
+    if b"sRGB" in chunks:
+        return _SRGB_STATEMENT
+    gamma, primaries = _USUAL_GAMMA, _SRGB
+    if len(chunks.get(b"gAMA", b"")) == 4:
+        gamma = struct.unpack(">I", chunks[b"gAMA"])[0] / 100_000
+    elif b"cHRM" not in chunks:
+        return None
+    if len(chunks.get(b"cHRM", b"")) == 32:
+        white_x, white_y, *rest = (one / 100_000 for one in struct.unpack(">8I", chunks[b"cHRM"]))
+        primaries = (*zip(rest[::2], rest[1::2], strict=True), (white_x, white_y))
+    same = np.abs(np.array(primaries) - np.array(_SRGB)).max() < 0.01
+    if same and abs(gamma - _USUAL_GAMMA) < 0.01:
+        return _SRGB_STATEMENT
+    if not 0.2 <= gamma <= 2:
+        return ColourStatement(warning=IGNORED)
+    return _stated(f"gamma {gamma:g} (gAMA)", primaries, "power", gamma)
+
+
+def _of_tiff(tags: Mapping[int, Any]) -> ColourStatement | None:
+    """Read transfer function, white point and primaries; None if they are missing or are sRGB."""
+    transfer, white, primaries = (tags.get(tag) for tag in COLOUR_TAGS)
+    if not transfer and not primaries:
+        return None
+    try:
+        points = [float(one) for one in (*(primaries or ()), *(white or _D65))]
+        stated = (*zip(points[::2], points[1::2], strict=True),)
+        stated = stated if primaries else (*_SRGB[:3], *stated)
+        same = np.abs(np.array(stated) - np.array(_SRGB)).max() < 0.01
+        if not transfer:
+            return None if same else _stated("the primaries of the TIFF", stated, "srgb", 0.0)
+        # There is one curve for all channels, or one for each channel. Only the first curve is
+        # used.
+        n_values = len(transfer)
+        n_values //= 1 if n_values & (n_values - 1) == 0 else 3
+        table = np.array(transfer[:n_values], dtype=float) / 65_535
+        places = np.linspace(0, 1, n_values)
+        if same and np.abs(table - _srgb(places)).max() < _SAME_CURVE:
+            return None
+        profile = matrix_profile(stated, lambda values: np.interp(values, places, table))
+    except (*_NO_PROFILE, TypeError):
+        return ColourStatement(warning=IGNORED)
+    return ColourStatement("the transfer function of the TIFF", profile)
+
+
+def _of_code_points(primaries: int, transfer: int, matrix: int, full_range: int) -> ColourStatement:
+    """Read the code points of ITU-T H.273."""
+    curves = {1: "video", 4: "2.2", 5: "2.8", 6: "video", 8: "linear", 13: "srgb", 14: "video"}
+    curves |= {15: "video", 16: "pq", 18: "hlg"}
+    if (primaries, transfer, full_range) == (1, 13, 1) and matrix == 0:
+        return ColourStatement("sRGB (cICP)")
+    if primaries not in _PRIMARIES or transfer not in curves or matrix or full_range > 1:
+        return ColourStatement(warning=IGNORED)
+    kind = curves[transfer] if full_range else f"{curves[transfer]} narrow"
+    name = f"primaries {primaries}, transfer {transfer} (cICP)"
+    return _stated(name, _PRIMARIES[primaries], kind, 0.0)
+
+
+def _of_exif(image: Image.Image) -> ColourStatement:
+    """Read the colour space in EXIF. For Adobe RGB, cameras write R03 without an ICC profile."""
+    try:
+        exif = image.getexif()
+        space = exif.get_ifd(0x8769).get(0xA001)
+        interoperability = exif.get_ifd(0xA005).get(1) or exif.get_ifd(0x8769).get(0xA005)
+        if isinstance(interoperability, dict):
+            interoperability = interoperability.get(1)
+    except MemoryError:
+        raise
+    except Exception:  # damaged data can raise any exception in Pillow
+        return ColourStatement()
+    if isinstance(interoperability, bytes):
+        interoperability = interoperability.decode(errors="replace")
+    is_r03 = str(interoperability).startswith("R03")
+    if space == 2 or (is_r03 and space != 1):
+        return _stated("Adobe RGB (EXIF)", _ADOBE_RGB, "power", 256 / 563)
+    return ColourStatement(warning=UNKNOWN if space == 0xFFFF else "")
+
+
+def _of_bmp(data: bytes) -> ColourStatement:
+    """Read the colour space in the header of a BMP, version 4 or 5."""
+    size = int.from_bytes(data[14:18], "little")
+    if size < 108 or len(data) < 14 + size:
+        return ColourStatement()
+    space = data[70:74][::-1]
+    if space == b"MBED" and size >= 124:
+        start, length = struct.unpack_from("<II", data, 126)
+        profile = data[14 + start : 14 + start + length]
+        return ColourStatement("", profile or None)
+    ends = struct.unpack_from("<9i", data, 74)
+    if space == b"\0\0\0\0" and any(ends):
+        return ColourStatement(warning=UNKNOWN)
+    return ColourStatement(warning=UNKNOWN if space == b"LINK" else "")
+
+
+@functools.lru_cache(maxsize=32)
+def _stated(name: str, primaries: Primaries, kind: str, gamma: float) -> ColourStatement:
+    try:
+        return ColourStatement(name, matrix_profile(primaries, _curve(kind, gamma)))
+    except _NO_PROFILE:
+        return ColourStatement(warning=IGNORED)
+
+
+def _curve(kind: str, gamma: float) -> Curve:
+    """Return the curve with the name ``kind``.
+
+    A name that ends with "narrow" is a curve for channel values from 16 to 235 instead of 0 to 255.
+    """
+    if kind.endswith(" narrow"):
+        full = _curve(kind.removesuffix(" narrow"), gamma)
+        return lambda values: full(((values * 255 - 16) / 219).clip(0, 1))
+    curves: dict[str, Curve] = {
+        "power": lambda values: values ** (1 / gamma),
+        "2.2": lambda values: values**2.2,
+        "2.8": lambda values: values**2.8,
+        "linear": lambda values: values,
+        "srgb": _srgb,
+        "video": _srgb,  # as on a BT.1886 display in a dim room
+        "pq": lambda values: _pq(values) / _WHITE_CD,
+        "hlg": lambda values: 1000 / _WHITE_CD * _hlg(values) ** 1.2,
+    }
+    return curves[kind]
+
+
+def _srgb(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """IEC 61966-2-1."""
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def _pq(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """SMPTE ST 2084: cd/m²."""
+    m1, m2 = 2610 / 16_384, 2523 / 32
+    c1, c2, c3 = 3424 / 4096, 2413 / 128, 2392 / 128
+    powers = values ** (1 / m2)
+    light: NDArray[np.float64] = (np.maximum(powers - c1, 0) / (c2 - c3 * powers)) ** (1 / m1)
+    return 10_000 * light
+
+
+def _hlg(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Convert HLG values to scene light from 0 to 1 (ITU-R BT.2100)."""
+    a, b, c = 0.17883277, 0.28466892, 0.55991073
+    return np.where(values <= 0.5, values**2 / 3, (np.exp((values - c) / a) + b) / 12)
+
+
+def matrix_profile(primaries: Primaries, curve: Curve) -> bytes:
+    """Return an ICC profile, version 2.4, with the given primaries and curve.
+
+    Raises
+    ------
+    ValueError, ZeroDivisionError, numpy.linalg.LinAlgError : the primaries span no colour space.
+    """
+    columns = np.array([[x / y, 1, (1 - x - y) / y] for x, y in primaries]).T
+    white = columns[:, 3]
+    matrix = columns[:, :3] * np.linalg.solve(columns[:, :3], white)
+    matrix = _adapted(white) @ matrix
+    if not np.isfinite(matrix).all() or np.abs(matrix).max() > 4:
+        raise ValueError("no primaries")
+    light = curve(np.linspace(0, 1, _N_SAMPLES)).clip(0, 1)
+    table = struct.pack(f">I{_N_SAMPLES}H", _N_SAMPLES, *(light * 65_535).round().astype(int))
+    tags = {b"wtpt": _xyz(_D50)}
+    for place, name in enumerate((b"r", b"g", b"b")):
+        tags[name + b"XYZ"] = _xyz(matrix[:, place])
+        tags[name + b"TRC"] = b"curv\0\0\0\0" + table
+    directory, body = struct.pack(">I", len(tags)), b""
+    start = 128 + 4 + 12 * len(tags)
+    for name, content in tags.items():
+        directory += name + struct.pack(">II", start + len(body), len(content))
+        body += content + b"\0" * (-len(content) % 4)
+    header = struct.pack(">I4sI4s4s4s", start + len(body), b"\0" * 4, 0x02400000, b"mntr",
+                         b"RGB ", b"XYZ ")  # fmt: skip
+    header += b"\0" * 12 + b"acsp" + b"\0" * 28 + _xyz(_D50)[8:]
+    return header.ljust(128, b"\0") + directory + body
+
+
+_D50 = np.array([0.9642, 1.0, 0.8249])
+_BRADFORD = np.array(
+    [[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.0389, -0.0685, 1.0296]]
+)
+
+
+def _adapted(white: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the Bradford matrix, which adapts colours from ``white`` to D50."""
+    ratio = (_BRADFORD @ _D50) / (_BRADFORD @ white)
+    adapted: NDArray[np.float64] = np.linalg.solve(_BRADFORD, np.diag(ratio) @ _BRADFORD)
+    return adapted
+
+
+def _xyz(values: NDArray[np.float64]) -> bytes:
+    return b"XYZ \0\0\0\0" + struct.pack(">3i", *(round(float(one) * 65_536) for one in values))
+
 
 _STRIP_PIXELS = 2**20
 _EXTRA_SAMPLES = 338

@@ -17,7 +17,14 @@ from model_store.errors import (
     ImageTooLarge,
     UnsupportedImage,
 )
-from model_store.images.colours import CONVERTED, TRANSPOSED, TURNED, orientation, upright_rgb
+from model_store.images.colours import (
+    CONVERTED,
+    TRANSPOSED,
+    TURNED,
+    orientation,
+    statement_of,
+    upright_rgb,
+)
 from model_store.images.containers import (
     Content,
     begins_late,
@@ -29,7 +36,6 @@ from model_store.images.containers import (
     webp_canvas,
     without_damaged_text,
 )
-from model_store.images.statements import statement_of
 from model_store.images.tiff import TiffLayout, decode_tiff, tiff_layout
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")

@@ -5,7 +5,6 @@
     access       keys, scopes and rate limits of requests
     caller       the caller of a request, and the limits of its key
     keys         API keys in a file
-    proxies      the caller behind a proxy
     hosts        allowed host names
     command      ``vouch-keys``
     rate_limits  requests of a caller, counted in this process or in Redis

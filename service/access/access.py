@@ -32,9 +32,8 @@ from model_store.errors import (
     Unauthenticated,
 )
 from service.access.caller import Caller, KeyLimits, account_of_address, account_of_key
-from service.access.hosts import ip_of, is_loopback
+from service.access.hosts import ip_of, is_forwarded_by_a_stranger, is_loopback
 from service.access.keys import SCOPES, Keyring, KeyScope, allows
-from service.access.proxies import is_forwarded_by_a_stranger
 from service.access.rate_limits import Rates, Standing
 from service.settings import Settings, parse_rate
 

@@ -3,8 +3,7 @@
 ::
 
     decoder     the protocol, and a decoder in a thread
-    pool        decoder processes, and the queue of requests
-    process     a decoder process as its parent sees it
+    pool        decoder processes, and the messages exchanged with them
     worker      the decoder process itself
     sandbox     confines the decoder process before its first picture
 """

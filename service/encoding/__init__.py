@@ -4,7 +4,6 @@
 
     process          the encoder process as its parent sees it
     worker           the encoder process itself
-    shared           runs an encoder once for all bundles that use it
     queues           the queue of each encoder
     batching         images of several requests, encoded together
     cache            predictive distributions, in Redis or in the process; concurrent equal

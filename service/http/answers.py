@@ -10,7 +10,7 @@ from model_store.decision import Assessment, Decision
 from model_store.gallery import Item
 from model_store.messages import Message, message
 from service import schemas, serializers
-from service.access.proxies import root_path
+from service.access.hosts import root_path
 from service.http.cursors import SearchCursor, write
 from service.observability.metrics import Telemetry, counted_as
 from service.observability.records import SearchRecord, current_record

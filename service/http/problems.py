@@ -58,7 +58,7 @@ from model_store.errors import (
     WriteRefused,
     reason_of,
 )
-from service.access.proxies import root_path
+from service.access.hosts import root_path
 from service.http import limits
 from service.observability.records import current_record
 from service.schemas import FieldError, Problem

@@ -18,7 +18,7 @@ import numpy as np
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.manifest import BundleFiles
 from model_store.bundles.operator import OperatorSettings, change_operator, read_operator
-from model_store.bundles.secret import secret_of
+from model_store.bundles.signatures import secret_of
 from model_store.decision import outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind
 from model_store.encoder.vector_input import VectorInput

@@ -27,9 +27,8 @@ from index_builder.calibration.retrieval import RetrievedQueries, observe
 from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.corruption import corrupted
-from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import from_arrays
-from index_builder.datasets.outliers import outliers
+from index_builder.datasets.small_images import idx_dataset, outliers
 from index_builder.metrics import auroc, expected_calibration_error
 from index_builder.pipeline.gallery_steps import calibrate_step, index_step
 from index_builder.pipeline.run import Run

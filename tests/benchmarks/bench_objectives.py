@@ -15,7 +15,7 @@ import torch
 
 from index_builder.configuration.encoder import NetworkConfig, TrainingConfig
 from index_builder.configuration.objective import OF_VIEWS
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from index_builder.networks import build_encoder
 from index_builder.objectives import objective_of
 from index_builder.objectives.registry import OBJECTIVES

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Browser, FilePayload, Page, sync_playwright
 
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from tests.benchmarks.measured import record_figures
 from tests.end_to_end.browsers import WHOLE, installed, launched
 from tests.end_to_end.first_view import transferred

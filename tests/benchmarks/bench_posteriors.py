@@ -31,14 +31,14 @@ from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.configuration.posterior import LaplaceConfig
 from index_builder.datasets import Splits, load_splits
 from index_builder.datasets.corruption import corrupted
-from index_builder.datasets.outliers import outliers
+from index_builder.datasets.small_images import outliers
 from index_builder.metrics import auroc
 from index_builder.networks import MetricEncoder, load_encoder
 from index_builder.networks.features import all_features, feature_blocks
 from index_builder.pipeline.run import TRAINING_REPORT, Run
 from index_builder.pipeline.steps import fit_step, train_step
 from index_builder.posteriors.baselines import PointPosterior
-from index_builder.posteriors.laplace.validation import norm_correlation
+from index_builder.posteriors.laplace.held_out import norm_correlation
 from index_builder.posteriors.stored import Posterior, load_posterior
 from index_builder.reproduction.methods import METHODS, configured
 from model_store.sphere import spherical_variance, unit_direction

@@ -45,8 +45,8 @@ from index_builder.calibration.evaluate import Answers, ask
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import DEGRADATIONS, DEGRADE, degraded
 from index_builder.datasets.folder import folder
-from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import Pixels, changed
+from index_builder.datasets.small_images import idx_dataset
 from index_builder.metrics import auroc
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.stored import load_posterior

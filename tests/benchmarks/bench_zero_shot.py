@@ -33,16 +33,15 @@ from torch import Tensor
 from index_builder.configuration.build import BuildConfig
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.corruption import corrupted
-from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import joined
-from index_builder.datasets.outliers import outliers
+from index_builder.datasets.small_images import idx_dataset, outliers
 from index_builder.methods.laplace import MIN_CORRELATED
 from index_builder.metrics import auroc
 from index_builder.networks import load_encoder
 from index_builder.networks.features import all_features
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import train_step
-from index_builder.posteriors.laplace.validation import norm_correlation
+from index_builder.posteriors.laplace.held_out import norm_correlation
 from index_builder.reproduction.datasets.official import Origin
 from index_builder.reproduction.datasets.small import chars74k, cifar10
 from model_store.sphere import spherical_variance, unit_direction

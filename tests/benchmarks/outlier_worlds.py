@@ -20,11 +20,9 @@ from index_builder.calibration.detector import fit_detector
 from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.datasets.corruption import corrupted
-from index_builder.datasets.digits import digits
 from index_builder.datasets.folder import folder
-from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import joined
-from index_builder.datasets.outliers import outliers
+from index_builder.datasets.small_images import digits, idx_dataset, outliers
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import export_step, fit_step, train_step
 from index_builder.reproduction.datasets import Origin

@@ -1,8 +1,8 @@
 """Photographs of a scene taken again by somebody else, made up: how, calibration has never seen.
 
-`index_builder.datasets.views` turns, crops, relights, blurs a little and compresses. None of that
-is done here. A scene is seen from the side (perspective), in another white balance, with a shadow
-across it, something in the way, the camera moving, few pixels and a noisy sensor.
+`index_builder.datasets.corruption` turns, crops, relights, blurs a little and compresses. None of
+that is done here. A scene is seen from the side (perspective), in another white balance, with a
+shadow across it, something in the way, the camera moving, few pixels and a noisy sensor.
 """
 
 from __future__ import annotations

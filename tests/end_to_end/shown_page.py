@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from playwright.sync_api import Browser, Dialog, FilePayload, Locator, Page, expect
 
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from service.schemas.search import SearchAnswer
 from tests.end_to_end.stage import HEADER, ORIGIN, Asked, Reply, stage
 from tests.support.image_files import encoded

@@ -21,7 +21,7 @@ from playwright.sync_api import (
     expect,
 )
 
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration

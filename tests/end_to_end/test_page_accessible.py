@@ -392,9 +392,11 @@ FROM_THE_API = {"low", "medium", "high", "valid", "drifting", "stale", "missing"
 
 SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these stand
     "model_store/images/quality.py": {"_REASONS", "_DEGRADED"},
-    "model_store/images/colours.py": {"TURNED", "_steps", "_colour_steps"},
+    "model_store/images/colours.py": {
+        *("TURNED", "_steps", "_colour_steps"),
+        *("IGNORED", "UNKNOWN", "BROKEN_PROFILE"),
+    },
     "model_store/images/depth.py": {"warning"},
-    "model_store/images/statements.py": {"IGNORED", "UNKNOWN", "BROKEN_PROFILE"},
     "model_store/images/tiff.py": {"_picture"},
     "model_store/messages.py": {"MESSAGES"},
     "model_store/text_queries.py": {"cut"},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, FilePayload, Page, expect
 
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import GALLERY, REPORT, RUN, Shown
 from tests.end_to_end.test_page_late import held_back

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, FilePayload, Locator, Page, Request, expect
 
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from model_store.bundles.bundle import Bundle
 from tests.end_to_end.browsers import QUIETLY, installed
 from tests.end_to_end.first_view import transferred

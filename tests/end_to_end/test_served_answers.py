@@ -30,8 +30,7 @@ class TorchEncoder:
 
     def __init__(self, config: BuildConfig, run: Run, served: Bundle) -> None:
         from index_builder.networks import load_encoder
-        from index_builder.posteriors.encoders import ProbabilisticEncoder
-        from index_builder.posteriors.stored import load_posterior
+        from index_builder.posteriors.stored import ProbabilisticEncoder, load_posterior
 
         encoder = load_encoder(config.network, run.checkpoint)
         self._encoder = ProbabilisticEncoder(encoder, load_posterior(run.posterior)).eval()

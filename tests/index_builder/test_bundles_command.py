@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
-from index_builder.configuration.signing import signing_key
+from index_builder.configuration.environment import signing_key
 from model_store.bundles.directory import activate, current_id, locate
 from model_store.bundles.manifest import MANIFEST_FILE, Manifest, read_manifest
 from model_store.bundles.operator import read_operator

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from index_builder.calibration.evaluate import _of_first, evaluate
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import expected_calibration_error
 from model_store.bundles.bundle import open_bundle

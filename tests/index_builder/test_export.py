@@ -15,9 +15,9 @@ from index_builder.networks import MetricEncoder, build_encoder
 from index_builder.networks.trunk import Trunk
 from index_builder.pipeline.export import export_encoder
 from index_builder.pipeline.graphs import PARITY_TOLERANCES
-from index_builder.posteriors.encoders import ProbabilisticEncoder
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
+from index_builder.posteriors.stored import ProbabilisticEncoder
 from model_store.encoder.contract import OUTPUT_NAMES, Embeddings, Encoder, EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ParityError

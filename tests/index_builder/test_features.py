@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from index_builder.configuration.encoder import NetworkConfig
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from index_builder.networks import MetricEncoder, build_encoder
 from index_builder.networks.features import all_features
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from index_builder.datasets.corruption import corrupted
-from index_builder.datasets.digits import digits
+from index_builder.datasets.corruption import corrupted, views
 from index_builder.datasets.images import LabelledImages, Pixels, from_files, joined
-from index_builder.datasets.views import views
+from index_builder.datasets.small_images import digits
 from index_builder.vectors.images import AT_ONCE, ImageVectors
 from index_builder.vectors.store import Vector, VectorFile
 from model_store.images import Preprocessing

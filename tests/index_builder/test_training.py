@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision import models
 
 from index_builder.configuration.encoder import NetworkConfig, TrainingConfig
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from index_builder.networks import build_encoder, load_pretrained
 from index_builder.networks.trunk import dropped_out
 from index_builder.objectives import ContrastiveLoss, contrastive_loss

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from model_store.encoder.contract import METADATA_KEY, Embeddings, Encoder, EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderContractError, ProviderUnavailable

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from model_store.answers import Answer
 from model_store.bundles.bundle import open_bundle
 from model_store.decision import Calibration

@@ -30,7 +30,7 @@ from model_store.bundles.directory import (
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import Hold, prune
-from model_store.bundles.secret import SECRET_FILE, secret_of
+from model_store.bundles.signatures import SECRET_FILE, secret_of
 from model_store.gallery import Delete, NewItem, Thumbnail, write_faiss_gallery
 from tests.laws.gallery_laws import random_embeddings
 from tests.support.killing import killed_at

@@ -13,7 +13,7 @@ import pytest
 from scipy.special import expit, logit
 from starlette.testclient import TestClient
 
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.operator import OperatorSettings
 from model_store.decision import Absence, Assessment, Calibration, Decision, Verdict

@@ -22,8 +22,7 @@ from starlette.routing import Route
 
 from service.__main__ import main
 from service.http import limits
-from service.http.connections import BoundedConnection
-from service.http.server import open_listeners
+from service.http.server import BoundedConnection, open_listeners
 from tests.end_to_end.processes import free_port
 from tests.support.certificates import write_certificate
 

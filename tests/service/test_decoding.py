@@ -30,8 +30,7 @@ from model_store.images import MOST_PREVIEW_SIDE, ImageLimits, Preprocessing, de
 from model_store.images.budget import DecodingBudget
 from model_store.images.quality import quality_measures
 from service.decoding.decoder import Prepared
-from service.decoding.pool import DecoderPool
-from service.decoding.process import DecoderProcess
+from service.decoding.pool import DecoderPool, DecoderProcess
 from service.decoding.worker import PREFIX
 from service.processes.shared_pixels import SharedPixels
 from tests.support.hostile_images import contrived

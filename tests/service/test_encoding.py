@@ -18,7 +18,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from index_builder.datasets.digits import digits
+from index_builder.datasets.small_images import digits
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderContractError, EncoderStopped, EncodingFailed

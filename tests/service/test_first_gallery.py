@@ -18,7 +18,7 @@ from index_builder.indexing.new_gallery import new_gallery
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.encoder.onnx import OnnxEncoder
 from service.app import create_app
-from service.encoding.shared import SharedEncoders
+from service.encoding.queues import SharedEncoders
 from service.serving.builder import builder_command
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile, bearer

@@ -16,7 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
-from model_store.bundles.secret import SECRET_FILE, secret_of
+from model_store.bundles.signatures import SECRET_FILE, secret_of
 from model_store.errors import InvalidCursor, OutdatedCursor
 from model_store.search import N_CANDIDATES
 from service.http import cursors
@@ -148,7 +148,7 @@ class TestACursor:
         root = tmp_path / "bundles"
         republished(digits_bundle, root, description="first")
         if not writable:
-            monkeypatch.setattr("model_store.bundles.secret._make", _read_only)
+            monkeypatch.setattr("model_store.bundles.signatures._make", _read_only)
         one, other = (start(open_bundle(root, "cpu", threads=1)) for _ in range(2))
         cursor = one.get(ITEMS, params={"limit": 5}).json()["next_cursor"]
         assert other.get(ITEMS, params={"cursor": cursor}).status_code == 200

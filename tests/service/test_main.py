@@ -16,7 +16,7 @@ from model_store.installation import installed_version
 from service.__main__ import main
 from service.command_line import misspelt_variables, read_command_line
 from service.encoding.process import EncoderProcess
-from service.encoding.shared import SharedEncoders
+from service.encoding.queues import SharedEncoders
 from service.settings import Settings, settings_in_groups
 from service.start import _listeners, _with_galleries, open_bundles, open_served
 from tests.support.help_pages import readable

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.access.proxies import KnownProxies, is_forwarding
+from service.access.hosts import KnownProxies, is_forwarding
 from tests.end_to_end.keys import KeysFile, bearer, id_of
 from tests.support.local_client import LocalClient
 

@@ -20,7 +20,7 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.feedback import Decided, FeedbackLog, moment
 from service.app import create_app
-from service.encoding.shared import SharedEncoders
+from service.encoding.queues import SharedEncoders
 from service.http.routes import ROUTERS
 from service.serving.created import CreatedGalleries
 from service.settings import Settings

@@ -7,7 +7,7 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from service.http.connections import MAX_JOINED_BYTES, BoundedTransport
+from service.http.server import MAX_JOINED_BYTES, BoundedTransport
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, read_manifest
 from model_store.bundles.publish import publish
-from model_store.decision.label_means import label_means
+from model_store.decision.outliers import label_means
 from model_store.encoder.contract import TEXT_METADATA_KEY, Cleaning, TextMetadata
 from model_store.encoder.text import TEXT_ENCODER_FILE, TOKENIZER_FILE
 

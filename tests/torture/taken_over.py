@@ -53,7 +53,7 @@ async def tried(target: dict[str, Any], mode: SandboxMode) -> dict[str, Any]:
 def planted() -> Iterator[None]:
     """Have every decoder that is started be one that a file takes over."""
     secret = {"VOUCH_REDIS_URL": "redis://:password@redis"}
-    place = "service.decoding.process.WORKER"
+    place = "service.decoding.pool.WORKER"
     with mock.patch(place, "tests.support.planted_decoder"), mock.patch.dict(os.environ, secret):
         yield
 

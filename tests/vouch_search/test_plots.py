@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 from matplotlib.testing.compare import compare_images
 from PIL import Image
 
+from model_store.decision.logistic import Recalibration
 from model_store.decision.promises import Promises
-from model_store.decision.recalibration import Recalibration
 from tests.support.calibration_evidence import evidence
 from vouch_search import plots
 

@@ -13,5 +13,4 @@
     targets                weights of positive and negative pairs
     prior                  prior precision by curvature or marginal likelihood
     held_out               prior and temperature from held-out labels and images
-    validation             a temperature by a criterion on validation images, for example votes
 """

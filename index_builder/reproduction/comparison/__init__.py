@@ -4,5 +4,4 @@
 
     grid        data sets, objectives, seeds: measure missing cells, and report
     measure     one encoder with its posteriors and the decision layer
-    table       means over seeds as Markdown, JSON and HTML
 """

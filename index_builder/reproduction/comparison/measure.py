@@ -25,9 +25,8 @@ from index_builder.datasets import Splits
 from index_builder.methods import Trained, method_of
 from index_builder.networks import MetricEncoder
 from index_builder.networks.features import trunk_fingerprint
-from index_builder.pipeline.checkpoints import trained_members
 from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import train_step
+from index_builder.pipeline.steps import train_step, trained_members
 from index_builder.posteriors.stored import Posterior, load_posterior
 from index_builder.reproduction.evaluate import measure_decision, measure_method
 from index_builder.reproduction.metrics import Floats, Result

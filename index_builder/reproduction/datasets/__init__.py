@@ -10,7 +10,6 @@ are accepted, and the result states what is missing.
     official        location and completeness of data; text files with tables
     small           MNIST and Fashion-MNIST, CIFAR-10, SVHN, Chars74K
     photographs     CUB-200, Cars-196, SOP, In-Shop, LFW, Caltech-101
-    street_level    Mapillary Street-Level Sequences
 """
 
 from index_builder.reproduction.datasets.official import Official, Origin

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import LabelledImages, Pixels, from_arrays, joined
+from index_builder.datasets.small_images import idx_dataset
 from model_store.errors import DatasetError
 
 from .official import Official, Origin, Publication

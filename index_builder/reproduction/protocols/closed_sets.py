@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.digits import digits
-from index_builder.datasets.outliers import outliers
+from index_builder.datasets.small_images import digits, outliers
 from index_builder.datasets.splits import stratified, with_label
 from index_builder.reproduction.datasets import Origin
 from index_builder.reproduction.datasets.small import chars74k, cifar10, mnist_like, svhn

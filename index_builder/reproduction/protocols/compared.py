@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.outliers import outliers
+from index_builder.datasets.small_images import outliers
 from index_builder.datasets.splits import stratified, with_label
 from index_builder.reproduction.datasets import Origin
 from index_builder.reproduction.datasets.photographs import caltech101

@@ -9,18 +9,19 @@ import numpy as np
 
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
-from index_builder.datasets.outliers import outliers
+from index_builder.datasets.small_images import outliers
 from index_builder.datasets.splits import stratified
 from index_builder.reproduction.datasets import Official, Origin
 from index_builder.reproduction.datasets.photographs import (
     cars,
+    coordinates,
     cub,
     in_shop,
     lfw,
+    msls,
     stanford_online_products,
 )
 from index_builder.reproduction.datasets.small import mnist_like, omniglot
-from index_builder.reproduction.datasets.street_level import coordinates, msls
 from index_builder.reproduction.protocols.protocol import (
     Outliers,
     ProtocolData,

@@ -17,7 +17,7 @@ from index_builder.configuration.objective import OF_VIEWS
 from index_builder.configuration.posterior import LaplaceConfig
 from index_builder.configuration.problems import Problems
 from index_builder.configuration.section import Section
-from index_builder.datasets.idx import DATA_DIR_VARIABLE
+from index_builder.datasets.small_images import DATA_DIR_VARIABLE
 from index_builder.reproduction.datasets import Origin
 from index_builder.reproduction.protocols import published
 from index_builder.reproduction.protocols.closed_sets import (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from index_builder.datasets.idx import DATA_DIR_VARIABLE
+from index_builder.datasets.small_images import DATA_DIR_VARIABLE
 from index_builder.metrics import error_auroc, retrieval_calibration_error
 from index_builder.progress import console
 from index_builder.reproduction.resources import machine

@@ -28,8 +28,7 @@ def with_torch(whole: Retriever) -> Retriever:
     from index_builder.configuration.build import BuildConfig
     from index_builder.networks import load_encoder
     from index_builder.pipeline.run import Run
-    from index_builder.posteriors.encoders import ProbabilisticEncoder
-    from index_builder.posteriors.stored import load_posterior
+    from index_builder.posteriors.stored import ProbabilisticEncoder, load_posterior
 
     torch.set_num_threads(1)
     config = BuildConfig.model_validate_json(CONFIG.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from service.access.access import open_access
 from service.app import create_app
 from service.encoding.process import EncoderProcess
-from service.encoding.shared import SharedEncoders
+from service.encoding.queues import SharedEncoders
 from service.settings import Settings
 from service.start import open_bundles, open_served
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from index_builder.datasets.views import view
+from index_builder.datasets.corruption import view
 from tests.end_to_end.processes import Service
 from tests.end_to_end.questions import embed
 from tests.end_to_end.workflows.commands import Commands, as_jpeg, matches, verdicts

@@ -11,11 +11,9 @@ from PIL import Image
 
 from index_builder.configuration.build import BuildConfig, DatasetConfig, OutlierConfig
 from index_builder.datasets import Splits, load_splits
-from index_builder.datasets.digits import digits
 from index_builder.datasets.folder import folder
-from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import from_arrays
-from index_builder.datasets.outliers import outliers
+from index_builder.datasets.small_images import digits, idx_dataset, outliers
 from index_builder.datasets.splits import MIN_SPLIT
 from model_store.errors import DatasetError
 from model_store.images import Preprocessing, decode_image

@@ -13,10 +13,9 @@ from PIL import Image, ImageEnhance
 from sklearn.datasets import load_sample_images
 
 from index_builder.configuration.build import BuildConfig, DatasetConfig, OutlierConfig
-from index_builder.datasets import load_splits, near_duplicates
+from index_builder.datasets import groups, load_splits
 from index_builder.datasets.folder import folder
-from index_builder.datasets.groups import united
-from index_builder.datasets.near_duplicates import _BLURRING, BLUR, SIDE, fingerprint, pairs_among
+from index_builder.datasets.groups import _BLURRING, BLUR, SIDE, fingerprint, pairs_among, united
 from model_store.images import decode_image
 from tests.support.narrowing import not_none
 
@@ -61,7 +60,7 @@ def test_versions_of_one_photograph_are_one_group(
     monkeypatch: pytest.MonkeyPatch, all_with_all: bool
 ) -> None:
     if not all_with_all:
-        monkeypatch.setattr(near_duplicates, "N_EXACT", 10)
+        monkeypatch.setattr(groups, "N_EXACT", 10)
     kinds = [(number, one) for number, kind in enumerate(photographs(25)) for one in versions(kind)]
     found = groups_of([image for _, image in kinds])
     pairs = Counter(zip([number for number, _ in kinds], found, strict=True))
@@ -80,7 +79,7 @@ def test_small_and_empty_pictures_have_no_fingerprint() -> None:
 def test_too_many_pictures_are_not_compared_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(near_duplicates, "N_MOST", 3)
+    monkeypatch.setattr(groups, "N_MOST", 3)
     same = fingerprint(np.asarray(photographs(1)[0]))
     assert len(pairs_among([same] * 4)) == 0
     assert "column `group`" in caplog.text

@@ -14,13 +14,14 @@ from scipy.io import savemat
 from index_builder.reproduction.datasets import Origin
 from index_builder.reproduction.datasets.photographs import (
     cars,
+    coordinates,
     cub,
     in_shop,
     lfw,
+    msls,
     stanford_online_products,
 )
 from index_builder.reproduction.datasets.small import chars74k, cifar10, mnist_like, omniglot, svhn
-from index_builder.reproduction.datasets.street_level import coordinates, msls
 from model_store.errors import DatasetError
 
 

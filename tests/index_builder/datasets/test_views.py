@@ -12,9 +12,8 @@ from PIL import Image
 
 from index_builder.configuration.build import BuildConfig, DatasetConfig
 from index_builder.datasets import LabelledImages, load_splits
-from index_builder.datasets.corruption import NOISE, blurred, corrupted, noisy
+from index_builder.datasets.corruption import NOISE, blurred, corrupted, noisy, views
 from index_builder.datasets.images import from_arrays, joined
-from index_builder.datasets.views import views
 
 Change = Callable[[LabelledImages, int], LabelledImages]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from index_builder.exchange.address import BundleFolder
-from index_builder.exchange.place import BundlePlace
-from index_builder.exchange.pull import pull
+from index_builder.exchange.pull import BundlePlace, pull
 from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, read_manifest
 from model_store.bundles.retention import prune

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from index_builder.datasets.corruption import view
 from index_builder.datasets.images import from_files
-from index_builder.datasets.views import view
 from index_builder.indexing.blocks import NONE
 from index_builder.indexing.collection import Indexing, IndexingResult, index_collection
 from index_builder.indexing.dry_run import inspect_collection

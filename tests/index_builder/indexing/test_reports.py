@@ -16,14 +16,14 @@ from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing import dry_run
 from index_builder.indexing.blocks import Block, Entry, Failure, Place, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
-from index_builder.indexing.collection import IndexingResult
-from index_builder.indexing.dry_run import DryRun
-from index_builder.indexing.reports import (
+from index_builder.indexing.collection import (
+    IndexingResult,
     write_duplicates,
     write_held_out,
     write_quarantine,
     write_summary,
 )
+from index_builder.indexing.dry_run import DryRun
 from index_builder.indexing.workdir import Work
 from index_builder.vectors.encoder import batch_size
 from model_store.encoder.contract import Embeddings

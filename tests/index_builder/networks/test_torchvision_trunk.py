@@ -13,10 +13,9 @@ from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks import build_encoder
 from index_builder.networks.torchvision_trunk import TorchvisionName
 from index_builder.pipeline.export import export_encoder
-from index_builder.posteriors.encoders import ProbabilisticEncoder
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 from index_builder.posteriors.learned_variances import VarianceHead, VarianceHeadPosterior
-from index_builder.posteriors.stored import Posterior
+from index_builder.posteriors.stored import Posterior, ProbabilisticEncoder
 from model_store.encoder.contract import EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from index_builder.objectives import LossPrediction
-from index_builder.objectives.loss_prediction import MARGIN, TEMPERATURE, neighbour_losses
+from index_builder.objectives.learned_variances import MARGIN, TEMPERATURE, neighbour_losses
 from index_builder.posteriors.learned_variances import LossHead, PredictedLossPosterior
 from index_builder.posteriors.stored import load_posterior
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from index_builder.objectives import MutualLikelihoodLoss
-from index_builder.objectives.uncertainty_module import mutual_likelihood_score
+from index_builder.objectives.learned_variances import mutual_likelihood_score
 from index_builder.posteriors.learned_variances import UncertaintyModule
 from tests.support.narrowing import not_none
 

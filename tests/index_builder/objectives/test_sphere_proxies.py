@@ -11,7 +11,7 @@ import torch
 from scipy.stats import vonmises_fisher
 from torch import Tensor
 
-from index_builder.objectives.sphere_proxies import (
+from index_builder.objectives.proxies import (
     ExpectedLikelihoodLoss,
     NonIsotropicProxyLoss,
     RegularisedProxyAnchorLoss,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from index_builder.posteriors.embedding_norm import EmbeddingNormPosterior, mean_over_concentration
+from index_builder.posteriors.baselines import EmbeddingNormPosterior, mean_over_concentration
 from index_builder.posteriors.stored import load_posterior
 from model_store import sphere
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from index_builder.posteriors.laplace.held_out import N_SAMPLES, vote_log_likelihood
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
-from index_builder.posteriors.laplace.validation import N_SAMPLES, vote_log_likelihood
 
 GALLERY = torch.eye(3)
 GALLERY_LABELS = np.array([0, 1, 2])

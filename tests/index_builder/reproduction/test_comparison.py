@@ -19,20 +19,21 @@ from index_builder.commands.app import app
 from index_builder.objectives.registry import OBJECTIVES
 from index_builder.pipeline.run import Run
 from index_builder.reproduction.comparison import grid, measure
-from index_builder.reproduction.comparison.grid import Grid, objectives_named
+from index_builder.reproduction.comparison.grid import (
+    DEFAULT_PRIOR,
+    GROUPS,
+    Grid,
+    markdown,
+    objectives_named,
+    summary_of,
+    write_page,
+)
 from index_builder.reproduction.comparison.measure import (
     DECISION,
     LAPLACE,
     NORM,
     POSTERIORS,
     PRIORS,
-)
-from index_builder.reproduction.comparison.table import (
-    DEFAULT_PRIOR,
-    GROUPS,
-    markdown,
-    summary_of,
-    write_page,
 )
 from index_builder.reproduction.datasets import Origin
 from index_builder.reproduction.datasets.photographs import caltech101

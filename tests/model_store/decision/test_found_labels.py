@@ -10,7 +10,7 @@ import pytest
 
 from model_store.decision import LogisticModel, Recalibration, Terms, choice_probabilities
 from model_store.decision.found_labels import FoundLabels, MatchProbabilities
-from model_store.decision.label_means import label_sums
+from model_store.decision.outliers import label_sums
 
 
 def test_label_sums_count_every_item_once_however_they_are_read(

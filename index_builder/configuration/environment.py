@@ -1,16 +1,45 @@
-"""The builder's signing key and trusted public keys, from the environment."""
+"""What the builder reads from the environment: signing keys, and access to a database."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from model_store.errors import ConfigError
+from model_store.gallery.opening import DatabaseAccess
 from model_store.lists import split_list
+from model_store.processors import ProviderChoice
 from model_store.signing import read_private_key, read_public_key
+
+if TYPE_CHECKING:
+    from model_store.bundles.bundle import Bundle
+
+
+TIMEOUT_S = 60.0
+"""Timeout of the builder in seconds, longer than the timeout of the service."""
+
+
+def open_with_access(path: Path, provider: ProviderChoice = "cpu", threads: int = 0) -> Bundle:
+    """Open the current bundle of ``path`` as `open_bundle` does, with access to its database."""
+    from model_store.bundles.bundle import open_bundle  # noqa: PLC0415 - slow
+    from model_store.encoder.onnx import OnnxEncoder  # noqa: PLC0415
+
+    return open_bundle(path, provider, threads, OnnxEncoder, database_access())
+
+
+def database_access(named: str | None = None) -> DatabaseAccess:
+    """Return the access from the environment; ``named`` is the address from the configuration.
+
+    Raises
+    ------
+    ConfigError : a variable of the environment is not an address.
+    """
+    return DatabaseAccess.of_environment(named, TIMEOUT_S)
+
 
 SIGNING_KEY_VARIABLE = "VOUCH_SIGNING_KEY"
 BUNDLE_KEYS_VARIABLE = "VOUCH_BUNDLE_KEYS"
