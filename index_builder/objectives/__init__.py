@@ -14,7 +14,7 @@
 Objectives that train a posterior::
 
     online_laplace       the contrastive loss with an online Laplace posterior
-    learned_variances    a second head: predicted loss, probabilistic face and hedged instance embeddings
+    learned_variances    a second head: predicted loss, PFE, HIB
 """
 
 from index_builder.objectives.contrastive import ContrastiveLoss, contrastive_loss

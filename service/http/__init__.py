@@ -2,7 +2,7 @@
 
 ::
 
-    server             starts uvicorn with the limits of this package; closes without losing the answer
+    server             starts uvicorn with limits; closes without losing the answer
     middleware         request ids, body limits, security headers, log lines
     limits             the limits of one request and of one connection
     admission          limits on concurrent requests, deadlines, and the drain before the end
