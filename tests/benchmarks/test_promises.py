@@ -307,6 +307,9 @@ def test_a_table_has_a_sentence_and_a_limit_for_each_number() -> None:
         ("calibrations whose false-match rate exceeds its guarantee", "0.000", "≤ 0.10"),
         ("calibrations whose error exceeds `error_bound`", "0.040 (2 labels)", "≤ 0.10"),
     ]
+    intervals = {"error_bound_exceeded": (0.01, 0.1)}
+    _, (_, value, _) = rows(found | {"worst": worst, "intervals": intervals})
+    assert value == "0.040, 0.010 to 0.100 (2 labels)"
     worlds = {
         "made": {"repetitions": 9},
         "also made": {"repetitions": 4},

@@ -27,7 +27,8 @@ MEASURED = {
     "fpir_exceeded": ("calibrations whose false-match rate exceeds its guarantee", "≤ 0.10"),
     "error_bound_exceeded": ("calibrations whose error exceeds `error_bound`", "≤ 0.10"),
     "coverage_missed": (
-        "calibrations whose result sets hold the truth less often than guaranteed",
+        "calibrations whose result sets hold the truth less often than guaranteed, with its 95 % "
+        "interval",
         "≤ 0.10",
     ),
     "false_alarms_groups": ("ordinary queries that are flagged at α = 5 %", "0.04 to 0.06"),
@@ -87,7 +88,8 @@ def summarise(
 
     Returns
     -------
-    numbers : the worst world counts; ``worst`` names it for each number.
+    numbers : the worst world counts; ``worst`` names it for each number. ``intervals`` holds the
+        95 % intervals of the share of its calibrations whose result sets miss their coverage.
     worlds : the means over the repetitions of each world, and how many there were.
     """
     worlds = {
@@ -132,6 +134,8 @@ def summarise(
         calibrated,
         lambda one: max(one["coverage_missed"].values(), default=None),
     )
+    if name := numbers["worst"].get("coverage_missed"):
+        numbers["intervals"] = {"coverage_missed": worlds[name]["coverage_missed_interval"]}
     # Where labels are wrong, they and the truth cannot both be foretold: that world stands apart.
     truthful = {name: one for name, one in calibrated.items() if name != WRONG_LABELS}
     for suffix, some in (
@@ -172,6 +176,13 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
     gains = [r["auroc_no_match"] - r["auroc_similarity"] for r in done]
     exceeded = {f"{share:g}": [r["streams"][f"{share:g}"] for r in done] for share in SHARES}
     classes = sorted({name for r in done for name in r["coverage"]})
+    promises = {
+        name: [one for r in done if (one := r["coverage"].get(name)) and one["promised"]]
+        for name in classes
+    }
+    missed = {
+        name: [one[f"{shown}missed"] for one in some] for name, some in promises.items() if some
+    }
     summary |= {
         "absence": done[0]["absence"],
         "absent_auroc_gain": float(np.mean(gains)),
@@ -201,17 +212,8 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
             name: _share(r["coverage"][name]["promised"] for r in done if name in r["coverage"])
             for name in classes
         },
-        "coverage_missed": {
-            name: _share(missed)
-            for name in classes
-            if (
-                missed := [
-                    r["coverage"][name][f"{shown}missed"]
-                    for r in done
-                    if name in r["coverage"] and r["coverage"][name]["promised"]
-                ]
-            )
-        },
+        "coverage_missed": {name: _share(one) for name, one in missed.items()},
+        "coverage_missed_interval": _interval(max(missed.values(), key=_share, default=[])),
         "follows_estimate": any(one["estimate"] is not None for one in stated),
         "ece_given": _beyond_chance(done, "ece_given"),
         "ece_pooled": {
@@ -238,6 +240,8 @@ COLUMNS = ("", "measured", "wanted")
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return a row for each of the benchmark's numbers, as in `COLUMNS`."""
     worst = {name: f" ({world})" for name, world in numbers["worst"].items()}
+    for name, (low, high) in numbers.get("intervals", {}).items():
+        worst[name] = f", {low:.3f} to {high:.3f}{worst[name]}"
     return [
         (sentence, f"{numbers[name]:.3f}{worst.get(name, '') if numbers[name] else ''}", wanted)
         for name, (sentence, wanted) in MEASURED.items()
