@@ -27,8 +27,7 @@ MEASURED = {
     "fpir_exceeded": ("calibrations whose false-match rate exceeds its guarantee", "≤ 0.10"),
     "error_bound_exceeded": ("calibrations whose error exceeds `error_bound`", "≤ 0.10"),
     "coverage_missed": (
-        "calibrations whose result sets hold the truth less often than guaranteed, with its 95 % "
-        "interval",
+        "calibrations whose result sets miss their coverage, with its 95 % interval",
         "≤ 0.10",
     ),
     "false_alarms_groups": ("ordinary queries that are flagged at α = 5 %", "0.04 to 0.06"),
