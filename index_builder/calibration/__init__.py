@@ -2,22 +2,17 @@
 
 `calibrate` is the entry point for builds, collections and the user's queries; `captions` is the
 entry point for text queries. `plan` counts the queries before the build runs. `queries` holds the
-calibration queries. `setup` describes the gallery, and `retrieval` searches this gallery with the
-queries. `lists` sets the length of the result lists.
-
-Three modules make more queries. `hidden_labels` makes absent queries by hiding labels.
-`leave_one_out` uses gallery images that the encoder was not trained on. `item_queries` uses items
-as queries. It embeds each item by a layer that was not fitted to this item.
+calibration queries. `item_queries` uses items of the gallery as queries. `setup` describes the
+gallery and sets the length of result lists. `retrieval` searches this gallery with the queries, and
+makes absent queries by hiding labels.
 
 `fit` runs all fits and collects the evidence for the error bounds; it also measures the most
-probable parents of labels. `detector` fits the outlier detector, `probabilities` fits the match
-probabilities, and `label_choices` fits the result sets. `picture_state` measures the quality of
-images, and learns how far degradation moves the embedding of an image.
+probable parents of labels. `detector` fits the outlier detector and the head that measures image
+degradation. `probabilities` fits the match probabilities, and measures result sets.
 
-`kept_queries` stores the queries in the bundle, so `fit_again` needs no image. `fit_first`
-calibrates a live gallery for the first time, with its items as queries. `decided_queries` adds
-reviewed queries. `feedback` corrects match probabilities by users' decisions. `evaluate` evaluates
-a bundle on separate queries. `open_set` measures the verdicts on queries with and without a match.
+`kept_queries` stores the queries in the bundle, with those that were reviewed, so `fit_again` needs
+no image. `feedback` corrects match probabilities by users' decisions. `evaluate` evaluates a bundle
+on separate queries, with and without a match.
 """
 
 from index_builder.calibration.detector import fit_detector

@@ -3,9 +3,10 @@
 Queries whose label was removed from the gallery become absent queries. Items added later become
 queries; each is excluded from its own results.
 
-Each labelled item is a query with which the rest of the gallery is searched. For an absent query,
-all items of the query's label are hidden. The encoder must not have been trained on the items.
-Otherwise, their similarities are too high, and the error bounds do not hold.
+In the first calibration of a gallery, each labelled item is a query with which the rest of the
+gallery is searched. For an absent query, all items of the query's label are hidden. The encoder
+must not have been trained on the items. Otherwise, their similarities are too high, and the error
+bounds do not hold.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class _Picture:
     ----------
     digest : SHA-256 of the pixels.
     of_file : SHA-256 of the file.
-    fingerprint : see `near_duplicates`.
+    fingerprint : see `index_builder.datasets.groups`.
     losses : see `DecodedImage.losses`.
     pixels : the decoded image; None if it was decoded at a fraction of its size or does not fit
         into the memory budget.

@@ -8,22 +8,19 @@
     archive)    in order)     together)               size)
 
 `collection` is the entry point: it turns a collection into a bundle. A collection is cut into
-`blocks`. `prepare` turns the files of a block into the encoder's input. `embed` turns this input
-into a shard, and `shards` stores the shard. `decoders` and `engines` do this work in parallel, on
-one machine or on a Ray cluster (`ray_engine`). `embed_catalogue` embeds all blocks; it stops if
-more images are unreadable than the `tolerance` allows. `workdir` is the directory of a run.
-`assemble` builds the gallery from the shards. `reports` lists the images that are not in the
-gallery. `bundle_manifest` makes the manifest. `holding_out` chooses images that become queries
-instead of gallery items, and `calibrate` calibrates with these queries. `own_queries` reads the
-user's queries. `bundle_evidence` calibrates and evaluates a bundle with the user's queries.
-`evaluation_page` shows the result, `comparison` compares two bundles, and `unknown` groups the
-queries that match nothing. `recalibrate` calibrates again with the queries that the bundle stores.
-`parents` reads the parents of labels, and `text_evidence` reads captions and calibrates with them.
-`truth` finds the label of the item that a query names. `fetching` downloads images from a
-bucket or the web just before they are decoded. `local_copy` copies a source into a folder, for
-builds that read the source repeatedly. `dry_run` embeds a sample and estimates time and space.
-`from_images` indexes the images of a training configuration with the same modules. `new_gallery`
-publishes a gallery without items.
+`blocks`. `prepare` turns the files of a block into the encoder's input. `engines` turns this input
+into shards, in parallel on one machine or on a Ray cluster (`ray_engine`), and stops if too many
+images are unreadable. `workdir` is the directory of a run, with its shards. `assemble` builds the
+gallery from the shards, and the manifest of its bundle. `holding_out` chooses images that become
+queries instead of gallery items, and `calibrate` calibrates with these queries. `own_queries` reads
+the user's queries. `bundle_evidence` calibrates and evaluates a bundle with these, or with
+captions. `evaluation_page` shows the result, `comparison` compares two bundles, and `unknown`
+groups the queries that match nothing. `recalibrate` calibrates again with the queries that the
+bundle stores. `parents` reads the parents of labels. `fetching` downloads images from a bucket or
+the web just before they are decoded. `local_copy` copies a source into a folder, for builds that
+read the source repeatedly. `dry_run` embeds a sample and estimates time and space. `from_images`
+indexes the images of a training configuration with the same modules. `new_gallery` publishes a
+gallery without items.
 
 The same collection gives the same gallery, bit for bit. Interruptions and the number of processors
 do not change the gallery. The position of an image in the source determines the block of the image.

@@ -400,7 +400,7 @@ class LocalEngine:
     ----------
     n : number of batches that are encoded in parallel, each on one thread. A GPU encodes only one
         batch at a time.
-    encode : see `embed`.
+    encode : the function that encodes a block, see `embed`.
     fetching : downloads remote images; None if all images are local.
     """
 

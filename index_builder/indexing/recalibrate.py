@@ -45,7 +45,7 @@ def recalibrate_bundle(
     """Fit the calibration of ``root``'s current bundle again, and publish the new bundle.
 
     The new bundle includes all changes of the gallery, even changes made during the fit. If the
-    bundle was never calibrated, its labelled items are the queries; see `fit_first`.
+    bundle was never calibrated, its labelled items are the queries; see `fit_again`.
 
     Parameters
     ----------

@@ -1,5 +1,7 @@
 """The run directory of an index command, and its shards; a later run resumes from it.
 
+A shard is a file with the data of a block's images. The file is written atomically.
+
 ::
 
     SHA-256 of the rest │ length of the header │ header, JSON │ means │ variances │ pictures

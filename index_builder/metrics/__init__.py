@@ -7,7 +7,6 @@
 `uncertainty`      positives against negatives: AUROC, AUPRC, FPR at 95 %; selective answering:
                    sparsification, AUSC, AURC, AUGRC; queries with and without a match: detection
                    and identification, OSCR
-`pages`            HTML templates and number formats
 =================  ==============================================================================
 
 An undefined metric, for example a rate over an empty set, is None. NaN raises a ``ValueError``.

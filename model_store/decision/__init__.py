@@ -2,20 +2,19 @@
 
 `index_builder.calibration` fits the decision layer offline, and the bundle stores the decision
 layer. The pure functions of this package apply the decision layer online. `signals` computes the
-evidence for each label in a result list; it uses the `label_means`. `logistic` converts the signals
-to match probabilities. `found_labels` holds the labels of one query's items, with their
-probabilities. `absent_share` adjusts the probabilities to the share of absent queries, and
-`recalibration` corrects the probabilities by user feedback. `hierarchy` holds the parents of
-labels; the probability of a parent is the sum of the probabilities of its labels. `outliers`
-measures how much a query differs from the gallery. `picture` measures how degraded the query's
-image is. `evidence` holds the outcome of each calibration query. Three modules use this evidence:
-`operating` computes the error and coverage of a threshold, `result_sets` chooses items that contain
-a match with a stated probability, and `promises` computes all guarantees for a stream of queries.
-`calibration` holds all fitted parts, and `verdict` chooses the verdict. `drift` tests whether
-served queries still resemble the calibration queries. `staleness` detects that the gallery has
-changed since the calibration. `error_watch` draws answers for review, and estimates from the
-reviews how often a match is wrong. `betting` holds the arithmetic of the tests in `drift` and
-`error_watch`. `crossing` is a bisection that finds the bounds of shares and error rates. `outcome`
+evidence for each label in a result list; it uses the mean direction of each label. `logistic`
+converts the signals to match probabilities, and corrects them by user feedback. `found_labels`
+holds the labels of one query's items, with their probabilities. `absent_share` adjusts the
+probabilities to the share of absent queries. `hierarchy` holds the parents of labels; the
+probability of a parent is the sum of the probabilities of its labels. `outliers` measures how much
+a query differs from the gallery. `picture` measures how degraded the query's image is. `evidence`
+holds the outcome of each calibration query. Three modules use this evidence: `operating` computes
+the error and coverage of a threshold, `result_sets` chooses items that contain a match with a
+stated probability, and `promises` computes all guarantees for a stream of queries. `calibration`
+holds all fitted parts, and `verdict` chooses the verdict. `drift` tests whether served queries
+still resemble the calibration queries. `staleness` detects that the gallery has changed since the
+calibration. `error_watch` draws answers for review, and estimates from the reviews how often a
+match is wrong. `betting` holds the arithmetic of the tests in `drift` and `error_watch`. `outcome`
 summarises a calibration's guarantees and shortfalls in a few sentences.
 """
 

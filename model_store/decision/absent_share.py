@@ -2,7 +2,7 @@
 
 Match probabilities are adjusted to this share. The share is estimated from served queries.
 
-The module uses Python's `bisect`, because an import of SciPy's root finders takes 0.1 s.
+`first_where` uses Python's `bisect`, because an import of SciPy's root finders takes 0.1 s.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Answered queries, stored as embeddings for a configured time, never as images.
 
 Exact bounds need queries that were drawn with equal probability. Most draws prefer doubtful
-answers. But a part of the draws has the same probability for all queries. The module uses only this
-part. Queries that reviewers chose are not used, because reviewers may prefer wrong answers.
+answers. But a part of the draws has the same probability for all queries. Only this part is
+evidence. Queries that reviewers chose are not used, because reviewers may prefer wrong answers.
 Undecided queries may be difficult queries, so the result would be biased if many of them were left
-out. So the drawn queries are sorted by age, oldest first. The module uses as many of the oldest
+out. So the drawn queries are sorted by age, oldest first. The evidence is as many of the oldest
 queries as possible, with at most a tenth of them undecided.
 """
 
