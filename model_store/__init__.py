@@ -32,7 +32,8 @@ all error classes.
     records         parts of answers that the service sends unchanged
     deadline        deadlines, after which work is cancelled
     table           tables of columns, and rows of numbers in half precision
-    processors      processors and threads of this process
+    processors      processors that this process may use
+    threads         number of threads for arithmetic
     memory          settings of the allocator
     installation    the installed distribution and its extras
     addresses       addresses of servers in settings, which may hold a password

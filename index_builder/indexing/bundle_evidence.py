@@ -40,9 +40,9 @@ from model_store.errors import CalibrationError, DatasetError
 from model_store.feedback import FeedbackLog
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
-from model_store.processors import one_blas_thread
 from model_store.retriever import Retriever
 from model_store.text_queries import text_encoder
+from model_store.threads import one_blas_thread
 
 from .assemble import summarise, text_described
 from .comparison import Side, compared

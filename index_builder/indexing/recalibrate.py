@@ -27,7 +27,7 @@ from model_store.errors import CalibrationError, ConfigError, UsageError, WriteR
 from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries
 from model_store.gallery import LiveGallery
 from model_store.gallery.opening import open_gallery
-from model_store.processors import one_blas_thread
+from model_store.threads import one_blas_thread
 
 if TYPE_CHECKING:
     from model_store.gallery import FaissGallery

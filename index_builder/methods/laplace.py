@@ -43,7 +43,7 @@ from index_builder.vectors.linear import LinearEncoder, features_of, repeatable_
 from index_builder.whitening import learned_whitening
 from model_store.errors import CalibrationError, DatasetError
 from model_store.pairs import Correlation
-from model_store.processors import one_blas_thread
+from model_store.threads import one_blas_thread
 
 if TYPE_CHECKING:
     import torch

@@ -49,7 +49,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.contract import EncoderInput, EncoderMetadata, Inputs
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ConfigError, DatasetError
-from model_store.processors import one_blas_thread
+from model_store.threads import one_blas_thread
 
 N_PARITY_IMAGES = max(PARITY_BATCHES)
 

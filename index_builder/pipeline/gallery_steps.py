@@ -48,8 +48,9 @@ from model_store.gallery.opening import (
     is_in_database,
 )
 from model_store.images import decode_image
-from model_store.processors import PROVIDERS, ProviderChoice, one_blas_thread
+from model_store.processors import PROVIDERS, ProviderChoice
 from model_store.retriever import Retriever
+from model_store.threads import one_blas_thread
 
 from .run import EVALUATION_TABLE, POSTERIOR_REPORT, Run, forget, write_json
 

@@ -25,7 +25,7 @@ from scipy.special import expit, logit
 from model_store.decision.logistic import LogisticModel
 from model_store.errors import IdentitiesUnavailable
 from model_store.gallery import Gallery
-from model_store.processors import faiss_threads
+from model_store.threads import faiss_threads
 
 from .pairs import (
     Bools,

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
 from model_store.files import json_text
-from model_store.processors import faiss_threads
 from model_store.sphere import unit_direction
+from model_store.threads import faiss_threads
 
 from .plan import DEFAULT_SETTINGS, IndexKind, IndexPlan, IndexSettings
 

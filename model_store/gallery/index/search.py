@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from model_store.errors import BundleMismatch
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.build import FETCHED, IndexReport, parameters_of, selector
-from model_store.processors import faiss_threads, threads_for
+from model_store.threads import faiss_threads, threads_for
 from model_store.verdicts import Plan
 
 INDEX_FILE = "gallery.faiss"
