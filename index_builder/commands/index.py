@@ -389,7 +389,7 @@ class IndexOptions:
 
 def declared(run: Path, table: VectorTable, name: str) -> Path:
     """Write the encoder file of a table of vectors into the run directory."""
-    from index_builder.vectors.encoder_file import write_declared_encoder  # noqa: PLC0415 - slow
+    from index_builder.vectors.declared import write_declared_encoder  # noqa: PLC0415
 
     path = run / ENCODER_FILE
     write_declared_encoder(path, table.described(name))

@@ -11,8 +11,9 @@ from index_builder.output import writing
 from index_builder.vectors.encoder_file import find_encoder, text_files
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.directory import bundle_ids
+from model_store.bundles.empty import no_features
 from model_store.bundles.manifest import ENCODER_FILE
-from model_store.bundles.publish import no_features, publish
+from model_store.bundles.publish import publish
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import OutputError
 from model_store.files import work_folder

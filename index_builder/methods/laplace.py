@@ -17,7 +17,7 @@ from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceCo
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.datasets.splits import with_label
 from index_builder.methods.method import Method, Report, Trained
-from index_builder.methods.temperatures import N_VALIDATION, say_if_unidentified, votes
+from index_builder.methods.validation import N_VALIDATION, say_if_unidentified, votes
 from index_builder.posteriors.laplace.curvature import Approximation
 from index_builder.posteriors.laplace.fit import (
     LaplaceFit,

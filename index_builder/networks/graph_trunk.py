@@ -11,7 +11,8 @@ from torch import Tensor
 
 from index_builder.networks.encoder import MetricEncoder
 from index_builder.networks.trunk import Trunk
-from index_builder.vectors.halves import FEATURES, FrozenGraph
+from index_builder.vectors.frozen_graph import FrozenGraph
+from index_builder.vectors.halves import FEATURES
 from model_store.encoder.onnx import open_graph
 
 

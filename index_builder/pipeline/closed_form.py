@@ -40,7 +40,8 @@ from index_builder.pipeline.graphs import (
 from index_builder.pipeline.run import POSTERIOR_REPORT, TRAINING_REPORT, Run, forget
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.progress import console
-from index_builder.vectors.halves import FrozenGraph, OnnxTrunk, trunk_metadata
+from index_builder.vectors.frozen_graph import FrozenGraph
+from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
 from index_builder.vectors.images import ImageVectors
 from index_builder.vectors.opened import opened_once
 from index_builder.vectors.store import VectorFile

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import onnx
-import onnx.utils
-
+from index_builder.vectors.images import CPU_BATCH, ImageVectors, libraries, versions
+from index_builder.vectors.opened import opened_once
+from index_builder.vectors.store import Vector, VectorFile
 from model_store.encoder.contract import (
     OUTPUT_NAMES,
     Embeddings,
@@ -26,11 +26,6 @@ from model_store.encoder.contract import (
     read_input,
 )
 from model_store.encoder.onnx import open_graph
-
-from .encoder_file import find_encoder
-from .images import CPU_BATCH, ImageVectors, libraries, versions
-from .opened import encoder_on_cpu, opened_once
-from .store import Vector, VectorFile
 
 TRUNK_KEY = "vouch.trunk"
 """Metadata key of a trunk file. The value contains the trunk's input and the fingerprint of the
@@ -123,44 +118,3 @@ class OnnxHead:
         """Return the embeddings of images from their ``features`` (B, F)."""
         mean, variance = self._session.run(list(OUTPUT_NAMES[:2]), {FEATURES: features})
         return Embeddings(mean, variance, features)
-
-
-class FrozenGraph:
-    """The part of an encoder that computes features; it is not trained.
-
-    Parameters
-    ----------
-    place : name or path of the encoder, as in `vouch-build index`.
-
-    Attributes
-    ----------
-    preprocessing : the preprocessing of an upright RGB image, or the shape of the input vectors.
-    n_features : F.
-    input_name : name of the graph's input.
-    content : the graph as a file: pixels, uint8 (B, H, W, 3), or input vectors, float32 (B, n), to
-        features (B, F).
-    fingerprint : hash of ``content``.
-
-    Raises
-    ------
-    BundleNotFound : there is no encoder at ``place``.
-    EncoderContractError : the encoder violates the contract.
-    """
-
-    def __init__(self, place: Path) -> None:
-        path = find_encoder(place)
-        encoder = encoder_on_cpu(path)
-        self.preprocessing = encoder.metadata.input
-        self.n_features = encoder.n_features
-        self.input_name = encoder.metadata.input_name
-        extracted: onnx.ModelProto = onnx.utils.Extractor(onnx.load(path)).extract_model(
-            [self.input_name], [FEATURES]
-        )
-        self.content = extracted.SerializeToString(deterministic=True)
-        self.fingerprint = hashlib.sha256(self.content).hexdigest()
-
-    def graph(self) -> onnx.ModelProto:
-        """Return a copy of the graph without the metadata of its encoder."""
-        graph: onnx.ModelProto = onnx.ModelProto.FromString(self.content)
-        del graph.metadata_props[:]
-        return graph

@@ -1,130 +1,19 @@
-"""What galleries in databases have in common: items, a name, and the recall of the index."""
+"""Items from a database, and what galleries in databases have in common."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import ConfigError, ItemNotFound
-from model_store.sphere import unit_direction
-
-from .files.gallery import similarities_of
-from .filters.sql import metadata_json
-from .index.build import FETCHED, N_NEIGHBOURS, share_found, tenth_similarity
-from .index.plan import IndexSettings
-from .protocol import SIMILARITY_DECIMALS, Gallery, Item, Part
-
-_N_QUERIES = 100
-"""Number of queries that measure the recall of an approximate index."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadThrough:
-    """What the first pass over a gallery has found.
-
-    Attributes
-    ----------
-    name : name for the gallery in a database: a digest of its content. So other content cannot
-        overwrite the gallery of a served bundle.
-    labels : sorted labels.
-    directions : (N, D) unit vectors.
-    """
-
-    name: str
-    labels: list[str]
-    directions: NDArray[np.float32]
-
-
-def read_through(parts: Iterable[Part], shape: tuple[int, int], prefix: str) -> ReadThrough:
-    """Read all ``parts`` of a gallery of ``shape`` (N, D).
-
-    The name also depends on ``prefix``, for example on the encoder and on the kind of the index.
-    """
-    digest = hashlib.sha256(prefix.encode())
-    labels: set[str] = set()
-    directions = np.empty(shape, np.float32)
-    start = 0
-    for embeddings, items in parts:
-        mean = np.ascontiguousarray(embeddings.mean, dtype=np.float32)
-        directions[start : start + len(items)] = unit_direction(mean)
-        start += len(items)
-        digest.update(mean.tobytes())
-        digest.update(np.ascontiguousarray(embeddings.variance, dtype=np.float32).tobytes())
-        for item in items:
-            known = [item.id, item.label, metadata_json(item.metadata), item.thumbnail.media_type]
-            digest.update(json.dumps(known).encode())
-            digest.update(hashlib.sha256(item.thumbnail.data).digest())
-        labels |= {item.label for item in items if item.label is not None}
-    return ReadThrough(f"vouch_{digest.hexdigest()[:24]}", sorted(labels), directions)
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """The search effort of an approximate index, and the recall that it reached."""
-
-    effort: int
-    recall: float
-    n_queries: int
-
-
-def least_effort(
-    index: str,
-    directions: NDArray[np.float32],
-    settings: IndexSettings,
-    efforts: Sequence[int],
-    opened: Callable[[int], AbstractContextManager[Gallery]],
-) -> Effort:
-    """Return the smallest search effort that reaches `IndexSettings.min_recall`.
-
-    Parameters
-    ----------
-    index : name of the index, for the message.
-    directions : (N, D), unit vectors of all items.
-    efforts : efforts to try, ascending.
-    opened : function that opens the gallery with an effort.
-
-    Raises
-    ------
-    ConfigError : no effort reaches the recall.
-    """
-    queries = _queries(directions, np.random.default_rng(settings.seed))
-    tenth = tenth_similarity(directions, queries)
-    recall = 0.0
-    for effort in efforts:
-        with opened(effort) as gallery:
-            found = [gallery.candidates(query[None], N_NEIGHBOURS).rows[0] for query in queries]
-        recall = share_found(directions, queries, found, tenth)
-        if recall >= settings.min_recall:
-            return Effort(effort, recall, len(queries))
-    raise ConfigError(
-        f"{index} finds at most {recall:.3f} of the ten nearest items, wanted "
-        f"{settings.min_recall}. Lower index.min_recall, or choose another index.kind."
-    )
-
-
-def _queries(
-    directions: NDArray[np.float32], generator: np.random.Generator
-) -> NDArray[np.float32]:
-    """Return queries, which are unit vectors.
-
-    A query is the normalised sum of an item and the difference of two neighbours of the item.
-    """
-    rows = np.sort(generator.permutation(len(directions))[:_N_QUERIES])
-    k = min(FETCHED, len(directions))
-    _, near = faiss.knn(directions[rows], directions, k, faiss.METRIC_INNER_PRODUCT)
-    places = generator.integers(0, k, (2, len(rows)))
-    one, other = near[np.arange(len(rows)), places]
-    return unit_direction(directions[rows] + directions[one] - directions[other])
+from model_store.errors import ItemNotFound
+from model_store.gallery.files.gallery import similarities_of
+from model_store.gallery.protocol import SIMILARITY_DECIMALS, Item
 
 
 @dataclass(frozen=True, slots=True)

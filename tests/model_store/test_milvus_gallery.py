@@ -36,13 +36,12 @@ from model_store.gallery.index.build import FETCHED
 from model_store.gallery.index.plan import IndexKind
 from model_store.gallery.milvus import gallery as milvus_gallery
 from model_store.gallery.milvus.collection import (
-    ENTITY_FIELDS,
     MILVUS_FILE,
     Collection,
     MilvusAccess,
     MilvusDescription,
-    write_entity,
 )
+from model_store.gallery.milvus.entities import ENTITY_FIELDS, write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.milvus.live import MilvusLive, open_milvus
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings

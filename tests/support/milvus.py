@@ -23,10 +23,7 @@ from urllib.request import urlopen
 from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
 
-from model_store.gallery.milvus.collection import (
-    Collection,
-    MilvusAccess,
-)
+from model_store.gallery.milvus.collection import Collection, MilvusAccess
 from model_store.gallery.milvus.writer import write_milvus_parts
 from tests.support.in_memory import from_memory
 

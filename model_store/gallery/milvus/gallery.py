@@ -26,22 +26,24 @@ from model_store.gallery.filters.grammar import Filter
 from model_store.gallery.index.allowed import NO_FIELDS, Allowed
 from model_store.gallery.index.build import FETCHED
 from model_store.gallery.index.search import EXACT_ROWS
-from model_store.gallery.protocol import Candidates, Item, NewItem, Thumbnail, Upsert, Vector
-from model_store.verdicts import IndexedBy, Plan
-
-from .collection import (
-    ENTITY_FIELDS,
+from model_store.gallery.milvus.collection import (
     EVENTUALLY,
     NO_ACCESS,
     NOW,
     Collection,
     MilvusAccess,
     MilvusDescription,
+)
+from model_store.gallery.milvus.entities import (
+    ENTITY_FIELDS,
     read_entity,
     read_hits,
     rows_of,
     write_entity,
 )
+from model_store.gallery.protocol import Candidates, Item, NewItem, Thumbnail, Upsert, Vector
+from model_store.verdicts import IndexedBy, Plan
+
 from .filter import EVERYTHING, literal, to_expression
 from .log import Head
 

@@ -32,8 +32,9 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
-from model_store.gallery.milvus.collection import EVENTUALLY, NOW, write_entity
+from model_store.gallery.milvus.collection import EVENTUALLY, NOW
 from model_store.gallery.milvus.databases import Database, PostgresDatabase, SqliteDatabase
+from model_store.gallery.milvus.entities import write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.milvus.log import (
     GRACE_S,

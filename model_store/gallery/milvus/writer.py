@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
-from model_store.gallery.entities import least_effort, read_through
+from model_store.gallery.content import least_effort, read_through
 from model_store.gallery.index.build import EFFORTS, FETCHED
 from model_store.gallery.index.plan import (
     DEFAULT_SETTINGS,
@@ -29,8 +29,8 @@ from model_store.gallery.milvus.collection import (
     MilvusAccess,
     MilvusDescription,
     require_bare,
-    write_entity,
 )
+from model_store.gallery.milvus.entities import write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.protocol import Part
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ConfigError, GalleryUnavailable
-from model_store.gallery.entities import least_effort, read_through
+from model_store.gallery.content import least_effort, read_through
 from model_store.gallery.files.fields import FieldsSeen
 from model_store.gallery.index.build import EFFORTS
 from model_store.gallery.index.plan import (
