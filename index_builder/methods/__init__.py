@@ -6,6 +6,7 @@
     laplace              a Laplace posterior, fitted after or during training
     learned_variances    a network that predicts variances: Bayesian triplet, PFE, HIB
     temperatures         embedding norm, loss prediction
+    validation           choice of a temperature by votes on validation images
     baselines            no posterior, Monte Carlo dropout, a deep ensemble
 
 The mathematics is in `index_builder.posteriors` and `index_builder.objectives`.

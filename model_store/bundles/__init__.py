@@ -6,6 +6,7 @@
     directory     a directory of bundles, with the files `CURRENT` and `PREVIOUS`
     operator      the files `OPERATOR` and `SHADOW`: decisions of a gallery's operator
     publish       makes a bundle from the files of a staging directory
+    empty         a new bundle with the encoder of another bundle
     bundle        an opened bundle
     signatures    signature of a bundle's publisher
     item_features  features of a sample of a gallery's items

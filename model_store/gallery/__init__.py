@@ -16,6 +16,7 @@ filter, and `Gallery.matching` returns the rows that pass it.
     filters     the language of filters
     availability  whether a database answers
     entities    what the galleries in databases have in common
+    content     the name of a gallery in a database, and the recall of its index
     postgres    the engine for several machines: PostgreSQL with pgvector
     milvus      the engine for the largest galleries: Milvus
 """

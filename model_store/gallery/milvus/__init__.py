@@ -3,6 +3,7 @@
 ::
 
     collection    access to a server, and the collection's schema
+    entities      conversion between items and Milvus entities, and a cache of entities
     writer        writes items into a collection
     gallery       search of the collection
     filter        filters → expressions of Milvus
