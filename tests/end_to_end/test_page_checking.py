@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from model_store.bundles.directory import activate
 from tests.end_to_end.processes import Service
@@ -169,6 +169,12 @@ def test_near_duplicates_are_grouped_and_deleted_or_kept(shown: Shown) -> None:
     assert shown.complaints == []
 
 
+def _wait_for(page: Page, check: str) -> None:
+    """Wait until a check has ended; for a moment, both checks are in the page."""
+    status = page.get_by_test_id(check).get_by_test_id("check-status")
+    expect(status).to_contain_text("items examined.")
+
+
 def test_label_error_of_a_served_gallery_is_corrected(
     browser: Browser, digits_bundle: Path, tmp_path: Path
 ) -> None:
@@ -184,7 +190,7 @@ def test_label_error_of_a_served_gallery_is_corrected(
         page = browser.new_page()
         page.goto(f"{service.http.base_url}#/digits/label-errors")
         card = page.get_by_test_id("label-error").filter(has_text="wrong")
-        expect(page.get_by_test_id("check-status")).to_contain_text("items examined.")
+        _wait_for(page, "label-errors")
         card.get_by_test_id("take-suggestion").click()
         expect(page.get_by_text("Changed.", exact=True)).to_be_visible()
         assert service.http.get(f"{base}/{item['id']}").json()["label"] == item["label"]
@@ -194,7 +200,7 @@ def test_label_error_of_a_served_gallery_is_corrected(
             service.http.put(f"{base}/{name}", files=copy).raise_for_status()
         page.goto(f"{service.http.base_url}#/digits/near-duplicates")
         group = page.get_by_test_id("duplicates").filter(has_text="copy/1")
-        expect(page.get_by_test_id("check-status")).to_contain_text("items examined.")
+        _wait_for(page, "near-duplicates")
         figure = group.locator("figure").filter(has_text="copy/2")
         figure.get_by_test_id("mark-duplicate").click()
         erase = page.get_by_test_id("delete-marked")
