@@ -41,7 +41,58 @@ CREATE TABLE thumbnails (row INTEGER PRIMARY KEY, media_type TEXT NOT NULL, data
 """
 
 
-class ItemsWriter:
+class _Writer:
+    """Writes a new file in one transaction; an error leaves a file without tables."""
+
+    def __init__(self, path: Path, schema: str) -> None:
+        self._connection = sqlite3.connect(path)
+        self._connection.executescript(f"BEGIN; {schema}")  # `__exit__` ends the transaction
+
+    def _complete(self) -> None:
+        """Write what depends on all rows."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._complete()
+                self._connection.commit()
+        finally:
+            self._connection.close()
+
+
+class _Reader:
+    """Reads a file that does not change, by one connection for each thread.
+
+    Parameters
+    ----------
+    cache_kib : size of the cache of each connection, in KiB; None for SQLite's default.
+    """
+
+    def __init__(self, path: Path, cache_kib: int | None = None) -> None:
+        self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+        self._connections = threading.local()
+        self._cache_kib = cache_kib
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        """The connection of the calling thread."""
+        if not hasattr(self._connections, "current"):
+            self._connections.current = sqlite3.connect(self._uri, uri=True)
+            if self._cache_kib is not None:
+                self._connections.current.execute(f"PRAGMA cache_size = -{self._cache_kib}")
+        connection: sqlite3.Connection = self._connections.current
+        return connection
+
+
+class ItemsWriter(_Writer):
     """Writes items to a new file in one transaction; the first item gets row 0.
 
     ``n_changed``: see `model_store.gallery.Gallery`.
@@ -52,9 +103,8 @@ class ItemsWriter:
     """
 
     def __init__(self, path: Path, encoder_fingerprint: str, n_changed: int = 0) -> None:
+        super().__init__(path, _SCHEMA)
         self.fields = FieldsSeen()
-        self._connection = sqlite3.connect(path)
-        self._connection.executescript(f"BEGIN; {_SCHEMA}")  # `__exit__` ends the transaction
         self._seen: dict[str | None, int] = {}
         self._codes = array("i")  # item → number of its label, in order of first use
         self._connection.execute("INSERT INTO meta VALUES ('encoder', ?)", (encoder_fingerprint,))
@@ -85,22 +135,9 @@ class ItemsWriter:
     def _labels(self) -> list[str]:
         return sorted(label for label in self._seen if label is not None)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if error is None:
-                labels = ((label,) for label in self._labels())
-                self._connection.executemany("INSERT INTO labels VALUES (?)", labels)
-                self._connection.commit()
-        finally:
-            self._connection.close()
+    def _complete(self) -> None:
+        labels = ((label,) for label in self._labels())
+        self._connection.executemany("INSERT INTO labels VALUES (?)", labels)
 
 
 REMEMBERED_FILTERS = 16
@@ -114,7 +151,7 @@ gallery. There may be a thousand galleries, so SQLite's default cache of 2 MB wo
 The operating system also caches the file."""
 
 
-class Items:
+class Items(_Reader):
     """Reads the file that `ItemsWriter` wrote; thread-safe.
 
     Attributes
@@ -123,25 +160,14 @@ class Items:
     """
 
     def __init__(self, path: Path) -> None:
-        self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
-        self._connections = threading.local()
-        self._is_small = path.stat().st_size <= SMALL_BYTES
+        is_small = path.stat().st_size <= SMALL_BYTES
+        super().__init__(path, SMALL_CACHE_KIB if is_small else None)
         meta = dict(self._connection.execute("SELECT key, value FROM meta"))
         self.encoder_fingerprint: str = meta["encoder"]
         self.n_changed = int(meta.get("changed", 0))
         self.fields = FieldColumns(path.parent, self.count())
         self._matching: OrderedDict[tuple[str, tuple[Scalar, ...]], Allowed] = OrderedDict()
         self._lock = threading.Lock()
-
-    @property
-    def _connection(self) -> sqlite3.Connection:
-        """The connection of the calling thread."""
-        if not hasattr(self._connections, "current"):
-            self._connections.current = sqlite3.connect(self._uri, uri=True)
-            if self._is_small:
-                self._connections.current.execute(f"PRAGMA cache_size = -{SMALL_CACHE_KIB}")
-        connection: sqlite3.Connection = self._connections.current
-        return connection
 
     def labels(self) -> list[str]:
         """The distinct labels, sorted."""
@@ -237,7 +263,7 @@ CREATE TABLE previews (row INTEGER PRIMARY KEY, data BLOB NOT NULL);
 """
 
 
-class PreviewsWriter:
+class PreviewsWriter(_Writer):
     """Writes the previews of items to a new file; rows are numbered in the order of the items.
 
     Parameters
@@ -246,10 +272,7 @@ class PreviewsWriter:
     """
 
     def __init__(self, path: Path, side: int) -> None:
-        self._connection = sqlite3.connect(path)
-        self._connection.executescript(
-            f"BEGIN; {_PREVIEWS_SCHEMA}"
-        )  # `__exit__` ends the transaction
+        super().__init__(path, _PREVIEWS_SCHEMA)
         self._connection.execute("INSERT INTO meta VALUES (?)", (side,))
         self._n_rows = 0
 
@@ -262,23 +285,8 @@ class PreviewsWriter:
                 )
             self._n_rows += 1
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if error is None:
-                self._connection.commit()
-        finally:
-            self._connection.close()
-
-
-class Previews:
+class Previews(_Reader):
     """Reads the file of `PreviewsWriter`; thread-safe. Without the file, all previews are empty.
 
     Attributes
@@ -287,19 +295,10 @@ class Previews:
     """
 
     def __init__(self, path: Path) -> None:
-        self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
-        self._connections = threading.local()
+        super().__init__(path)
         self.side: int | None = None
         if path.exists():
             ((self.side,),) = self._connection.execute("SELECT side FROM meta")
-
-    @property
-    def _connection(self) -> sqlite3.Connection:
-        """The connection of the calling thread."""
-        if not hasattr(self._connections, "current"):
-            self._connections.current = sqlite3.connect(self._uri, uri=True)
-        connection: sqlite3.Connection = self._connections.current
-        return connection
 
     def at(self, row: int) -> bytes:
         """Return the preview of a row as JPEG; empty if the row has no preview."""
