@@ -1,4 +1,4 @@
-"""The statements of a certificate: the population, its guarantees, and those that are missing."""
+"""The statements of a certificate: population, guarantees, and missing guarantees."""
 
 from __future__ import annotations
 

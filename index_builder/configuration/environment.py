@@ -1,4 +1,4 @@
-"""What the builder reads from the environment: signing keys, and access to a database."""
+"""Settings of the builder from the environment: signing keys, and access to a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files `OPERATOR` and `SHADOW`, which an operator's decisions are stored in."""
+"""The files `OPERATOR` and `SHADOW`: the operator's decisions on a gallery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What integrations share: results only for the verdict `match`, and images named in text."""
+"""Shared parts of integrations: results only for the verdict `match`; images named in text."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ nothing is given up for being late, unless a test says when."""
 def free_port() -> int:
     """A port that nobody listens on.
 
-    The system gives none of these to connections that leave, which else could take it meanwhile.
+    It is below the ports that the system chooses for outgoing connections. So no connection takes
+    the port before the service listens.
     """
     while True:
         port = 20_000 + secrets.randbelow(12_000)

@@ -444,7 +444,7 @@ class TestQuotas:
         self, serve: START, keys_file: KeysFile, digit: bytes, redis_server: Redis
     ) -> None:
         key = bearer(keys_file.make("read", searches="3/month"))
-        # A busy machine answers later than the default waits, and then this process counts alone.
+        # With the default timeout, a slow Redis makes each process count alone.
         shared = {"keys": keys_file.path, "redis_url": redis_server.url, "redis_timeout_s": 60}
         for _ in range(3):
             assert search(serve(**shared), "digits", digit, headers=key).status_code == 200
