@@ -70,56 +70,66 @@ class Threads:
 
 
 QUICK_S = 2e-3
-"""Work counts as quick if it needs less CPU time than this, in seconds. To start such work on a
-thread would cost about as much time as the work."""
+"""Work is quick if it needs less CPU time than this, in seconds. On threads that wait for each
+other, the same work needs about twice the CPU time."""
 
 LATE_S = 10e-3
-"""Maximum wall time of work in the event loop, in seconds. Slower work runs on threads again."""
+"""Maximum time of work in the event loop, in seconds."""
 
-N_QUICK = 16
-"""Number of consecutive quick runs before work runs in the event loop."""
+N_RUNS = 16
+"""Number of runs on threads before work can run in the event loop."""
+
+N_LATE = 3
+"""Number of consecutive late runs in the event loop before work runs on threads again. A single run
+can be late because another process used the CPU."""
 
 
 class Pace:
     """An estimate, from recent run times, of whether work is quick; new work is not quick.
 
-    Work becomes quick after `N_QUICK` consecutive runs below `QUICK_S` of CPU time. At least one of
-    these runs must also be below `QUICK_S` of wall time. Therefore work is not quick if every run
-    waits, for example for a disk. Work can be quick if only some runs are delayed, for example by a
-    busy CPU.
+    Other threads and processes make a run slower, but never quicker. So work is quick if a quarter
+    of `N_RUNS` consecutive runs on threads needed less than `QUICK_S` of CPU time, and none needed
+    `LATE_S`. At least one of these runs must also be below `QUICK_S` of wall time. Therefore work
+    is not quick if every run waits, for example for a disk.
     """
 
     def __init__(self) -> None:
-        self._n_quick = 0
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self._n_runs = self._n_quick = self._n_late = 0
         self._was_prompt = False
 
     @property
     def is_quick(self) -> bool:
         """True if the work can run in the event loop."""
-        return self._was_prompt and self._n_quick >= N_QUICK
+        return self._was_prompt and self._n_runs >= N_RUNS and 4 * self._n_quick >= N_RUNS
 
     def on_thread(self, work: Callable[[], T]) -> T:
         """Run ``work`` on the current thread, and record its time."""
         began, computed = time.perf_counter(), time.thread_time()
         outcome = work()
-        if time.thread_time() - computed < QUICK_S:
-            self._n_quick += 1
-            self._was_prompt |= time.perf_counter() - began < QUICK_S
-        else:
+        passed, computed = time.perf_counter() - began, time.thread_time() - computed
+        if computed >= LATE_S:
             self._start_again()
+        elif not self.is_quick:
+            if self._n_runs == N_RUNS:
+                self._start_again()
+            self._n_runs += 1
+            self._n_quick += computed < QUICK_S
+            self._was_prompt |= passed < QUICK_S
         return outcome
 
     def at_once(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in the event loop, and record whether it was too slow."""
+        """Run ``work`` in the event loop, and record whether it was late."""
         began = time.perf_counter()
         try:
             return work()
         finally:
-            if time.perf_counter() - began > LATE_S:
+            late = time.perf_counter() - began > LATE_S
+            self._n_late = self._n_late + 1 if late else 0
+            if self._n_late == N_LATE:
                 self._start_again()
-
-    def _start_again(self) -> None:
-        self._n_quick, self._was_prompt = 0, False
 
 
 @dataclass(frozen=True, slots=True)

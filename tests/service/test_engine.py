@@ -29,7 +29,7 @@ from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
 from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
-from service.serving.resources import N_QUICK, EngineResources, Threads
+from service.serving.resources import N_RUNS, EngineResources, Threads
 from tests.support.waiting import TIMEOUT_S
 
 pytestmark = pytest.mark.anyio
@@ -181,12 +181,12 @@ async def test_quick_searches_on_this_machine_are_done_in_the_event_loop_unless_
 
     monkeypatch.setattr(Retriever, "find", noted)
     filtered = replace(ASKED, where=parse_filter({"nothing": 1}))
-    for _ in range(N_QUICK):
+    for _ in range(N_RUNS):
         await Lease(engine, engine.bundle).search(digit, ASKED)
     for asked in (ASKED, filtered, ASKED):
         await Lease(engine, engine.bundle).search(digit, asked)
     here = threading.current_thread()
-    assert here not in found_by[: N_QUICK - 1]
+    assert here not in found_by[: N_RUNS - 1]
     assert [thread is here for thread in found_by[-3:]] == in_the_loop
     await engine.close()
 

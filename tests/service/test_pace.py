@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.serving.resources import LATE_S, N_QUICK, QUICK_S, Pace
+from service.serving.resources import LATE_S, N_LATE, N_RUNS, QUICK_S, Pace
 
 
 class Clocks:
@@ -51,46 +51,70 @@ def after(*works: Callable[[], str]) -> Pace:
     return pace
 
 
-def test_it_is_quick_after_so_many_times_in_a_row(quick: Callable[[], str]) -> None:
-    assert not after(*[quick] * (N_QUICK - 1)).is_quick
-    assert after(*[quick] * N_QUICK).is_quick
+def test_it_is_quick_after_so_many_runs(quick: Callable[[], str]) -> None:
+    assert not after(*[quick] * (N_RUNS - 1)).is_quick
+    assert after(*[quick] * N_RUNS).is_quick
 
 
-def test_one_that_computes_for_long_begins_the_row_again(
+def test_a_quarter_of_the_runs_shows_what_it_costs_without_others(
     clocks: Clocks, quick: Callable[[], str]
 ) -> None:
-    costly = clocks.passing(2 * QUICK_S, 2 * QUICK_S)
-    assert not after(*[quick] * N_QUICK, costly).is_quick
-    assert not after(costly, *[quick] * (N_QUICK - 1)).is_quick
-    assert after(costly, *[quick] * N_QUICK).is_quick
+    disturbed = clocks.passing(10 * QUICK_S, 2 * QUICK_S)
+    enough, few = N_RUNS // 4, N_RUNS // 4 - 1
+    assert after(*[disturbed] * (N_RUNS - enough), *[quick] * enough).is_quick
+    assert not after(*[disturbed] * (N_RUNS - few), *[quick] * few).is_quick
+
+
+def test_it_is_judged_anew_after_so_many_runs(clocks: Clocks, quick: Callable[[], str]) -> None:
+    slow = clocks.passing(2 * QUICK_S, 2 * QUICK_S)
+    assert not after(*[slow] * N_RUNS, *[quick] * (N_RUNS - 1)).is_quick
+    assert after(*[slow] * N_RUNS, *[quick] * N_RUNS).is_quick
+
+
+def test_runs_that_end_on_threads_later_do_not_change_it(
+    clocks: Clocks, quick: Callable[[], str]
+) -> None:
+    slow = clocks.passing(2 * QUICK_S, 2 * QUICK_S)
+    assert after(*[quick] * N_RUNS, *[slow] * 2 * N_RUNS).is_quick
+
+
+def test_one_that_computes_for_long_begins_again(clocks: Clocks, quick: Callable[[], str]) -> None:
+    costly = clocks.passing(LATE_S, LATE_S)
+    assert not after(*[quick] * N_RUNS, costly).is_quick
+    assert not after(costly, *[quick] * (N_RUNS - 1)).is_quick
+    assert after(costly, *[quick] * N_RUNS).is_quick
 
 
 def test_what_waits_for_others_each_time_is_not_quick(
     clocks: Clocks, quick: Callable[[], str]
 ) -> None:
     waiting = clocks.passing(2 * QUICK_S, QUICK_S / 10)
-    assert not after(*[waiting] * 10 * N_QUICK).is_quick
-    assert after(*[waiting] * (N_QUICK - 1), quick).is_quick
+    assert not after(*[waiting] * 10 * N_RUNS).is_quick
+    assert after(*[waiting] * (N_RUNS - 1), quick).is_quick
 
 
-def test_one_that_was_late_is_done_on_threads_again(
+def test_only_lateness_in_a_row_brings_it_back_to_threads(
     clocks: Clocks, quick: Callable[[], str]
 ) -> None:
-    pace = after(*[quick] * N_QUICK)
-    assert pace.at_once(clocks.passing(LATE_S / 2, LATE_S / 2)) == "done"
-    assert pace.is_quick
-    assert pace.at_once(clocks.passing(2 * LATE_S, 0)) == "done"
+    pace = after(*[quick] * N_RUNS)
+    late = clocks.passing(2 * LATE_S, 0)
+    for work in (*[late] * (N_LATE - 1), clocks.passing(LATE_S / 2, LATE_S / 2)) * 2:
+        assert pace.at_once(work) == "done"
+        assert pace.is_quick
+    for _ in range(N_LATE):
+        pace.at_once(late)
     assert not pace.is_quick
 
 
 def test_one_that_fails_late_is_noted_too(clocks: Clocks, quick: Callable[[], str]) -> None:
-    pace = after(*[quick] * N_QUICK)
+    pace = after(*[quick] * N_RUNS)
     late = clocks.passing(2 * LATE_S, 0)
 
     def fail() -> str:
         late()
         raise ValueError("late, and wrong")
 
-    with pytest.raises(ValueError, match="late"):
-        pace.at_once(fail)
+    for _ in range(N_LATE):
+        with pytest.raises(ValueError, match="late"):
+            pace.at_once(fail)
     assert not pace.is_quick
