@@ -103,6 +103,19 @@ def correlation_of(metadata: EncoderMetadata) -> Correlation:
     return AS_SIMILAR if is_over_weights(metadata.posterior) else INDEPENDENT
 
 
+class Noise(NamedTuple):
+    """Standard normal noise for S draws of a pair, the same for all queries.
+
+    Attributes
+    ----------
+    of_query : (S, D) noise of the query's embedding.
+    of_items : (S, m) noise of the items' independent errors; column i is for the i-th item.
+    """
+
+    of_query: NDArray[np.float32]
+    of_items: NDArray[np.float32]
+
+
 @dataclass(frozen=True, slots=True)
 class Pairs(Table):
     """A query and n items.
@@ -181,7 +194,7 @@ class Pairs(Table):
         return int(np.flatnonzero(means + reach >= least)[-1]) + 1
 
     def sampled(
-        self, query: Predictive, items: NDArray[np.float32], noise: NDArray[np.float32]
+        self, query: Predictive, items: NDArray[np.float32], noise: Noise
     ) -> NDArray[np.float32]:
         """Return a·b / ‖b‖ (S, n) for S draws: the similarities times ‖a‖.
 
@@ -190,9 +203,9 @@ class Pairs(Table):
 
         Parameters
         ----------
-        noise : (S, m) standard normal, m ≥ n. Column i gives the independent error of item i.
+        noise : noise for m ≥ n items.
         """
-        draws, noise = query.samples, noise[:, : len(items)]
+        draws = query.samples(noise.of_query)
         s, ratios, r, across = (
             part.astype(np.float32)
             for part in (self.similarities, self.ratios, self.correlations, self.across)
@@ -208,7 +221,7 @@ class Pairs(Table):
         np.sqrt(np.maximum(norms, _LEAST_NORM, out=norms), out=norms)
         own = _outer_sum(drawn, alone, alone * across)
         np.sqrt(own, out=own)
-        own *= noise
+        own *= noise.of_items[:, : len(items)]
         products += own
         # ‖a‖² − a·û = ‖a − û‖² + a·û − 1
         products += _outer_sum(squared + along - 1, shared, np.zeros_like(shared))

@@ -15,8 +15,8 @@ from model_store.sphere import concentration_of
 N_SAMPLES = 100
 """Number of predictive samples per query, as in the Laplace metric-learning paper."""
 
-_HEADER = struct.Struct("<4sIIddd")
-_MAGICS: dict[bytes, QueryKind] = {b"VPD6": "image", b"VPT6": "text"}
+_HEADER = struct.Struct("<4sIddd")
+_MAGICS: dict[bytes, QueryKind] = {b"VPD7": "image", b"VPT7": "text"}
 _MAGIC_OF = {kind: magic for magic, kind in _MAGICS.items()}
 
 
@@ -35,7 +35,6 @@ class Predictive:
         detector.
     displacement : predicted displacement of the embedding because the picture is degraded, see
         `DisplacementModel`; NaN if unknown.
-    samples : (S, D) float32 draws of N(direction, diag variance), before normalisation.
     kind : kind of the query, which determines its calibration.
     has_uncertainty : False if the encoder gives no variance.
     """
@@ -44,7 +43,6 @@ class Predictive:
     variance: NDArray[np.float32]
     spherical_variance: float
     outlier_score: float
-    samples: NDArray[np.float32]
     kind: QueryKind = "image"
     displacement: float = math.nan
     has_uncertainty: bool = field(init=False)
@@ -59,15 +57,23 @@ class Predictive:
         """κ of the von Mises-Fisher distribution with the same mean resultant length."""
         return float(concentration_of(1 - self.spherical_variance, len(self.direction)))
 
+    def samples(self, noise: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return draws (S, D) of N(direction, diag variance), before normalisation.
+
+        Parameters
+        ----------
+        noise : (S, D) standard normal noise (`model_store.sphere.base_noise`). The noise is fixed
+            for an encoder, so that every replica draws the same samples for an image.
+        """
+        std: NDArray[np.float32] = np.sqrt(self.variance)
+        return self.direction + std * noise
+
     def to_bytes(self) -> bytes:
         """Serialise to a fixed binary layout; no pickle, and no checksum."""
-        n_samples, dim = self.samples.shape
-        arrays = (self.direction, self.variance, self.samples)
-        body = b"".join(array.astype("<f4").tobytes() for array in arrays)
+        body = b"".join(part.astype("<f4").tobytes() for part in (self.direction, self.variance))
         header = _HEADER.pack(
             _MAGIC_OF[self.kind],
-            dim,
-            n_samples,
+            len(self.direction),
             self.spherical_variance,
             self.outlier_score,
             self.displacement,
@@ -79,27 +85,21 @@ class Predictive:
         """Parse the result of `to_bytes`; None for a different layout or an impossible number."""
         if len(data) < _HEADER.size:
             return None
-        magic, dim, n_samples, *moments = _HEADER.unpack_from(data)
+        magic, dim, *moments = _HEADER.unpack_from(data)
         body = memoryview(data)[_HEADER.size :]
-        if (
-            magic not in _MAGICS
-            or not dim
-            or not n_samples
-            or len(body) != 4 * dim * (n_samples + 2)
-        ):
+        if magic not in _MAGICS or not dim or len(body) != 2 * 4 * dim:
             return None
-        values = np.frombuffer(body, "<f4").astype(np.float32, copy=False).reshape(-1, dim)
+        values = np.frombuffer(body, "<f4").astype(np.float32, copy=False).reshape(2, dim)
         spread, score, displacement = moments
         unbounded = math.isinf(score) or math.isinf(displacement)
         if not np.isfinite(values).all() or not 0 <= spread <= 1 or unbounded:
             return None
-        return cls(values[0], values[1], spread, score, values[2:], _MAGICS[magic], displacement)
+        return cls(values[0], values[1], spread, score, _MAGICS[magic], displacement)
 
 
 def predict(
     embeddings: Embeddings,
     outlier_scores: NDArray[np.float64],
-    noise: NDArray[np.float32],
     kind: QueryKind = "image",
     displacements: NDArray[np.float64] | None = None,
 ) -> list[Predictive]:
@@ -109,8 +109,6 @@ def predict(
     ----------
     embeddings : B embeddings.
     outlier_scores : (B,) outlier scores; NaN without a detector.
-    noise : (S, D) standard normal noise (`model_store.sphere.base_noise`). The noise is fixed for
-        an encoder, so that every replica draws the same samples for an image.
     kind : kind of the queries.
     displacements : (B,), see `Predictive`; None if not known.
     """
@@ -119,14 +117,12 @@ def predict(
     directions, variances = embeddings.directions, embeddings.spherical_variances
     squared_norms = (embeddings.mean**2).sum(axis=1, keepdims=True)
     relative = embeddings.variance / np.maximum(squared_norms, np.finfo(np.float32).tiny)
-    spreads = np.sqrt(relative)
     return [
         Predictive(
             directions[row],
             relative[row],
             float(variances[row]),
             float(outlier_scores[row]),
-            directions[row] + spreads[row] * noise,
             kind,
             float(displacements[row]),
         )

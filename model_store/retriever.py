@@ -27,7 +27,7 @@ from model_store.errors import BundleMismatch, OrderUnavailable
 from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.messages import message
-from model_store.pairs import INDEPENDENT, Correlation, correlation_of
+from model_store.pairs import INDEPENDENT, Correlation, Noise, correlation_of
 from model_store.predictive import N_SAMPLES, Predictive, predict
 from model_store.records import Explanation
 from model_store.search import (
@@ -103,8 +103,10 @@ class Retriever:
         self.text = text
         self.kind: QueryKind = "image"
         self._calibrations = {"image": calibration, "text": text_calibration}
-        self._noise = _noise_of(encoder.fingerprint, N_SAMPLES, encoder.dim)
-        self._noise_of_items = _noise_of(f"{encoder.fingerprint}, items", N_SAMPLES, N_CANDIDATES)
+        self._noise = Noise(
+            _noise_of(encoder.fingerprint, N_SAMPLES, encoder.dim),
+            _noise_of(f"{encoder.fingerprint}, items", N_SAMPLES, N_CANDIDATES),
+        )
 
     def with_gallery(self, gallery: Gallery) -> Retriever:
         """Return a copy of the retriever with another state of the gallery."""
@@ -214,14 +216,14 @@ class Retriever:
         scores : (B,) outlier scores of these images; None to compute them.
         """
         if scores is not None:
-            return predict(embeddings, scores, self._noise, self.kind)
+            return predict(embeddings, scores, self.kind)
         displacements = None
         if self.calibration is None:
             scores = np.full(len(embeddings), np.nan)
         else:
             scores = self.calibration.outlier_score(embeddings)
             displacements = self.calibration.displacement(embeddings)
-        return predict(embeddings, scores, self._noise, self.kind, displacements)
+        return predict(embeddings, scores, self.kind, displacements)
 
     def prepare(self, image: DecodedImage) -> NDArray[np.uint8]:
         """Resize a decoded image to the encoder's input size, (H, W, 3)."""
@@ -304,7 +306,7 @@ class Retriever:
             exclude=exclude,
             allowed=allowed,
             diversity=diversity,
-            noise=self._noise_of_items,
+            noise=self._noise,
             correlation=self._correlation,
         )
         n_places = limit if terms.order == "similarity" else N_CANDIDATES
@@ -461,7 +463,7 @@ class Retriever:
         rows = np.array([row])
         unknown = np.empty((1, 0), dtype=np.float32)
         embedding = Embeddings(self.gallery.directions(rows), self.gallery.variances(rows), unknown)
-        return predict(embedding, np.array([np.nan]), self._noise)[0]
+        return predict(embedding, np.array([np.nan]))[0]
 
     def search(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery import Allowed, Gallery
-from model_store.pairs import AS_SIMILAR, Correlation, Pairs
+from model_store.pairs import AS_SIMILAR, Correlation, Noise, Pairs
 from model_store.predictive import Predictive
 from model_store.verdicts import Plan
 
@@ -87,22 +87,20 @@ def two_stage_search(
     allowed: Allowed | None = None,
     diversity: Diversity = EVERYTHING,
     *,
-    noise: NDArray[np.float32],
+    noise: Noise,
     correlation: Correlation = AS_SIMILAR,
 ) -> Neighbours:
     """Find the items nearest to one query, and the stability of their ranks.
 
     Parameters
     ----------
-    query : query; its mean direction orders the items, and its samples and variance determine the
-        stability.
+    query : query; its mean direction orders the items, and its variance determines the stability.
     k : number of nearest items for `Neighbours.rank_stability`.
     n_candidates : number of candidates of the first stage; at least ``k`` are fetched.
     exclude : row of an item to leave out, for example the query itself.
     allowed : the rows that may be found, for example the rows that pass a filter; None for all.
     diversity : rule for leaving out candidates.
-    noise : (S, n) standard normal noise for the independent errors of items, the same for all
-        queries.
+    noise : noise for the samples of the query and of at least n items.
     correlation : see `correlation_of`.
     """
     n = max(n_candidates, k)
@@ -133,7 +131,7 @@ def _sampled_stability(
     query: Predictive,
     directions: NDArray[np.float32],
     k: int,
-    noise: NDArray[np.float32],
+    noise: Noise,
 ) -> NDArray[np.float64]:
     """Return `rank_stability` (m,) of the listed items; only items near the top k are sampled."""
     n = len(directions)

@@ -142,7 +142,7 @@ def _picture_state(assessment: Assessment) -> schemas.PictureState | None:
 def result(match: Match, urls: PictureUrls) -> schemas.Result:
     """Describe one result."""
     thumbnail_url, preview_url = urls(match.id)
-    return schemas.Result(**dict(match), thumbnail_url=thumbnail_url, preview_url=preview_url)
+    return schemas.Result(**vars(match), thumbnail_url=thumbnail_url, preview_url=preview_url)
 
 
 def _result_set(answer: Answer, gone: Collection[str]) -> schemas.ResultSet | None:

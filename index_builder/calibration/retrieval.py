@@ -341,8 +341,7 @@ def _stds_of_nearest(
     """
     if not rows.shape[1]:
         return np.full(len(rows), np.nan)
-    noise = np.zeros((1, embeddings.mean.shape[1]), dtype=np.float32)
-    queries = predict(embeddings, np.full(len(rows), np.nan), noise)
+    queries = predict(embeddings, np.full(len(rows), np.nan))
     found = [
         pair_uncertainty(gallery, query, *nearest, correlation=correlation)
         for query, *nearest in zip(queries, rows, similarities, strict=True)

@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 from pydantic import TypeAdapter
 
 from model_store.decision.calibration import FILES
-from model_store.predictive import N_SAMPLES, Predictive
+from model_store.predictive import Predictive
 from model_store.retriever import Retriever
 from service.redis_calls import RedisCalls
 from service.schemas import QueryImage, QueryText
@@ -99,6 +99,10 @@ class Cache(Protocol):
         """Close connections."""
 
 
+ENTRY_BYTES = 1500
+"""Memory of an entry without its arrays, in bytes: the key and the Python objects."""
+
+
 class ProcessCache:
     """The least recently used entries are dropped when ``max_bytes`` are exceeded.
 
@@ -129,7 +133,7 @@ class ProcessCache:
 
     async def put(self, key: str, entry: CacheEntry) -> None:
         """Store the entry; drop old entries if memory is full."""
-        size = entry.predictive.samples.nbytes + entry.predictive.direction.nbytes
+        size = ENTRY_BYTES + entry.predictive.direction.nbytes + entry.predictive.variance.nbytes
         replaced = self._entries.pop(key, None)
         self._bytes += size - (replaced[1] if replaced else 0)
         self._entries[key] = (entry, size, time.monotonic())
@@ -232,7 +236,7 @@ def open_cache(settings: Settings) -> Cache:
     )
 
 
-KEY_VERSION = 9
+KEY_VERSION = 10
 """The version of the cache entries; every key contains it. The version must be increased if the
 format of the entries changes, or if the numbers in the entries are computed differently."""
 
@@ -254,7 +258,7 @@ def key_prefix(retriever: Retriever, gallery: str = "") -> str:
         calibration = retriever.for_kind(kind).calibration
         if calibration is not None:
             digest.update(f"{kind} {calibration.outlier_fingerprint()}".encode())
-    return f"vouch:{KEY_VERSION}:{digest.hexdigest()[:32]}:{N_SAMPLES}"
+    return f"vouch:{KEY_VERSION}:{digest.hexdigest()[:32]}"
 
 
 @dataclass(eq=False, slots=True)

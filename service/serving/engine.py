@@ -25,7 +25,7 @@ from model_store.encoder.vector_input import VectorInput
 from model_store.errors import InternalError, NotReady, PointerUnreadable, QueryNotFound
 from model_store.gallery import Thumbnail, Vector
 from model_store.images import encode_thumbnail
-from model_store.predictive import N_SAMPLES, Predictive
+from model_store.predictive import Predictive
 from model_store.records import GalleryOutcome
 from model_store.retriever import Retriever
 from model_store.text_queries import embed_text
@@ -375,10 +375,10 @@ class SearchEngine:
         await self._cache.remove(self._key(query_id))
 
     async def _remembered(self, key: str) -> CacheEntry | None:
-        """Return the cache entry of a key, if its shape fits this encoder."""
+        """Return the cache entry of a key, if its dimension is that of this encoder."""
         entry = await self._cache.get(key)
-        shape = N_SAMPLES, self._retriever.encoder.dim
-        return entry if entry is not None and entry.predictive.samples.shape == shape else None
+        fits = entry is not None and len(entry.predictive.direction) == self._retriever.encoder.dim
+        return entry if fits else None
 
     async def canary(self) -> float:
         """Search with an empty image, without the cache; return the duration in seconds.

@@ -51,8 +51,7 @@ from model_store.gallery import (
 from model_store.gallery.files import fields
 from model_store.gallery.files.fields import COLUMNS_FILE, FIELDS_FILE
 from model_store.predictive import Predictive
-from model_store.search import two_stage_search
-from tests.benchmarks.bench_gallery import BUNDLE, ITEM_NOISE, K, build, overlap, predictives_of
+from tests.benchmarks.bench_gallery import BUNDLE, K, build, overlap, predictives_of, searched
 from tests.benchmarks.measured import record_figures
 from tests.benchmarks.preconditions import built
 
@@ -167,16 +166,14 @@ def _timed(
     for place in range(n_warm + n):
         kind, where = next(filters)
         part, query = parse_filter(where), asked[place % len(asked)]
-        plain = _seconds(partial(two_stage_search, gallery, query, K))
+        plain = _seconds(partial(searched, gallery, query))
         seconds = _seconds(partial(_search, gallery, query, part))
         if place < n_warm:
             continue
         with_filter.append(seconds)
         without.append(plain)
         of_kind.setdefault(kind, []).append(seconds)
-        plan = two_stage_search(
-            gallery, query, K, allowed=gallery.matching(part), noise=ITEM_NOISE
-        ).plan
+        plan = searched(gallery, query, gallery.matching(part)).plan
         plans[plan] = plans.get(plan, 0) + 1
     middle = statistics.median(without)
     return {
@@ -196,7 +193,7 @@ def _seconds(work: Query) -> float:
 
 
 def _search(gallery: Gallery, query: Predictive, part: Filter) -> object:
-    return two_stage_search(gallery, query, K, allowed=gallery.matching(part), noise=ITEM_NOISE)
+    return searched(gallery, query, gallery.matching(part))
 
 
 def _recall(
@@ -208,7 +205,7 @@ def _recall(
         allowed = gallery.matching(parse_filter(where))
         rows = allowed.rows()
         nearest = np.argsort(-(gallery.directions(rows) @ query.direction))[:K]
-        found = two_stage_search(gallery, query, K, allowed=allowed, noise=ITEM_NOISE).rows[:K]
+        found = searched(gallery, query, allowed).rows[:K]
         shares.append(overlap(found[None], rows[nearest][None]))
     return float(np.mean(shares))
 

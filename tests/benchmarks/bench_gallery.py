@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.gallery import (
     Allowed,
     FaissGallery,
+    Gallery,
     IndexSettings,
     NewItem,
     Thumbnail,
@@ -51,8 +53,9 @@ from model_store.gallery.index.build import BLOCK_ROWS
 from model_store.gallery.index.plan import DEFAULT_SETTINGS
 from model_store.gallery.index.search import INDEX_FILE
 from model_store.gallery.protocol import AT_ONCE, Part
+from model_store.pairs import Noise
 from model_store.predictive import Predictive, predict
-from model_store.search import N_CANDIDATES, two_stage_search
+from model_store.search import N_CANDIDATES, Neighbours, two_stage_search
 from model_store.sphere import base_noise
 from tests.benchmarks.measured import record_figures
 from tests.benchmarks.preconditions import built
@@ -250,20 +253,21 @@ def measure_built(directory: Path, n_all_samples: int = N_ALL_SAMPLES) -> dict[s
     rows = gallery.candidates(queries, K).rows  # warms up
     found["recall_at_10"] = overlap(rows, truth)
     for predictive in predictives:
-        two_stage_search(gallery, predictive, K, noise=ITEM_NOISE)
+        searched(gallery, predictive)
     after = process.memory_info().rss - before
     plain = faiss.read_index(str(directory / INDEX_FILE))
+    noise = noise_for(gallery.dim).of_query
     seconds = medians(
         len(queries),
         plain=lambda at: plain.search(queries[at : at + 1], N_CANDIDATES),
         plain_10=lambda at: plain.search(queries[at : at + 1], K),
         candidates=lambda at: gallery.candidates(queries[at : at + 1], N_CANDIDATES),
-        uncertain=lambda at: two_stage_search(gallery, predictives[at], K, noise=ITEM_NOISE),
+        uncertain=lambda at: searched(gallery, predictives[at]),
     )
     seconds |= medians(
         n_all_samples,
-        all_samples=lambda at: plain.search(predictives[at].samples, N_CANDIDATES),
-        all_samples_10=lambda at: plain.search(predictives[at].samples, K),
+        all_samples=lambda at: plain.search(predictives[at].samples(noise), N_CANDIDATES),
+        all_samples_10=lambda at: plain.search(predictives[at].samples(noise), K),
     )
     found |= {f"{name}_ms": 1000 * median for name, median in seconds.items()}
     found |= _filtered(gallery, queries[:n_all_samples])
@@ -291,13 +295,20 @@ def measure_built(directory: Path, n_all_samples: int = N_ALL_SAMPLES) -> dict[s
     }
 
 
-ITEM_NOISE = base_noise("items", 100, N_CANDIDATES)
+@lru_cache
+def noise_for(dim: int) -> Noise:
+    """Noise for a hundred samples of embeddings of this dimension."""
+    return Noise(base_noise("benchmark", 100, dim), base_noise("items", 100, N_CANDIDATES))
+
+
+def searched(gallery: Gallery, query: Predictive, allowed: Allowed | None = None) -> Neighbours:
+    """Search as the service does."""
+    return two_stage_search(gallery, query, K, allowed=allowed, noise=noise_for(gallery.dim))
 
 
 def predictives_of(queries: Floats, variances: Floats) -> list[Predictive]:
     nothing = np.empty((len(queries), 0), dtype=np.float32)
-    noise = base_noise("benchmark", 100, queries.shape[1])
-    return predict(Embeddings(queries, variances, nothing), np.full(len(queries), np.nan), noise)
+    return predict(Embeddings(queries, variances, nothing), np.full(len(queries), np.nan))
 
 
 def _arithmetic(gallery: FaissGallery) -> int:
@@ -310,9 +321,10 @@ def _votes(gallery: FaissGallery, plain: Any, predictives: list[Predictive]) -> 
     """How often two stages and searching every sample agree on what most samples are nearest to."""
     same = {"label": 0, "item": 0}
     for predictive in predictives:
-        rows = two_stage_search(gallery, predictive, K, noise=ITEM_NOISE).rows
-        ours = rows[(predictive.samples @ gallery.directions(rows).T).argmax(axis=1)]
-        theirs = plain.search(predictive.samples, 1)[1][:, 0]
+        samples = predictive.samples(noise_for(gallery.dim).of_query)
+        rows = searched(gallery, predictive).rows
+        ours = rows[(samples @ gallery.directions(rows).T).argmax(axis=1)]
+        theirs = plain.search(samples, 1)[1][:, 0]
         same["item"] += _winner(ours) == _winner(theirs)
         labels = gallery.label_codes(ours), gallery.label_codes(theirs)
         same["label"] += _winner(labels[0]) == _winner(labels[1])

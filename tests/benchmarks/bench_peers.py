@@ -50,15 +50,14 @@ def vouch(_: Floats, directory: Path) -> Iterator[tuple[int | None, Search]]:
 def vouch_uncertain(_: Floats, directory: Path) -> Iterator[tuple[int | None, Search]]:
     """The same, and how firmly each item holds its place, by a hundred predictive samples."""
     from model_store.gallery import FaissGallery
-    from model_store.search import two_stage_search
-    from tests.benchmarks.bench_gallery import ITEM_NOISE, predictives_of
+    from tests.benchmarks.bench_gallery import predictives_of, searched
 
     gallery = FaissGallery(directory)
     queries, variances = (np.load(directory / f"{n}.npy") for n in ("queries", "query_variances"))
     known = dict(zip(map(bytes, queries), predictives_of(queries, variances), strict=True))
 
     def search(query: Floats) -> list[int]:
-        found = two_stage_search(gallery, known[bytes(query)], K, noise=ITEM_NOISE)
+        found = searched(gallery, known[bytes(query)])
         rows: list[int] = found.rows[:K].tolist()
         return rows
 

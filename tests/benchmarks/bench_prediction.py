@@ -22,7 +22,7 @@ from torch import Tensor
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 from model_store.encoder.contract import Embeddings
-from model_store.predictive import Predictive, predict
+from model_store.predictive import predict
 from model_store.sphere import (
     base_noise,
     concentration_of,
@@ -78,9 +78,12 @@ def with_concentration(layer: LastLayerPosterior, features: Tensor) -> NDArray[n
 
 def with_samples(
     layer: LastLayerPosterior, features: Tensor, noise: NDArray[np.float32]
-) -> list[Predictive]:
+) -> list[NDArray[np.float32]]:
     """The same, and a hundred draws of the embedding: what the service computes for a query."""
-    return predict(closed_form(layer, features), np.full(len(features), np.nan), noise)
+    return [
+        one.samples(noise)
+        for one in predict(closed_form(layer, features), np.full(len(features), np.nan))
+    ]
 
 
 def seconds(call: Callable[[], object], repetitions: int) -> float:

@@ -107,8 +107,7 @@ def _asked(
         found = world.gallery.candidates(embeddings.directions, N_CANDIDATES)
         codes = world.gallery.label_codes(found.rows)
         scores = calibration.outlier_score(embeddings)
-        no_samples = np.zeros((1, world.encoder.dim), dtype=np.float32)
-        for row, predictive in enumerate(predict(embeddings, scores, no_samples)):
+        for row, predictive in enumerate(predict(embeddings, scores)):
             label = images.labels[positions[row]]
             parents = hierarchy.of_labels([names[code] for code in codes[row]])
             retrieved = Retrieved(

@@ -55,16 +55,15 @@ from model_store.gallery import (
 )
 from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.gallery.protocol import AT_ONCE
-from model_store.search import two_stage_search
 from tests.benchmarks.bench_gallery import (
     BUNDLE,
-    ITEM_NOISE,
     K,
     build,
     measure_built,
     medians,
     overlap,
     predictives_of,
+    searched,
 )
 from tests.benchmarks.measured import record_figures
 from tests.benchmarks.preconditions import built
@@ -112,11 +111,11 @@ def grown(least: Path, most: Path) -> dict[str, float]:
         queries = np.load(directory / "queries.npy")
         asked.append(predictives_of(queries, np.load(directory / "query_variances.npy")))
         for predictive in asked[-1]:  # warms up
-            two_stage_search(gallery, predictive, K, noise=ITEM_NOISE)
+            searched(gallery, predictive)
     seconds = medians(
         len(asked[0]),
-        least=lambda at: two_stage_search(galleries[0], asked[0][at], K, noise=ITEM_NOISE),
-        most=lambda at: two_stage_search(galleries[1], asked[1][at], K, noise=ITEM_NOISE),
+        least=lambda at: searched(galleries[0], asked[0][at]),
+        most=lambda at: searched(galleries[1], asked[1][at]),
     )
     rows = galleries[1].candidates(np.load(most / "queries.npy"), K).rows
     return {
@@ -218,8 +217,8 @@ def _searched_live(directory: Path, before: Any, after: Any) -> dict[str, Any]:
     asked = predictives_of(queries, np.load(directory / "query_variances.npy"))
     seconds = medians(
         len(asked),
-        before=lambda at: two_stage_search(before, asked[at], K, noise=ITEM_NOISE),
-        after=lambda at: two_stage_search(after, asked[at], K, noise=ITEM_NOISE),
+        before=lambda at: searched(before, asked[at]),
+        after=lambda at: searched(after, asked[at]),
     )
     return {
         "live_unchanged_ms": 1000 * seconds["before"],

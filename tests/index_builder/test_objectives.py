@@ -262,7 +262,7 @@ def test_the_length_of_an_embedding_is_served_as_its_concentration(tmp_path: Pat
     temperature = run.read_json("posterior.json")["temperature"]
     assert answer.predictive.concentration == pytest.approx(length / temperature, rel=1e-3)
     assert answer.matches[0].match_probability is not None
-    assert (answer.predictive.samples @ answer.predictive.direction).std() > 1e-4
+    assert answer.predictive.variance.min() > 0
     metrics = not_none(bundle.manifest.metrics)
     assert metrics["recall_at_1"] > 0.8
 

@@ -14,16 +14,11 @@ from service.encoding.cache import Cache, CacheEntry
 from service.schemas import QueryImage
 
 
-def new_entry(
-    seed: int, n_samples: int = 7, dim: int = 5, warnings: Sequence[str] = ()
-) -> CacheEntry:
+def new_entry(seed: int, dim: int = 5, warnings: Sequence[str] = ()) -> CacheEntry:
     """An entry that no other seed gives."""
     generator = np.random.default_rng(seed)
-    arrays = generator.standard_normal((n_samples + 2, dim)).astype(np.float32)
-    spherical_variance, outlier_score = generator.random(2)
-    predictive = Predictive(
-        arrays[0], arrays[1], spherical_variance, outlier_score, samples=arrays[2:]
-    )
+    arrays = generator.standard_normal((2, dim)).astype(np.float32)
+    predictive = Predictive(*arrays, *generator.random(2))
     image = QueryImage(format="PNG", width=seed + 1, height=9, warnings=list(warnings))
     return CacheEntry(image, predictive)
 
@@ -33,7 +28,7 @@ def assert_same_bits(found: CacheEntry | None, wanted: CacheEntry) -> None:
     assert found is not None
     assert found.image == wanted.image
     ours, theirs = found.predictive, wanted.predictive
-    for name in ("direction", "variance", "samples"):
+    for name in ("direction", "variance"):
         got, put = getattr(ours, name), getattr(theirs, name)
         assert got.dtype == put.dtype
         assert got.shape == put.shape
@@ -68,7 +63,7 @@ class CacheLaws:
         assert_same_bits(await cache.get("key"), entry)
 
     async def test_keys_do_not_mix(self, cache: Cache) -> None:
-        entries = {f"vouch:{i:02d}": new_entry(i, n_samples=1 + i % 5) for i in range(20)}
+        entries = {f"vouch:{i:02d}": new_entry(i, dim=2 + i % 5) for i in range(20)}
         for key, entry in entries.items():
             await cache.put(key, entry)
         for key, entry in entries.items():

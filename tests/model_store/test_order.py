@@ -15,7 +15,7 @@ from model_store.bundles.bundle import open_bundle
 from model_store.decision import Calibration
 from model_store.errors import OrderUnavailable
 from model_store.gallery import read_filter
-from model_store.pairs import correlation_of
+from model_store.pairs import Noise, correlation_of
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
 from model_store.search import N_CANDIDATES, Diversity, pairs_of
@@ -113,15 +113,14 @@ def test_the_confidence_in_a_rank_is_of_being_nearer_than_the_next(
         answer = retriever.find(query, N_CANDIDATES, order="probability")
         rows = np.array([retriever.gallery.row(item) for item in ids(answer)])
         items = retriever.gallery.directions(rows)
-        noise = generator.standard_normal((10_000, len(query.direction)))
-        draws = (query.direction + noise * np.sqrt(query.variance)).astype(np.float32)
         pairs = pairs_of(
             *(retriever.gallery, query, rows, items),
             np.array([match.similarity for match in answer.matches]),
             correlation=correlation_of(retriever.encoder.metadata),
         )
-        own = generator.standard_normal((10_000, len(rows))).astype(np.float32)
-        drawn = pairs.sampled(replace(query, samples=draws), items, own)
+        sizes = len(query.direction), len(rows)
+        noise = Noise(*(generator.standard_normal((10_000, n)).astype(np.float32) for n in sizes))
+        drawn = pairs.sampled(query, items, noise)
         told = np.array([match.rank_confidence for match in answer.matches[:-1]], dtype=float)
         shares = (drawn[:, :-1] > drawn[:, 1:]).mean(axis=0)
         assert np.abs(told - shares).mean() < 0.03

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from model_store.encoder.contract import EncoderMetadata
 from model_store.images import Preprocessing
-from model_store.pairs import AS_SIMILAR, INDEPENDENT, Correlation, Pairs, correlation_of
+from model_store.pairs import AS_SIMILAR, INDEPENDENT, Correlation, Noise, Pairs, correlation_of
 from model_store.predictive import Predictive
 from model_store.search import rank_stability
 from model_store.sphere import unit_direction
@@ -31,19 +31,14 @@ class World:
         self.similarities = self.items @ self.query
         self.correlations = np.full(3, correlation)
 
-    def predictive(self, samples: Floats) -> Predictive:
-        return Predictive(
-            self.query.astype(np.float32),
-            self.variance.astype(np.float32),
-            0.1,
-            0.0,
-            samples.astype(np.float32),
-        )
+    @property
+    def predictive(self) -> Predictive:
+        return Predictive(self.query.astype(np.float32), self.variance.astype(np.float32), 0.1, 0.0)
 
     @property
     def pairs(self) -> Pairs:
         return Pairs.of(
-            self.predictive(self.query[None]),
+            self.predictive,
             self.items.astype(np.float32),
             self.similarities,
             (self.ratios**2 * self.variance.sum()).astype(np.float32),
@@ -91,7 +86,7 @@ def test_pair_of_copies_that_move_together_is_certain() -> None:
     world = World(1e-2, 1.0)
     copy = world.query.astype(np.float32)[None]
     total = np.array([world.variance.sum()], np.float32)
-    predictive = world.predictive(world.query[None])
+    predictive = world.predictive
     found = Pairs.of(predictive, copy, np.ones(1), total, np.ones(1))
     assert found.std[0] < 1e-4
 
@@ -109,7 +104,7 @@ def test_nearer_than_next_is_the_share_of_drawn_embeddings(correlation: float) -
     world.items[1] = unit_direction(world.items[0] + 0.01 * world.items[2])
     world.similarities = world.items @ world.query
     drawn = world.drawn()
-    predictive = world.predictive(world.query[None])
+    predictive = world.predictive
     found = world.pairs.nearer_than_next(predictive, world.items.astype(np.float32))
     wanted = [(drawn[:, place] > drawn[:, place + 1]).mean() for place in range(2)]
     np.testing.assert_allclose(found, wanted, atol=0.02)
@@ -124,10 +119,8 @@ def test_sampled_products_rank_items_as_drawn_embeddings_do(
     world.items[1] = unit_direction(world.items[0] + 0.05 * world.items[2])
     world.similarities = world.items @ world.query
     draw = np.random.default_rng(7)
-    samples = world.query + np.sqrt(world.variance) * draw.normal(size=(N_DRAWS, DIM))
-    own = draw.normal(size=(N_DRAWS, 5)).astype(np.float32)
-    predictive = world.predictive(samples)
-    found = world.pairs.sampled(predictive, world.items.astype(np.float32), own)
+    noise = Noise(*(draw.normal(size=(N_DRAWS, n)).astype(np.float32) for n in (DIM, 5)))
+    found = world.pairs.sampled(world.predictive, world.items.astype(np.float32), noise)
     drawn = world.drawn()
     for one, other in ((0, 1), (0, 2), (1, 2)):
         share, wanted = (np.mean(part[:, one] > part[:, other]) for part in (found, drawn))
@@ -146,19 +139,12 @@ def test_rivals_are_all_that_any_draw_finds_among_the_nearest(k: int, scale: flo
         order = np.argsort(-(items @ direction))
         items = items[order].astype(np.float32)
         variance = scale * draw.uniform(0.2, 2, DIM)
-        samples = unit_direction(direction + np.sqrt(variance) * draw.normal(size=(100, DIM)))
-        query = Predictive(
-            direction.astype(np.float32),
-            variance.astype(np.float32),
-            0.1,
-            0.0,
-            samples.astype(np.float32),
-        )
+        query = Predictive(direction.astype(np.float32), variance.astype(np.float32), 0.1, 0.0)
         totals = variance.sum() * draw.uniform(0.2, 2.5, n)
         similarities = (items @ direction).astype(np.float64)
         correlations = np.clip(similarities, 0, 1)
         pairs = Pairs.of(query, items, similarities, totals.astype(np.float32), correlations)
-        noise = draw.normal(size=(100, n)).astype(np.float32)
+        noise = Noise(*(draw.normal(size=(100, size)).astype(np.float32) for size in (DIM, n)))
         stability = rank_stability(pairs.sampled(query, items, noise), k)
         m = pairs.rivals(query, k)
         n_rivals.append(m)

@@ -75,7 +75,7 @@ def test_an_item_finds_what_its_image_finds_but_itself(retriever: Retriever) -> 
     ours, theirs = as_item.predictive, as_query.predictive
     assert ours.spherical_variance == pytest.approx(theirs.spherical_variance, rel=1e-4)
     np.testing.assert_allclose(ours.variance, theirs.variance, rtol=1e-4)
-    np.testing.assert_allclose(ours.samples, theirs.samples, atol=1e-5)
+    np.testing.assert_allclose(ours.direction, theirs.direction, atol=1e-5)
     assert np.isnan(ours.outlier_score)
 
 

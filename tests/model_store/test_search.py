@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from model_store.gallery import FaissGallery, MaskedRows, write_faiss_gallery
 from model_store.gaussian import DiagonalGaussian, probability_ranks_above
-from model_store.pairs import AS_SIMILAR, INDEPENDENT, Pairs
+from model_store.pairs import AS_SIMILAR, INDEPENDENT, Noise, Pairs
 from model_store.predictive import Predictive
 from model_store.search import (
     N_CANDIDATES,
@@ -39,18 +39,19 @@ def search(
     asked: Predictive,
     k: int,
     n_candidates: int = N_CANDIDATES,
+    n_samples: int = 50,
     **options: Any,
 ) -> Neighbours:
-    noise = base_noise("items", len(asked.samples), 1001)
+    noise = Noise(noise_of_query(n_samples), base_noise("items", n_samples, 1001))
     return two_stage_search(gallery, asked, k, n_candidates, noise=noise, **options)
 
 
-def query(
-    direction: NDArray[Any], variance: NDArray[Any], n_samples: int, dim: int = 6
-) -> Predictive:
-    direction, variance = direction.astype(np.float32), variance.astype(np.float32)
-    samples = direction + np.sqrt(variance) * base_noise("e", n_samples, dim)
-    return Predictive(direction, variance, 0.1, 0.0, samples)
+def noise_of_query(n_samples: int) -> NDArray[np.float32]:
+    return base_noise("e", n_samples, 6)
+
+
+def query(direction: NDArray[Any], variance: NDArray[Any]) -> Predictive:
+    return Predictive(direction.astype(np.float32), variance.astype(np.float32), 0.1, 0.0)
 
 
 def naive_stability(similarities: Sequence[Sequence[float]], k: int) -> list[float]:
@@ -73,7 +74,7 @@ def test_stability_is_the_share_of_samples_with_the_item_on_top(k: int) -> None:
 
 def test_a_certain_query_has_a_stable_list(gallery: FaissGallery) -> None:
     direction = gallery.directions(np.array([7]))[0]
-    found = search(gallery, query(direction, np.zeros(6), 50), k=5)
+    found = search(gallery, query(direction, np.zeros(6)), k=5)
     assert found.rows[0] == 7
     np.testing.assert_array_equal(found.rank_stability[:5], 1)
     np.testing.assert_array_equal(found.rank_stability[5:], 0)
@@ -81,9 +82,9 @@ def test_a_certain_query_has_a_stable_list(gallery: FaissGallery) -> None:
 
 def test_two_stages_agree_with_searching_every_sample(gallery: FaissGallery) -> None:
     direction = gallery.directions(np.array([11]))[0]
-    asked = query(direction, np.full(6, 0.02), 200)
-    samples = asked.samples
-    found = search(gallery, asked, k=4, n_candidates=150)
+    asked = query(direction, np.full(6, 0.02))
+    samples = asked.samples(noise_of_query(200))
+    found = search(gallery, asked, k=4, n_candidates=150, n_samples=200)
     everything = gallery.directions(np.arange(gallery.n_items))
     top = np.argsort(-(samples @ everything.T), axis=1)[:, :4]
     share = np.bincount(top.ravel(), minlength=gallery.n_items) / len(samples)
@@ -93,15 +94,15 @@ def test_two_stages_agree_with_searching_every_sample(gallery: FaissGallery) -> 
 
 def test_at_least_k_candidates_are_fetched(gallery: FaissGallery) -> None:
     direction = gallery.directions(np.array([0]))[0]
-    asked = query(direction, np.zeros(6), 1)
+    asked = query(direction, np.zeros(6))
     assert len(search(gallery, asked, 60, n_candidates=10).rows) == 60
 
 
 def test_rank_confidence_is_the_share_of_samples_that_keep_the_order(gallery: FaissGallery) -> None:
     direction = gallery.directions(np.array([11]))[0]
-    asked = query(direction, np.linspace(0.001, 0.05, 6), 40_000)
+    asked = query(direction, np.linspace(0.001, 0.05, 6))
     found = search(gallery, asked, k=8)
-    similarities = asked.samples @ gallery.directions(found.rows[:9]).T
+    similarities = asked.samples(noise_of_query(40_000)) @ gallery.directions(found.rows[:9]).T
     kept = (similarities[:, :-1] > similarities[:, 1:]).mean(axis=0)
     assert found.rank_confidence.shape == (8,)
     np.testing.assert_allclose(found.rank_confidence, kept, atol=0.01)
@@ -110,7 +111,7 @@ def test_rank_confidence_is_the_share_of_samples_that_keep_the_order(gallery: Fa
 
 def test_rank_confidence_of_a_certain_query_is_certain_and_of_a_tie_even() -> None:
     items = np.array([[1, 0], [0.6, 0.8], [0.6, -0.8]], dtype=np.float32)
-    asked = query(np.eye(2)[0], np.zeros(2), 1, dim=2)
+    asked = query(np.eye(2)[0], np.zeros(2))
 
     def confidence(similarities: list[float], items: NDArray[np.float32]) -> list[float]:
         n = len(items)
@@ -127,10 +128,12 @@ def test_uncertain_items_make_ranks_less_firm(gallery: FaissGallery, tmp_path: P
     (tmp_path / "u").mkdir()
     write_faiss_gallery(tmp_path / "u", random_embeddings(400, 6, seed=0), new_items(400), "e")
     direction = gallery.directions(np.array([11]))[0]
-    asked = query(direction, np.full(6, 0.01), 400)
-    certain = search(gallery, asked, 5)
+    asked = query(direction, np.full(6, 0.01))
+    certain = search(gallery, asked, 5, n_samples=400)
     of = FaissGallery(tmp_path / "u")
-    apart, together = (search(of, asked, 5, correlation=one) for one in (INDEPENDENT, AS_SIMILAR))
+    apart, together = (
+        search(of, asked, 5, n_samples=400, correlation=one) for one in (INDEPENDENT, AS_SIMILAR)
+    )
     np.testing.assert_array_equal(apart.rows, certain.rows)
     assert apart.rank_confidence.mean() < certain.rank_confidence.mean()
     assert apart.rank_stability[0] < certain.rank_stability[0]
@@ -144,7 +147,7 @@ def test_rank_confidence_is_that_of_the_triplet(gallery: FaissGallery, scale: fl
     generator = np.random.default_rng(4)
     direction = gallery.directions(np.array([11]))[0] + 0.1 * generator.standard_normal(6)
     direction = (direction / np.linalg.norm(direction)).astype(np.float32)
-    asked = query(direction, scale * generator.exponential(size=6), 1)
+    asked = query(direction, scale * generator.exponential(size=6))
     found = search(gallery, asked, k=60)
     items = gallery.directions(found.rows[:61]).astype(np.float64)
     expected = probability_ranks_above(
@@ -157,7 +160,7 @@ def test_rank_confidence_is_that_of_the_triplet(gallery: FaissGallery, scale: fl
 
 
 def test_the_last_item_of_the_gallery_has_nothing_below_it(gallery: FaissGallery) -> None:
-    found = search(gallery, query(np.eye(6)[0], np.ones(6), 3), k=400)
+    found = search(gallery, query(np.eye(6)[0], np.ones(6)), k=400)
     assert len(found.rank_confidence) == 399
 
 
@@ -166,7 +169,7 @@ def test_an_item_left_out_is_as_if_it_had_never_been(
     gallery: FaissGallery, n_candidates: int
 ) -> None:
     directions = gallery.directions(np.arange(gallery.n_items))
-    asked = query(directions[3], np.full(directions.shape[1], 0.01), 50)
+    asked = query(directions[3], np.full(directions.shape[1], 0.01))
     whole = search(gallery, asked, 4, n_candidates + 1)
     without = search(gallery, asked, 4, n_candidates, exclude=3)
     assert whole.rows[0] == 3
@@ -207,10 +210,10 @@ def test_of_exact_copies_one_is_listed(dim: int) -> None:
 
 
 def test_the_numbers_of_a_diverse_list_are_of_the_list(gallery: FaissGallery) -> None:
-    asked = query(gallery.directions(np.array([7]))[0], np.full(6, 0.05), 80)
+    asked = query(gallery.directions(np.array([7]))[0], np.full(6, 0.05))
     found = search(gallery, asked, 2, 90, diversity=Diversity(one_per_label=True))
     directions = gallery.directions(found.rows[found.listed])
-    similarities = (asked.samples @ directions.T).tolist()
+    similarities = (asked.samples(noise_of_query(50)) @ directions.T).tolist()
     np.testing.assert_allclose(found.rank_stability, naive_stability(similarities, 2))
     nearest = found.similarities[found.listed[:3]]
     certain, apart = np.zeros(3, dtype=np.float32), np.zeros(3)
@@ -220,7 +223,7 @@ def test_the_numbers_of_a_diverse_list_are_of_the_list(gallery: FaissGallery) ->
 
 
 def test_only_allowed_rows_are_found(gallery: FaissGallery) -> None:
-    asked = query(gallery.directions(np.array([7]))[0], np.full(6, 0.05), 10)
+    asked = query(gallery.directions(np.array([7]))[0], np.full(6, 0.05))
     allowed = np.arange(400) % 5 == 1
     found = search(gallery, asked, 3, 50, exclude=11, allowed=MaskedRows(allowed))
     assert len(found.rows) == 50

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.encoding.cache import Cache, CacheEntry, ProcessCache, RedisCache, open_cache
+from service.encoding.cache import (
+    ENTRY_BYTES,
+    Cache,
+    CacheEntry,
+    ProcessCache,
+    RedisCache,
+    open_cache,
+)
 from service.settings import Settings
 from tests.end_to_end.processes import TIMEOUT_S, Redis
 from tests.laws.cache_laws import CacheLaws, assert_same_bits, new_entry
@@ -56,7 +63,7 @@ async def opened(
 
 
 def held_bytes(entry: CacheEntry) -> int:
-    return entry.predictive.samples.nbytes + entry.predictive.direction.nbytes
+    return ENTRY_BYTES + entry.predictive.direction.nbytes + entry.predictive.variance.nbytes
 
 
 class TestTheLayout:
@@ -65,14 +72,14 @@ class TestTheLayout:
         assert CacheEntry.from_bytes(noise, "key") is None
 
     def test_any_damaged_byte_is_noticed(self) -> None:
-        whole = new_entry(0, n_samples=2, dim=3).to_bytes("key")
+        whole = new_entry(0, dim=3).to_bytes("key")
         for place in range(len(whole)):
             damaged = bytearray(whole)
             damaged[place] ^= 1 << (place % 8)
             assert CacheEntry.from_bytes(bytes(damaged), "key") is None, f"byte {place}"
 
     def test_any_other_length_is_noticed(self) -> None:
-        whole = new_entry(0, n_samples=2, dim=3).to_bytes("key")
+        whole = new_entry(0, dim=3).to_bytes("key")
         for length in range(len(whole)):
             assert CacheEntry.from_bytes(whole[:length], "key") is None, f"{length} bytes"
         assert CacheEntry.from_bytes(whole + b"\0", "key") is None
@@ -99,11 +106,9 @@ class TestTheBoundOfTheProcessCache:
 
     async def test_entries_of_any_size_stay_within_the_bound(self) -> None:
         generator = np.random.default_rng(0)
-        bound = 6000
+        bound = 20_000
         cache = ProcessCache(bound)
-        entries = {
-            f"{i % 37}": new_entry(i, n_samples=int(generator.integers(1, 60))) for i in range(200)
-        }
+        entries = {f"{i % 37}": new_entry(i, int(generator.integers(2, 60))) for i in range(200)}
         kept: dict[str, CacheEntry] = {}
         for key, entry in entries.items():
             await cache.put(key, entry)

@@ -120,12 +120,10 @@ class TestAnEntry:
 
 ONE = new_entry(0).predictive
 FORGED: dict[str, Predictive] = {
-    "of no dimension": replace(
-        ONE, direction=ONE.direction[:0], variance=ONE.variance[:0], samples=ONE.samples[:, :0]
-    ),
-    "without samples": replace(ONE, samples=ONE.samples[:0]),
+    "of no dimension": replace(ONE, direction=ONE.direction[:0], variance=ONE.variance[:0]),
+    "without a variance": replace(ONE, variance=ONE.variance[:0]),
     "not a number": replace(ONE, direction=ONE.direction * np.float32("nan")),
-    "infinite": replace(ONE, samples=np.full_like(ONE.samples, np.inf)),
+    "infinite": replace(ONE, variance=np.full_like(ONE.variance, np.inf)),
     "of spread -1": replace(ONE, spherical_variance=-1.0),
     "of spread NaN": replace(ONE, spherical_variance=float("nan")),
     "infinitely alien": replace(ONE, outlier_score=float("inf")),
@@ -145,7 +143,7 @@ def test_an_entry_of_another_size_is_encoded_anew(
     wanted = content(search(client, digit).json())
     [key] = redis_server.client.keys("vouch:*")
     assert isinstance(key, bytes)
-    for forged in (new_entry(0), new_entry(0, n_samples=100, dim=1), new_entry(0, n_samples=1)):
+    for forged in (new_entry(0), new_entry(0, dim=1)):
         redis_server.client.set(key, forged.to_bytes(key.decode()))
         answered = search(client, digit)
         assert answered.status_code == 200, answered.text

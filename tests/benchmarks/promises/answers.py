@@ -98,7 +98,6 @@ def answer_all(
     of_label = size_classes(counts)
     code_of = {name: code for code, name in enumerate(gallery.labels)}
     truth = np.array([code_of.get(label, -1) for label in images.labels])
-    no_samples = np.zeros((1, encoder.dim), dtype=np.float32)
     terms = Terms(calibration.alpha, expected_absent=calibration.assumed_absent)
     rows: list[tuple[Any, ...]] = []
     for positions, batch in images.batches(encoder.metadata.preprocessing, AT_ONCE):
@@ -107,7 +106,7 @@ def answer_all(
         found = gallery.candidates(embeddings.directions, N_CANDIDATES)
         codes = gallery.label_codes(found.rows)
         n_listed = min(found.rows.shape[1], calibration.n_candidates)
-        for row, predictive in enumerate(predict(embeddings, scores, no_samples)):
+        for row, predictive in enumerate(predict(embeddings, scores)):
             label = truth[positions[row]]
             retrieved = Retrieved(found.similarities[row], codes[row], n_listed, np.array([0]))
             decided = decide(calibration, predictive, retrieved, terms)

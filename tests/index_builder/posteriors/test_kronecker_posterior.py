@@ -125,7 +125,7 @@ def test_similarity_std_is_that_of_sampled_layers() -> None:
     embeddings = Embeddings(
         means.astype(np.float32), variances.astype(np.float32), np.empty((5, 0), np.float32)
     )
-    query = predict(embeddings, np.zeros(5), np.zeros((1, 3), np.float32))[0]
+    query = predict(embeddings, np.zeros(5))[0]
     items = embeddings.directions[1:]
     norms = np.linalg.norm(means, axis=1)
     alone = posterior.feature_variance(features).numpy()

@@ -109,8 +109,8 @@ def test_predictive_samples_are_distributed_like_normalised_outputs_of_sampled_l
     theirs = torch.nn.functional.normalize(weights @ features[0] + biases).numpy()
     mean, variance = (value.numpy() for value in layer.predict(features))
     embedding = Embeddings(mean, variance, np.empty((1, 0), np.float32))
-    (predictive,) = predict(embedding, np.array([np.nan]), base_noise("test", n, 6))
-    ours = unit_direction(predictive.samples)
+    (predictive,) = predict(embedding, np.array([np.nan]))
+    ours = unit_direction(predictive.samples(base_noise("test", n, 6)))
     error = theirs.std(0) / n**0.5
     assert (abs(ours.mean(0) - theirs.mean(0)) < 6 * error).all()
     np.testing.assert_allclose(np.cov(ours.T), np.cov(theirs.T), atol=0.02 * theirs.var())

@@ -89,7 +89,7 @@ def calibration() -> Calibration:
 
 def query(spherical_variance: float = 0.35, outlier_score: float = 2.5) -> Predictive:
     direction = np.array([1.0, 0.0], dtype=np.float32)
-    return Predictive(direction, direction, spherical_variance, outlier_score, direction[None])
+    return Predictive(direction, direction, spherical_variance, outlier_score)
 
 
 def found(
