@@ -193,7 +193,7 @@ def _listeners(settings: Settings) -> list[socket.socket]:
     has_said = False
     while True:
         try:
-            return open_listeners(settings.host, settings.port)
+            return open_listeners(settings.host, settings.port, settings.processes)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= until:
                 why = (error.strerror or str(error)).lower()

@@ -17,6 +17,7 @@ import asyncio
 import os
 import resource
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -354,7 +355,28 @@ class _Workers(Multiprocess):
             time.sleep(0.1)
 
 
-def open_listeners(host: str, port: int) -> list[socket.socket]:
+class WorkerListener(socket.socket):
+    """A bound socket that does not listen. Each worker that receives it binds its own socket.
+
+    The kernel divides new connections evenly between the sockets of one address (``SO_REUSEPORT``).
+    If the workers shared one socket, one of them would often accept nearly all connections.
+    """
+
+    def __init__(self, family: int, address: tuple[Any, ...], *, is_dual: bool) -> None:
+        super().__init__(family, socket.SOCK_STREAM)
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            self.setsockopt(socket.SOL_SOCKET, option, 1)
+        if family == socket.AF_INET6:
+            self.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual)
+        self.bind(address)
+        self._again = partial(WorkerListener, family, self.getsockname(), is_dual=is_dual)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how a worker binds its own socket."""
+        return self._again, ()
+
+
+def open_listeners(host: str, port: int, n_workers: int = 1) -> list[socket.socket]:
     """Bind a socket for each address of ``host``; ``::`` takes IPv4 connections too.
 
     Raises
@@ -378,4 +400,10 @@ def open_listeners(host: str, port: int) -> list[socket.socket]:
         for listener in listeners:
             listener.close()
         raise
+    # Only the kernel of Linux divides connections between sockets of one address.
+    if n_workers > 1 and sys.platform == "linux":
+        bound = [(one.family, one.getsockname()) for one in listeners]
+        for listener in listeners:
+            listener.close()
+        return [WorkerListener(*one, is_dual=host == "::") for one in bound]
     return listeners

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -400,14 +403,19 @@ def test_slow_reader_gets_all_of_a_large_answer(serve: Serve) -> None:
         assert n_bytes + len(answer(connection)) > 2**26
 
 
+def reaches(port: int, family: str) -> bool:
+    """Return whether something listens on this machine's address of a family."""
+    address = {"4": "127.0.0.1", "6": "::1"}[family]
+    with suppress(OSError), socket.create_connection((address, port), timeout=5):
+        return True
+    return False
+
+
 @pytest.mark.parametrize(("host", "families"), [("::", "46"), ("0.0.0.0", "4"), ("::1", "6")])
 def test_listeners_of_a_host_take_its_families(host: str, families: str) -> None:
-    taken = ""
     listeners = open_listeners(host, 0)
     port = listeners[0].getsockname()[1]
-    for family, address in (("4", "127.0.0.1"), ("6", "::1")):
-        with suppress(OSError), socket.create_connection((address, port), timeout=5):
-            taken += family
+    taken = "".join(family for family in "46" if reaches(port, family))
     for listener in listeners:
         listener.close()
     assert taken == families
@@ -417,6 +425,23 @@ def test_port_that_is_taken_is_refused() -> None:
     [listener] = open_listeners("127.0.0.1", 0)
     with listener, pytest.raises(OSError, match="in use"):
         open_listeners("127.0.0.1", listener.getsockname()[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux divides connections")
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", "4"), ("::", "46"), ("::1", "6")])
+def test_workers_bind_sockets_of_their_own(host: str, family: str) -> None:
+    bound = open_listeners(host, 0, 2)
+    port = bound[0].getsockname()[1]
+    of_workers = [pickle.loads(ForkingPickler.dumps(one)) for _ in range(2) for one in bound]
+    connects = partial(reaches, port)
+    assert not any(map(connects, "46"))  # until a worker listens
+    for one in of_workers:
+        one.listen()
+    assert [each for each in "46" if connects(each)] == list(family)
+    with pytest.raises(OSError, match="in use"):
+        open_listeners(host, port, 2)
+    for one in (*bound, *of_workers):
+        one.close()
 
 
 def test_it_speaks_tls(serve: Serve, tmp_path: Path) -> None:
