@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrik, betaincc, betaincinv, xlogy
+from scipy.special import bdtrik, betainc, betaincinv, xlogy
 
 from model_store.decision.absent_share import first_where, prior_shift, shifted
 from model_store.decision.evidence import Evidence
@@ -683,6 +683,7 @@ def at_most(k: float, n: float, rates: Floats) -> Floats:
     """Return the probability (m,) of at most ``k`` errors among ``n``, for each error rate.
 
     The result is the binomial distribution function, interpolated between integers. The function
-    does not use scipy.stats, because that import takes a third of a second.
+    does not use scipy.stats, because that import takes a third of a second. Its complement
+    `betaincc(k + 1, n - k, rates)` has the same value, but takes ten times as long.
     """
-    return np.ones(len(rates)) if k >= n else np.asarray(betaincc(k + 1, n - k, rates))
+    return np.ones(len(rates)) if k >= n else np.asarray(betainc(n - k, k + 1, 1 - rates))
