@@ -401,9 +401,14 @@ def open_listeners(host: str, port: int, n_workers: int = 1) -> list[socket.sock
             listener.close()
         raise
     # Only the kernel of Linux divides connections between sockets of one address.
-    if n_workers > 1 and sys.platform == "linux":
-        bound = [(one.family, one.getsockname()) for one in listeners]
-        for listener in listeners:
-            listener.close()
-        return [WorkerListener(*one, is_dual=host == "::") for one in bound]
-    return listeners
+    if n_workers == 1 or sys.platform != "linux":
+        return listeners
+    held: list[socket.socket] = []
+    for listener in listeners:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        address = listener.getsockname()
+        held.append(WorkerListener(listener.family, address, is_dual=address[0] == "::"))
+        # Otherwise, another program could take the address until a worker listens.
+        held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        listener.close()
+    return held

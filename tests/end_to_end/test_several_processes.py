@@ -88,7 +88,7 @@ def each(service: Service) -> Iterator[list[httpx2.Client]]:
 
 def client_of(service: Service, member: psutil.Process, stack: ExitStack) -> httpx2.Client:
     """A client whose one connection the kernel gave to this process."""
-    while True:
+    for _ in range(100):
         client = stack.enter_context(
             httpx2.Client(base_url=service.http.base_url, timeout=TIMEOUT_S, trust_env=False)
         )
@@ -96,6 +96,7 @@ def client_of(service: Service, member: psutil.Process, stack: ExitStack) -> htt
         assert client.get("/livez").status_code == 200
         if n_connections(service, member) > before:
             return client
+    raise AssertionError("no connection reaches this process")
 
 
 def n_connections(service: Service, member: psutil.Process) -> int:

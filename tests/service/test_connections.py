@@ -411,7 +411,11 @@ def reaches(port: int, family: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("host", "families"), [("::", "46"), ("0.0.0.0", "4"), ("::1", "6")])
+FAMILIES = [("::", "46"), ("::0", "46"), ("0.0.0.0", "4"), ("127.0.0.1", "4"), ("::1", "6")]
+"""Hosts, and the families that reach them."""
+
+
+@pytest.mark.parametrize(("host", "families"), FAMILIES)
 def test_listeners_of_a_host_take_its_families(host: str, families: str) -> None:
     listeners = open_listeners(host, 0)
     port = listeners[0].getsockname()[1]
@@ -428,18 +432,19 @@ def test_port_that_is_taken_is_refused() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux divides connections")
-@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", "4"), ("::", "46"), ("::1", "6")])
-def test_workers_bind_sockets_of_their_own(host: str, family: str) -> None:
+@pytest.mark.parametrize(("host", "families"), FAMILIES)
+def test_workers_bind_sockets_of_their_own(host: str, families: str) -> None:
     bound = open_listeners(host, 0, 2)
     port = bound[0].getsockname()[1]
-    of_workers = [pickle.loads(ForkingPickler.dumps(one)) for _ in range(2) for one in bound]
     connects = partial(reaches, port)
     assert not any(map(connects, "46"))  # until a worker listens
+    for n_workers in (1, 2):  # but another service cannot take the address
+        with pytest.raises(OSError, match="in use"):
+            open_listeners(host, port, n_workers)
+    of_workers = [pickle.loads(ForkingPickler.dumps(one)) for _ in range(2) for one in bound]
     for one in of_workers:
         one.listen()
-    assert [each for each in "46" if connects(each)] == list(family)
-    with pytest.raises(OSError, match="in use"):
-        open_listeners(host, port, 2)
+    assert [each for each in "46" if connects(each)] == list(families)
     for one in (*bound, *of_workers):
         one.close()
 
