@@ -74,14 +74,14 @@ QUICK_S = 2e-3
 other, the same work needs about twice the CPU time."""
 
 LATE_S = 10e-3
-"""Maximum time of work in the event loop, in seconds."""
+"""Work in the event loop is late if it takes longer than this, in seconds."""
 
 N_RUNS = 16
 """Number of runs on threads before work can run in the event loop."""
 
 N_LATE = 3
-"""Number of consecutive late runs in the event loop before work runs on threads again. A single run
-can be late because another process used the CPU."""
+"""If this many more runs in the event loop are late than not, work runs on threads again. A single
+run can be late because another process used the CPU."""
 
 
 class Pace:
@@ -89,8 +89,8 @@ class Pace:
 
     Other threads and processes make a run slower, but never quicker. So work is quick if a quarter
     of `N_RUNS` consecutive runs on threads needed less than `QUICK_S` of CPU time, and none needed
-    `LATE_S`. At least one of these runs must also be below `QUICK_S` of wall time. Therefore work
-    is not quick if every run waits, for example for a disk.
+    three times as much. At least one of these runs must also be below `QUICK_S` of wall time.
+    Therefore work is not quick if every run waits, for example for a disk.
     """
 
     def __init__(self) -> None:
@@ -110,10 +110,10 @@ class Pace:
         began, computed = time.perf_counter(), time.thread_time()
         outcome = work()
         passed, computed = time.perf_counter() - began, time.thread_time() - computed
-        if computed >= LATE_S:
+        if computed >= 3 * QUICK_S:
             self._start_again()
         elif not self.is_quick:
-            if self._n_runs == N_RUNS:
+            if self._n_runs >= N_RUNS:
                 self._start_again()
             self._n_runs += 1
             self._n_quick += computed < QUICK_S
@@ -127,8 +127,8 @@ class Pace:
             return work()
         finally:
             late = time.perf_counter() - began > LATE_S
-            self._n_late = self._n_late + 1 if late else 0
-            if self._n_late == N_LATE:
+            self._n_late = max(self._n_late + (1 if late else -1), 0)
+            if self._n_late >= N_LATE:
                 self._start_again()
 
 

@@ -79,7 +79,7 @@ def test_runs_that_end_on_threads_later_do_not_change_it(
 
 
 def test_one_that_computes_for_long_begins_again(clocks: Clocks, quick: Callable[[], str]) -> None:
-    costly = clocks.passing(LATE_S, LATE_S)
+    costly = clocks.passing(4 * QUICK_S, 4 * QUICK_S)
     assert not after(*[quick] * N_RUNS, costly).is_quick
     assert not after(costly, *[quick] * (N_RUNS - 1)).is_quick
     assert after(costly, *[quick] * N_RUNS).is_quick
@@ -93,16 +93,21 @@ def test_what_waits_for_others_each_time_is_not_quick(
     assert after(*[waiting] * (N_RUNS - 1), quick).is_quick
 
 
-def test_only_lateness_in_a_row_brings_it_back_to_threads(
+def test_more_late_runs_than_others_bring_it_back_to_threads(
     clocks: Clocks, quick: Callable[[], str]
 ) -> None:
     pace = after(*[quick] * N_RUNS)
-    late = clocks.passing(2 * LATE_S, 0)
-    for work in (*[late] * (N_LATE - 1), clocks.passing(LATE_S / 2, LATE_S / 2)) * 2:
+    late, other = clocks.passing(2 * LATE_S, 0), clocks.passing(LATE_S / 2, LATE_S / 2)
+    for work in (late, other) * 2 * N_LATE:
         assert pace.at_once(work) == "done"
         assert pace.is_quick
-    for _ in range(N_LATE):
+    for _ in range(N_LATE - 2):
         pace.at_once(late)
+    for work in (late, other, late):
+        assert pace.is_quick
+        pace.at_once(work)
+    assert pace.is_quick
+    pace.at_once(late)
     assert not pace.is_quick
 
 
