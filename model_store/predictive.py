@@ -92,7 +92,8 @@ class Predictive:
         values = np.frombuffer(body, "<f4").astype(np.float32, copy=False).reshape(2, dim)
         spread, score, displacement = moments
         unbounded = math.isinf(score) or math.isinf(displacement)
-        if not np.isfinite(values).all() or not 0 <= spread <= 1 or unbounded:
+        is_possible = np.isfinite(values).all() and (values[1] >= 0).all() and 0 <= spread <= 1
+        if unbounded or not is_possible:
             return None
         return cls(values[0], values[1], spread, score, _MAGICS[magic], displacement)
 

@@ -1,8 +1,7 @@
 """Cache of predictive distributions, so that images with equal bytes are encoded only once.
 
 A hit returns the same bits as the first computation. A key contains all inputs of the computation:
-encoder, decision layer, number of samples and image bytes. Concurrent calls with one key share one
-computation.
+encoder, decision layer and image bytes. Concurrent calls with one key share one computation.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Cache(Protocol):
         """Close connections."""
 
 
-ENTRY_BYTES = 1500
+ENTRY_BYTES = 1700
 """Memory of an entry without its arrays, in bytes: the key and the Python objects."""
 
 

@@ -17,8 +17,8 @@ from service.schemas import QueryImage
 def new_entry(seed: int, dim: int = 5, warnings: Sequence[str] = ()) -> CacheEntry:
     """An entry that no other seed gives."""
     generator = np.random.default_rng(seed)
-    arrays = generator.standard_normal((2, dim)).astype(np.float32)
-    predictive = Predictive(*arrays, *generator.random(2))
+    direction, variance = generator.standard_normal((2, dim)).astype(np.float32)
+    predictive = Predictive(direction, variance**2, *generator.random(2))
     image = QueryImage(format="PNG", width=seed + 1, height=9, warnings=list(warnings))
     return CacheEntry(image, predictive)
 

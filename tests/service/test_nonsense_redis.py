@@ -124,6 +124,7 @@ FORGED: dict[str, Predictive] = {
     "without a variance": replace(ONE, variance=ONE.variance[:0]),
     "not a number": replace(ONE, direction=ONE.direction * np.float32("nan")),
     "infinite": replace(ONE, variance=np.full_like(ONE.variance, np.inf)),
+    "of a negative variance": replace(ONE, variance=-ONE.variance),
     "of spread -1": replace(ONE, spherical_variance=-1.0),
     "of spread NaN": replace(ONE, spherical_variance=float("nan")),
     "infinitely alien": replace(ONE, outlier_score=float("inf")),
