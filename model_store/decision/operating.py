@@ -683,7 +683,7 @@ def at_most(k: float, n: float, rates: Floats) -> Floats:
     """Return the probability (m,) of at most ``k`` errors among ``n``, for each error rate.
 
     The result is the binomial distribution function, interpolated between integers. The function
-    does not use scipy.stats, because that import takes a third of a second. Its complement
-    `betaincc(k + 1, n - k, rates)` has the same value, but takes ten times as long.
+    does not use scipy.stats, because that import takes a third of a second.
+    `betaincc(k + 1, n - k, rates)` is the same number, but takes ten times as long.
     """
     return np.ones(len(rates)) if k >= n else np.asarray(betainc(n - k, k + 1, 1 - rates))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.special import rel_entr
+from scipy.special import betaincc, rel_entr
 from scipy.stats import beta, binom
 
 from model_store.decision import Evidence, Recalibration, Stream
@@ -16,6 +16,7 @@ from model_store.decision.operating import (
     LEAST_THRESHOLD,
     OF_ACCEPTED,
     _strongest,
+    at_most,
     errors_allowed,
     label_bound,
     label_p_values,
@@ -64,6 +65,19 @@ def test_label_bound_of_no_label_or_of_certainty_is_one() -> None:
     assert label_bound(0.0, 1, 0.1) == pytest.approx(0.9, abs=1e-8)
     assert label_p_values(0.0, 0, np.array([0.9])).tolist() == [1.0]
     assert label_p_values(0.0, 1, np.array([0.9])) == pytest.approx([0.1])
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 1), (0, 20), (3, 100), (30, 1000), (19, 20)])
+def test_at_most_is_the_binomial_distribution_function(k: int, n: int) -> None:
+    rates = np.array([0.0, 1e-9, 0.01, 0.1, 0.5, 0.99, 1.0])
+    np.testing.assert_allclose(at_most(k, n, rates), binom.cdf(k, n, rates), rtol=1e-10)
+
+
+def test_at_most_is_interpolated_between_integers() -> None:
+    rates = np.array([0.0, 1e-9, 0.01, 0.1, 0.5, 1.0])
+    found = at_most(2.5, 50.5, rates)
+    np.testing.assert_allclose(found, betaincc(3.5, 48.0, rates), rtol=1e-10)
+    assert at_most(7, 7, rates).tolist() == [1.0] * len(rates)
 
 
 def test_upper_bound_of_no_query_or_of_certainty_is_one() -> None:
