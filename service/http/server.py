@@ -396,19 +396,18 @@ def open_listeners(host: str, port: int, n_workers: int = 1) -> list[socket.sock
                     dualstack_ipv6=address[0] == "::" and socket.has_dualstack_ipv6(),
                 )
             )
+        # Only the kernel of Linux divides connections between sockets of one address.
+        if n_workers > 1 and sys.platform == "linux":
+            for place, listener in enumerate(listeners):
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                name = listener.getsockname()
+                held = WorkerListener(listener.family, name, is_dual=name[0] == "::")
+                # Otherwise, another program could take the address until a worker listens.
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+                listeners[place] = held
+                listener.close()
     except OSError:
         for listener in listeners:
             listener.close()
         raise
-    # Only the kernel of Linux divides connections between sockets of one address.
-    if n_workers == 1 or sys.platform != "linux":
-        return listeners
-    held: list[socket.socket] = []
-    for listener in listeners:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        address = listener.getsockname()
-        held.append(WorkerListener(listener.family, address, is_dual=address[0] == "::"))
-        # Otherwise, another program could take the address until a worker listens.
-        held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        listener.close()
-    return held
+    return listeners

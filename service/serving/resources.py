@@ -80,8 +80,8 @@ N_RUNS = 16
 """Number of runs on threads before work can run in the event loop."""
 
 N_LATE = 3
-"""If this many more runs in the event loop are late than not, work runs on threads again. A single
-run can be late because another process used the CPU."""
+"""Work runs on threads again if recent late runs in the event loop outnumber the other runs by this
+number. A single run can be late because another process used the CPU."""
 
 
 class Pace:
