@@ -119,7 +119,7 @@ def _observe_hidden(
         embeddings,
         setup.label_folds,
         setup.n_candidates,
-        setup.alike,
+        setup.objects,
     )
 
 

@@ -264,7 +264,7 @@ def look_up(
     *,
     hide_label: bool = False,
     hidden: Integers | None = None,
-    alike: Integers | None = None,
+    objects: Integers | None = None,
     within: Within | None = None,
     among: NDArray[np.bool_] | None = None,
     correlation: Correlation = INDEPENDENT,
@@ -278,7 +278,7 @@ def look_up(
     hide_label : whether to hide all items of each query's own label, to make the query absent.
     hidden : (B, m) rows of items to exclude from each query's results, for example the query
         itself; padded with −1.
-    alike : (N,) object number of each item; only in a gallery without labels. All items of an
+    objects : (N,) object number of each item; only in a gallery without labels. All items of an
         object are hidden together.
     within : rule for matches by distance; None if labels define matches.
     among : (N,) mask of the items that can be found; None for all items.
@@ -290,7 +290,7 @@ def look_up(
     directions = embeddings.directions
     n = min(n, gallery.n_items)
     if hide_label:  # if the query is an item, this also hides that item
-        rows, similarities = _without_own_label(gallery, directions, n, item_codes, codes, alike)
+        rows, similarities = _without_own_label(gallery, directions, n, item_codes, codes, objects)
     elif among is not None:
         rows, similarities = _among(gallery, directions, n, among)
     else:
@@ -356,7 +356,7 @@ def look_up_hidden(
     embeddings: Embeddings,
     folds: LabelFolds,
     n: int,
-    alike: Integers | None = None,
+    objects: Integers | None = None,
 ) -> tuple[RetrievedQueries, Integers]:
     """Find candidates for embedded queries; hide the label of each query.
 
@@ -367,7 +367,7 @@ def look_up_hidden(
     Parameters
     ----------
     folds : detectors; each was fitted without some labels.
-    n, alike : see `look_up`.
+    n, objects : see `look_up`.
     """
     sizes = _Sizes(*_codes(gallery, queries), None)
     enough = gallery.n_items - sizes.own >= n
@@ -381,7 +381,7 @@ def look_up_hidden(
         folds.scores(of_some, some.labels),
         n,
         hide_label=True,
-        alike=alike,
+        objects=objects,
     )
     return hidden, kept
 
@@ -392,7 +392,7 @@ def _without_own_label(
     n: int,
     item_codes: NDArray[np.int32],
     codes: NDArray[np.int32],
-    alike: Integers | None,
+    objects: Integers | None,
 ) -> tuple[Integers, Floats]:
     """Return rows and similarities (B, n) of candidates whose label is not the query's label."""
     rows = np.empty((len(directions), n), dtype=np.int64)
@@ -400,8 +400,8 @@ def _without_own_label(
     for code in np.unique(codes):
         chosen = np.flatnonzero(codes == code)
         others = item_codes != code
-        if alike is not None and code >= 0:  # the code of an unlabelled item is its row
-            others = alike != alike[code]
+        if objects is not None and code >= 0:  # the code of an unlabelled item is its row
+            others = objects != objects[code]
         found = gallery.candidates(directions[chosen], n, MaskedRows(others))
         similarities[chosen], rows[chosen] = found.similarities, found.rows
     return rows, similarities

@@ -35,7 +35,7 @@ PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
 view shows; and the embedding of each item."""
 
 
-def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
+def objects_of(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
     """Return the object number (n_items,) of each item; None if no two items share an object.
 
     To make a view an absent query, all copies and near-duplicates of the original picture must be
@@ -154,7 +154,7 @@ class RetrievalSetup:
     detector : outlier detector of the gallery.
     means : mean direction of each label of the gallery.
     label_folds : detectors; each was fitted without some labels. None if no labels are hidden.
-    alike : see `look_up`; None in a gallery with labels, or if no two items share an object.
+    objects : see `look_up`; None in a gallery with labels, or if no two items share an object.
     n_candidates : length of every result list, see `list_length`.
     rule : the rule for a match, and the parents of labels.
     earlier : the part of the gallery that is searched with absent queries; None for the whole
@@ -166,7 +166,7 @@ class RetrievalSetup:
     detector: OutlierDetector
     means: LabelMeans
     label_folds: LabelFolds | None
-    alike: NDArray[np.int64] | None
+    objects: NDArray[np.int64] | None
     n_candidates: int
     rule: TruthRule = BY_LABEL
     earlier: Earlier | None = None
@@ -192,10 +192,10 @@ class RetrievalSetup:
         n_hidden : maximum number of items hidden from a query, apart from items of the query's
             label.
         """
-        alike, names = None if gallery.labels else items_alike(gallery, images), images.labels
-        if alike is not None:
+        objects, names = None if gallery.labels else objects_of(gallery, images), images.labels
+        if objects is not None:
             assert images.groups is not None  # noqa: S101 - or no item would share a number
-            n_hidden, names = max(n_hidden, int(np.bincount(alike).max())), images.groups
+            n_hidden, names = max(n_hidden, int(np.bincount(objects).max())), images.groups
         return cls(
             encoder,
             gallery,
@@ -204,7 +204,7 @@ class RetrievalSetup:
             fit_label_folds(embeddings, names, seed).of(images.labels, names)
             if hide_labels
             else None,
-            alike,
+            objects,
             list_length(gallery, n_hidden, hide_labels=hide_labels),
         )
 

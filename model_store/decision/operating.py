@@ -505,13 +505,13 @@ class Stream:
             return []
         present = np.array([accepted & self.counted for _, accepted in levels], dtype=np.float64)
         sums = present @ np.stack([np.ones(len(wrong)), wrong, odds], axis=1)
-        foretold = [
+        predicted = [
             self._test(int(n), n_wrong / n, min(n_absent / self.n_objects, 1.0))
             for n, n_wrong, n_absent in sums.tolist()
         ]
-        best, least = _strongest(foretold, max_error)
+        best, least = _strongest(predicted, max_error)
         if least > (1 - OF_ACCEPTED) * self.delta:  # none succeeds
-            best = self._nearest(foretold, int(max_error * _STEPS), best)
+            best = self._nearest(predicted, int(max_error * _STEPS), best)
         return levels[best:]
 
     def thresholds(self) -> Thresholds:

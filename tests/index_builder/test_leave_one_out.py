@@ -9,7 +9,7 @@ import pytest
 from index_builder.calibration import DetectorFolds, leave_one_out_queries
 from index_builder.calibration.item_queries import group_numbers, rows_of_groups, whole_groups
 from index_builder.calibration.retrieval import fit_label_folds, look_up
-from index_builder.calibration.setup import items_alike, plain_items
+from index_builder.calibration.setup import objects_of, plain_items
 from index_builder.datasets.images import LabelledImages, from_arrays
 from model_store.decision import label_means
 from model_store.encoder.contract import Embeddings
@@ -182,11 +182,11 @@ def test_without_labels_an_absent_query_finds_nothing_that_shows_the_same(
     gallery = FaissGallery(tmp_path)
     groups = tuple("ab"[n % 2] if n < 10 else str(n) for n in range(N))  # two of five, of images
     alone = replace(images, labels=IDS)
-    assert items_alike(gallery, alone) is None
-    assert items_alike(gallery, replace(alone, groups=tuple(map(str, range(N))))) is None
+    assert objects_of(gallery, alone) is None
+    assert objects_of(gallery, replace(alone, groups=tuple(map(str, range(N))))) is None
     grouped = replace(alone, groups=groups)
-    alike = items_alike(gallery, grouped)
-    assert alike is not None
+    objects = objects_of(gallery, grouped)
+    assert objects is not None
     n = N - 5
     observed = look_up(
         gallery,
@@ -196,7 +196,7 @@ def test_without_labels_an_absent_query_finds_nothing_that_shows_the_same(
         np.zeros((N, 5)),
         n,
         hide_label=True,
-        alike=alike,
+        objects=objects,
     )
     for position in range(N):
         others = [n for n in range(N) if groups[n] != groups[position]]
