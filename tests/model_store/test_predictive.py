@@ -53,6 +53,12 @@ def test_its_concentration_has_the_same_mean_resultant_length() -> None:
     assert 1 - length == pytest.approx(predictive.spherical_variance, rel=1e-9)
 
 
+def test_the_same_image_gives_the_same_samples() -> None:
+    one, other = some_predictive(), some_predictive()
+    noise = base_noise("n", 13, len(one.direction))
+    np.testing.assert_array_equal(one.samples(noise), other.samples(noise))
+
+
 def test_bytes_come_back_bit_for_bit() -> None:
     predictive = some_predictive()
     back = Predictive.from_bytes(predictive.to_bytes())

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -103,6 +104,16 @@ class TestTheBoundOfTheProcessCache:
             await cache.put("same", new_entry(seed))
         assert_same_bits(await cache.get("other"), new_entry(0))
         assert_same_bits(await cache.get("same"), new_entry(19))
+
+    async def test_an_entry_is_counted_with_its_objects(self) -> None:
+        n = 2000
+        tracemalloc.start()
+        cache = ProcessCache(10**9)
+        for seed in range(n):
+            await cache.put(f"vouch:0:{seed:0100d}", new_entry(seed, 128))
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert 0.7 < taken / (n * held_bytes(new_entry(0, 128))) < 1.1
 
     async def test_entries_of_any_size_stay_within_the_bound(self) -> None:
         generator = np.random.default_rng(0)
