@@ -18,6 +18,8 @@ import httpx2
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import search
 
+BREAK_S = 0.1  # after a connection that broke
+
 
 def at_once(service: Service, images: Iterable[bytes], n_callers: int) -> list[httpx2.Response]:
     """Ask for all ``images`` from so many connections; answers in the order of the images."""
@@ -57,6 +59,9 @@ class Asked:
 
 class Load:
     """Callers that ask, each as soon as it has its answer, for as long as the context lasts.
+
+    One whose connection broke waits a moment, as clients do: a process that is killed loses
+    its sockets one after another, and the one that it listens to may be the last.
 
     Parameters
     ----------
@@ -119,6 +124,8 @@ class Load:
             except httpx2.TransportError:
                 response = None
             self.asked.append(Asked(number, response, time.perf_counter() - started))
+            if response is None:
+                time.sleep(BREAK_S)
 
 
 async def ask_at_a_rate(

@@ -131,9 +131,15 @@ def test_an_undo_in_the_queue_loses_no_case(shown: Shown) -> None:
         shown.page.keyboard.press("0")
     expect(shown.found("reviewed")).to_contain_text("Cases that you decided: 3.")
     shown.until(lambda: len(shown.sent("/feedback")) >= 4)
-    kinds = [(method, path.rsplit("/", 1)[-1]) for method, path, _ in shown.asked
-             if "/feedback" in path]  # fmt: skip
-    assert kinds[:2] == [("POST", "feedback"), ("DELETE", "1")]
+    # Photographs do not wait for each other: the requests of each are in order.
+    first, *others = (case(number)["query_id"] for number in (1, 2, 3))
+    said = [
+        (method, json.loads(body)["query_id"] if method == "POST" else first)
+        for method, path, body in shown.asked
+        if "/feedback" in path
+    ]
+    assert [method for method, query in said if query == first] == ["POST", "DELETE", "POST"]
+    assert sorted(query for _, query in said if query != first) == others
 
 
 def test_cases_that_are_left_go_back_to_the_queue(shown: Shown) -> None:
