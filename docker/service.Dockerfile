@@ -1,5 +1,5 @@
 # The image of the service, without PyTorch and without a compiler. In this image, `vouch-build` has
-# only the commands for operators: backup, restore, compact, prune, upgrade, doctor.
+# only the commands that need no PyTorch, such as pull, backup, restore, compact, prune and doctor.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 FROM ${PYTHON_IMAGE} AS base
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore

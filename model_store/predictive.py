@@ -48,8 +48,8 @@ class Predictive:
     has_uncertainty: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # Computed here, on the thread that predicts. On the event loop, NumPy could release the
-        # GIL, and the event loop would wait for the search of another request.
+        # Computed once, and not by each search: on the event loop, NumPy could release the GIL, and
+        # the event loop would wait for the search of another request.
         object.__setattr__(self, "has_uncertainty", bool(self.variance.any()))
 
     @property

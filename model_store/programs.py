@@ -1,4 +1,4 @@
-"""Conventions of all four programs: ``--version``, Ctrl+C, and the layout of help."""
+"""Conventions of all programs: ``--version``, Ctrl+C, and the layout of help."""
 
 from __future__ import annotations
 

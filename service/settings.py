@@ -261,8 +261,8 @@ class Settings(BaseSettings):
     recalibrate: bool = Field(
         True,
         description="Recalibrate a gallery if its calibration is stale or lacks new labels. The "
-        "calibration queries come from the gallery's bundle. vouch-build must be installed beside "
-        "the service.",
+        "calibration queries come from the gallery's bundle. The extra `build` must be installed "
+        "beside the service.",
     )
     bundle_keys: List[Path] = Field(
         (),

@@ -90,7 +90,7 @@ class CalibrateOptions:
         str | None,
         typer.Option(
             help="With --queries: the source that the gallery was indexed from. This option is "
-            "needed if the bundle was never calibrated, or if every query has a match."
+            "needed if the bundle was never calibrated, or if fewer than 50 queries have no match."
         ),
     ] = None
     gallery_items: ItemsOption = None

@@ -138,24 +138,23 @@ class DatasetConfig(Section):
 
 
 class OutlierConfig(Section):
-    """Images of another type than the gallery's images, for calibration and evaluation."""
+    """Images of another type than the gallery's images, for the evaluation."""
 
     calibration: OutlierKind = derived(
         "photographs",
         _OUTLIER_RULE,
-        description="photographs: grey crops of the two photographs of scikit-learn.",
+        description="No longer used: calibration needs no outliers. Accepted for older files.",
     )
     evaluation: OutlierKind = derived(
         "photographs",
         _OUTLIER_RULE,
-        description="The same choices as for `calibration`, with other images.",
+        description="photographs: grey crops of the two photographs of scikit-learn.",
     )
     n_images: int | None = derived(
         None,
         "60 with a folder, else all",
         ge=1,
-        description="Maximum number of outliers for calibration. The same maximum applies to "
-        "evaluation.",
+        description="Maximum number of outliers.",
     )
 
 

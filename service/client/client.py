@@ -49,7 +49,7 @@ class VouchClient:
 
     Attributes
     ----------
-    manage : client that creates, describes, renames and drops galleries.
+    manage : client that manages galleries, calibrations, shadow bundles and quotas.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The outermost layer: request ids, body limits, security headers, logs, errors."""
+"""The layer around all routes: request ids, body limits, security headers, logs, errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class CompressedReads:
 
 
 class RequestContext:
-    """The outermost layer of the application.
+    """The layer around host checks, limits and routes.
 
     Each request gets an id (``request.state.request_id``, header ``X-Request-Id``). A body above
     its limit is refused while it arrives. HEAD is answered like GET, without a body. Each request

@@ -16,7 +16,7 @@ from service.client.contract import VouchProblem
 _FIELDS = {
     "vouch_verdict": (fo.StringField, "The verdict of Vouch"),
     "match_probability": (fo.FloatField, "Calibrated probability that the first result matches"),
-    "uncertainty": (fo.FloatField, "Spherical variance of the embedding, 0 (certain) to 1"),
+    "uncertainty": (fo.FloatField, "Standard deviation of the similarity to the nearest item"),
     "ood": (fo.BooleanField, "Whether the image is unlike the calibration images"),
 }
 

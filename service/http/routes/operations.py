@@ -114,8 +114,8 @@ async def livez() -> Live:
 async def readyz(state: StateOf) -> Ready:
     """Return 200 if the service can answer queries.
 
-    Every gallery must have answered a recent test query (canary), and must have read all
-    acknowledged changes in its bundle directory.
+    Every gallery of VOUCH_BUNDLE must have answered a recent test query (canary), and must have
+    read all acknowledged changes in its bundle directory.
     """
     if state.drain.begun:
         raise NotReady("The service is stopping, and takes no new clients. Use another replica.")
