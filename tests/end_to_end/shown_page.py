@@ -133,6 +133,18 @@ RUN: dict[str, Any] = {
 """The state of the calibrations that were started over HTTP."""
 
 
+def look_closely(page: Page) -> Locator:
+    """Open the dialog over an answer; one that was closed stays for a moment, under the same name.
+
+    It is over its first result, and hears keys.
+    """
+    expect(page.locator("dialog")).to_have_count(0)
+    page.get_by_test_id("look").first.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    return dialog
+
+
 class Shown:
     """The page in front of an API that answers what it is given here.
 

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, FilePayload, Page, expect
 from model_store.messages import MESSAGES
 from tests.end_to_end.page_texts import texts
 from tests.end_to_end.processes import TIMEOUT_S
-from tests.end_to_end.shown_page import ANSWER, FILES, GALLERY, PICTURE, Shown, result
+from tests.end_to_end.shown_page import ANSWER, FILES, GALLERY, PICTURE, Shown, look_closely, result
 from tests.end_to_end.test_page_accuracy import REPORT, with_history
 from tests.end_to_end.test_page_browsing import FACETS
 from tests.end_to_end.test_page_checking import label_error, pages, pair
@@ -74,8 +74,7 @@ def first(shown: Shown) -> None:
 def looking(shown: Shown) -> None:
     shown.gallery = {**GALLERY, "record_url": "https://shop.example/{id}"}
     shown.ask()
-    shown.found("look").click()
-    expect(shown.page.get_by_role("dialog")).to_be_visible()
+    look_closely(shown.page)
     shown.page.keyboard.press("a")
     expect(shown.found("add-form")).to_be_visible()
 
@@ -269,8 +268,7 @@ def in_words(shown: Shown) -> None:
 
 def looking_from_words(shown: Shown) -> None:
     shown.ask_text("a red shoe " * 150)
-    shown.found("look").click()
-    expect(shown.page.get_by_role("dialog")).to_be_visible()
+    look_closely(shown.page)
 
 
 VIEWS: dict[str, Callable[[Shown], object]] = {

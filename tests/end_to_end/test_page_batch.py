@@ -54,6 +54,20 @@ def batch_of(shown: Shown, answers: dict[str, dict[str, Any]], threshold: float 
     expect(shown.page.get_by_role("progressbar")).to_be_hidden()
 
 
+THREE_ARE_KEPT = """() => new Promise((resolve) => {
+    const opening = indexedDB.open("vouch");
+    opening.onsuccess = () => {
+        const { result } = opening;
+        const all = result.transaction("rows").objectStore("rows").getAll();
+        all.onsuccess = () => {
+            result.close();
+            resolve(all.result.filter(({ decision }) => decision?.state === "sent").length === 3);
+        };
+    };
+})"""
+"""Whether the browser has three decisions that were sent."""
+
+
 def states(shown: Shown) -> list[tuple[str, str]]:
     """Name and state of each row, from the top."""
     rows = shown.found("batch-row")
@@ -208,11 +222,14 @@ def test_a_batch_survives_a_reload_in_the_middle(shown: Shown, tmp_path: Path) -
     shown.found("folder-input").set_input_files(tmp_path / "folder")
     expect(shown.found("batch-row")).to_have_count(500)
     expect(shown.found("left-out")).to_have_text("1 files are no images and were left out.")
+    shown.until(lambda: [state for _, state in states(shown)].count("look") >= 3)
     shown.found("go-through").click()
+    expect(shown.page.get_by_role("dialog")).to_be_visible()
     for _ in range(3):
         shown.page.keyboard.press("y")
     shown.page.keyboard.press("Escape")
     shown.until(half.is_set)
+    shown.page.wait_for_function(THREE_ARE_KEPT)
     shown.page.reload()
     expect(shown.found("batch-row")).to_have_count(500)
     expect(shown.page.get_by_role("progressbar")).to_be_hidden(timeout=120_000)

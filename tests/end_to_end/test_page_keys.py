@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.end_to_end.shown_page import Shown
+from tests.end_to_end.shown_page import Shown, look_closely
 from tests.end_to_end.test_page_browsing import items
 from tests.end_to_end.test_page_late import BUSY
 from tests.end_to_end.test_page_looking import listening
@@ -35,7 +35,7 @@ def test_what_is_pressed_keeps_the_focus(shown: Shown) -> None:
         button.press("Enter")
         expect(shown.page.get_by_text(outcome)).to_be_visible()
         expect(button).to_be_focused()
-    shown.found("look").first.click()
+    look_closely(shown.page)
     shown.page.keyboard.press("a")
     add = shown.page.get_by_role("button", name="Add to the gallery")
     add.press("Enter")

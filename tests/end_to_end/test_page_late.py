@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.end_to_end.shown_page import ANSWER, GALLERY, PICTURE, Shown, result
+from tests.end_to_end.shown_page import ANSWER, GALLERY, PICTURE, Shown, look_closely, result
 from tests.end_to_end.test_page_batch import OPERATING_POINTS, UNSURE, batch_of
 from tests.end_to_end.test_page_browsing import items
 from tests.end_to_end.test_page_looking import heard, listening, looked_at
@@ -61,7 +61,7 @@ def looked_at_in_boots(shown: Shown) -> None:
     with shown.page.expect_response("**/boots/search"):
         shown.found("gallery-picker").select_option("boots")
     expect(shown.found("neighbour")).to_have_count(1)
-    shown.found("look").click()
+    look_closely(shown.page)
 
 
 def test_a_question_in_another_gallery_is_decided_on_there(shown: Shown) -> None:
@@ -405,8 +405,7 @@ class TestUnreadableFile:
                          if route.request.method == "GET" else held.append(route))  # fmt: skip
         shown.open()
         shown.found("file-input").set_input_files(file)
-        shown.found("look").click()
-        expect(shown.page.get_by_role("dialog")).to_be_visible()  # before that, a key is lost
+        look_closely(shown.page)
         lost(file)
         shown.page.keyboard.press("a")
         shown.page.get_by_label("Id", exact=True).fill("mine")
@@ -457,7 +456,7 @@ def test_a_decision_that_could_not_be_replaced_is_replaced_at_last(shown: Shown)
     heard(shown, 1)
     shown.page.route("**/feedback/1", lambda route: route.fulfill(status=503, json=BUSY), times=1)
     for _ in range(2):
-        shown.found("look").click()
+        look_closely(shown.page)
         shown.page.keyboard.press("0")
         expect(shown.page.locator("dialog")).to_have_count(0)
         shown.page.wait_for_timeout(300)
@@ -587,8 +586,9 @@ def test_what_is_dropped_while_another_is_cropped_takes_its_place(shown: Shown) 
     shown.page.get_by_label("Crop & rotate before the search").check()
     shown.choose("a.png")
     expect(shown.found("crop")).to_have_count(1)
+    first = shown.found("crop").element_handle()
     shown.choose("b.png")
-    shown.page.wait_for_timeout(300)
+    shown.page.wait_for_function("first => !first.isConnected", arg=first)
     expect(shown.found("crop")).to_have_count(1)
     shown.page.get_by_role("button", name="Search with this").click()
     expect(shown.found("verdict")).to_be_visible()
@@ -631,7 +631,5 @@ def test_a_label_that_was_just_added_is_found(shown: Shown) -> None:
     shown.page.get_by_label("Label, if it has one").fill("clog")
     labels.append("clog")
     shown.page.keyboard.press("Enter")
-    expect(shown.page.locator("dialog")).to_have_count(0)
-    shown.found("look").click()
-    expect(shown.page.get_by_role("dialog")).to_be_visible()
+    look_closely(shown.page)
     assert '{"label":{"in":["clog"]}}' in found("clog")

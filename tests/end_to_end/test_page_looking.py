@@ -15,7 +15,15 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from model_store.bundles.directory import activate
 from tests.end_to_end.processes import Service, wait_until
-from tests.end_to_end.shown_page import ANSWER, GALLERY, PICTURE, REPORT, Shown, result
+from tests.end_to_end.shown_page import (
+    ANSWER,
+    GALLERY,
+    PICTURE,
+    REPORT,
+    Shown,
+    look_closely,
+    result,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -27,9 +35,7 @@ HEARD: dict[str, Any] = {**REPORT, "errors_over_time": {"n_asked": 0}}
 def looked_at(shown: Shown, **changes: Any) -> Locator:
     """The dialog over an answer, at its first result."""
     shown.ask(**changes)
-    shown.found("look").click()
-    expect(shown.found("look-status")).to_be_attached()
-    return shown.page.get_by_role("dialog")
+    return look_closely(shown.page)
 
 
 def transforms(page: Page) -> list[str]:
@@ -223,13 +229,12 @@ def test_a_decision_is_taken_back_and_replaced_in_the_service_too(shown: Shown) 
     expect(shown.found("decision")).to_have_text("It is “label-2”.")
     said = [("not_this_item", "item-1"), ("undo", "1"), ("that_item", "item-2")]
     assert heard(shown, 3) == said
-    shown.found("look").click()
-    expect(shown.page.get_by_role("dialog")).to_be_visible()
+    look_closely(shown.page)
     shown.page.keyboard.press("y")
     expect(shown.found("decision")).to_have_text("It is “label-1”.")
     said += [("undo", "2"), ("this_item", "item-1")]
     assert heard(shown, 5) == said
-    shown.found("look").click()
+    look_closely(shown.page)
     shown.page.keyboard.press("u")  # what was decided before holds again
     expect(shown.found("decided")).to_contain_text("It is “label-2”.")
     assert heard(shown, 7) == [*said, ("undo", "3"), ("that_item", "item-2")]
@@ -332,8 +337,7 @@ def test_decisions_reach_the_service_and_new_items_its_gallery(
         expect.set_options(timeout=15_000)
         page.goto(str(service.http.base_url))
         page.get_by_test_id("sample").first.click()
-        page.get_by_test_id("look").click()
-        expect(page.get_by_role("dialog")).to_be_visible()
+        look_closely(page)
         with page.expect_response("**/feedback") as told:
             page.keyboard.press("y")
             page.keyboard.type("Ada")  # who decides is asked once
@@ -341,8 +345,7 @@ def test_decisions_reach_the_service_and_new_items_its_gallery(
         assert told.value.status == 200
         report = service.http.get("/v1/galleries/digits/calibration").json()
         assert (report["feedback"]["n"], report["feedback"]["share"]) == (1, 1)
-        page.get_by_test_id("look").click()
-        expect(page.get_by_role("dialog")).to_be_visible()
+        look_closely(page)
         page.keyboard.press("a")
         page.get_by_label("Id", exact=True).fill("found here")
         page.get_by_label("Label, if it has one").fill("mine")
@@ -352,8 +355,7 @@ def test_decisions_reach_the_service_and_new_items_its_gallery(
         )
         item = "/v1/galleries/digits/items/found here"
         assert service.http.get(item).json()["label"] == "mine"
-        page.get_by_test_id("look").click()
-        expect(page.get_by_role("dialog")).to_be_visible()
+        look_closely(page)
         with (
             page.expect_response(
                 lambda one: one.request.method == "DELETE" and "/items/" in one.url

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.end_to_end.processes import Service
-from tests.end_to_end.shown_page import REPORT, Shown
+from tests.end_to_end.shown_page import REPORT, Shown, look_closely
 from tests.end_to_end.stage import Asked
 
 pytestmark = pytest.mark.browser
@@ -169,8 +169,7 @@ def test_a_decision_needs_a_name_and_waits_for_it(shown: Shown) -> None:
     Queue(shown, 1)
     shown.ask()
     shown.page.evaluate("localStorage.removeItem('vouch-reviewer')")
-    shown.found("look").click()
-    expect(shown.found("look").last).to_be_visible()
+    look_closely(shown.page)
     shown.page.keyboard.press("y")
     expect(shown.found("look-status")).to_contain_text("Enter your name first")
     assert shown.sent("/feedback") == []

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 from index_builder.indexing.bundle_evidence import calibrate_bundle_texts
 from model_store.bundles.bundle import Bundle
 from tests.end_to_end.processes import Service
-from tests.end_to_end.shown_page import ANSWER, GALLERY, NBSP, TEXT_STATE, Shown
+from tests.end_to_end.shown_page import ANSWER, GALLERY, NBSP, TEXT_STATE, Shown, look_closely
 from tests.end_to_end.stage import ORIGIN
 from tests.support.word_towers import captions_of_digits, with_word_tower, write_captions
 
@@ -103,8 +103,7 @@ def test_results_of_words_are_looked_at_and_decided(shown: Shown) -> None:
     shown.report = {**shown.report, "errors_over_time": {"n_asked": 0}}
     shown.replies["/v1/galleries/shoes/feedback"] = {"number": 7}
     shown.ask_text("a red shoe")
-    shown.found("look").click()
-    dialog = shown.page.get_by_role("dialog")
+    dialog = look_closely(shown.page)
     expect(shown.found("pane-question").locator("blockquote")).to_have_text("a red shoe")
     expect(dialog.get_by_text("Side by side")).to_be_hidden()
     expect(dialog.get_by_role("button", name="New…")).to_be_hidden()
