@@ -6,6 +6,7 @@ distribution.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -68,6 +69,11 @@ def embed_text(retriever: Retriever, text: str) -> EmbeddedText:
     )
     warnings = (cut,) if tokens.truncated[0] else ()
     return EmbeddedText(predictive, int(tokens.mask[0].sum()), warnings)
+
+
+def text_id(text: str) -> str:
+    """Return the id of a text query: a hash of the text."""
+    return hashlib.sha256(b"text" + text.encode(errors="surrogatepass")).hexdigest()
 
 
 def search_text(

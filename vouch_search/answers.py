@@ -42,7 +42,7 @@ class Answer(schemas.SearchAnswer):
 
     @property
     def query_name(self) -> str:
-        """The path or file name of the query; ``image`` for bytes, pictures and arrays."""
+        """The path, file name or text of the query; ``image`` for bytes, pictures and arrays."""
         return self._query
 
     @classmethod

@@ -1,13 +1,6 @@
-"""Vector and text queries, and decisions on the neighbours that another vector store found."""
+"""Vector queries, and decisions on the neighbours that another vector store found."""
 
-from model_store import (
-    NeighbourList,
-    Retriever,
-    VectorQuery,
-    decide_list,
-    open_bundle,
-    search_text,
-)
+from model_store import NeighbourList, Retriever, VectorQuery, decide_list, open_bundle
 from model_store.decision import Terms
 from model_store.images import decode_image
 from model_store.stores import (
@@ -31,5 +24,4 @@ __all__ = [
     "decode_image",
     "open_bundle",
     "search_and_decide",
-    "search_text",
 ]

@@ -7,22 +7,25 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Self, Unpack
+from typing import NamedTuple, Self, Unpack
 from uuid import uuid4
 
 from model_store import open_bundle
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.operator import OperatorSettings, read_operator
 from model_store.errors import ItemNotFound
-from model_store.gallery import read_filter
+from model_store.gallery import Filter, read_filter
 from model_store.image_inputs import ImageInput, image_file
 from model_store.images import decode_image
+from model_store.predictive import Predictive
 from model_store.processors import ProviderChoice, usable_processors
+from model_store.retriever import Retriever
 from model_store.search import Diversity
+from model_store.text_queries import embed_text, text_id
 from service import schemas, serializers
 from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture
-from vouch_search.keywords import checked_options
+from vouch_search.keywords import checked_options, checked_text
 from vouch_search.many import ErrorChoice, images_of, in_threads, query_name
 
 _PAGE = 1000
@@ -60,6 +63,18 @@ def open_gallery(
             "vouch.Client(address).open(name)."
         )
     return Gallery(open_bundle(Path(path).expanduser(), provider, trusted=trusted))
+
+
+class _Asked(NamedTuple):
+    """An embedded query, and its description in the answer."""
+
+    query_id: str
+    predictive: Predictive
+    where: Filter | None
+    image: schemas.QueryImage | None
+    text: schemas.QueryText | None
+    started: float
+    seconds: dict[str, float]
 
 
 class Gallery:
@@ -131,6 +146,35 @@ class Gallery:
         checked = checked_options(k, options)
         return self._answer(image, checked)
 
+    def search_text(self, text: str, k: int = 10, **options: Unpack[QueryOptions]) -> Answer:
+        """Find the items most similar to a text, if the gallery's encoder reads texts.
+
+        Parameters
+        ----------
+        text : the description of an image, 1 to 2,000 characters.
+        k, **options : see `search`.
+
+        Raises
+        ------
+        TypeError, ValueError : an argument is wrong; the message names it.
+        VouchError : the encoder reads no texts, the text is empty or too long, or the filter
+            cannot be read.
+
+        Examples
+        --------
+        >>> gallery.search_text("a red shoe", k=5).results  # doctest: +SKIP
+        """
+        checked = checked_options(k, options)
+        started = time.perf_counter()
+        where = None if checked.filter is None else read_filter(checked.filter)
+        retriever = self._bundle.retriever
+        found = embed_text(retriever, checked_text(text))
+        seconds = {"encode": time.perf_counter() - started}
+        described = schemas.QueryText(n_tokens=found.n_tokens, warnings=list(found.warnings))
+        asked = _Asked(text_id(text), found.predictive, where, None, described, started, seconds)
+        record = self._searched(retriever.for_kind("text"), asked, checked)
+        return Answer.of(record, text, self.thumbnail)
+
     def search_many(
         self,
         images: str | os.PathLike[str] | Iterable[ImageInput],
@@ -167,46 +211,56 @@ class Gallery:
     def _answer(self, image: ImageInput, options: schemas.SearchFields) -> Answer:
         _, data = image_file(image)
         started = time.perf_counter()
-        bundle, retriever = self._bundle, self._bundle.retriever
+        retriever = self._bundle.retriever
         preprocessing = retriever.encoder.metadata.preprocessing
         where = None if options.filter is None else read_filter(options.filter)
         decoded = decode_image(data, smallest_side=preprocessing.smallest_side)
         at_pixels = time.perf_counter()
         predictive = retriever.embed(preprocessing(decoded.pixels)[None])[0]
         at_embedding = time.perf_counter()
-        share, origin = self._absent_share(options.expected_absent)
-        answer = retriever.find(
-            predictive,
-            options.limit,
-            options.alpha,
-            options.coverage,
-            where=where,
-            diversity=Diversity(options.group_by == "label", options.duplicate_similarity),
-            expected_absent=share,
-            source=options.source,
-            filter_means=options.filter_means,
-            order=options.order,
-        )
         seconds = {"decode": at_pixels - started, "encode": at_embedding - at_pixels}
-        seconds |= answer.seconds | {"total": time.perf_counter() - started}
         described = schemas.QueryImage(
             format=decoded.format,
             width=decoded.width,
             height=decoded.height,
             warnings=list(decoded.warnings),
         )
+        query_id = hashlib.sha256(data).hexdigest()
+        asked = _Asked(query_id, predictive, where, described, None, started, seconds)
+        record = self._searched(retriever, asked, options)
+        return Answer.of(record, query_name(image), self.thumbnail)
+
+    def _searched(
+        self, retriever: Retriever, asked: _Asked, options: schemas.SearchFields
+    ) -> schemas.SearchAnswer:
+        share, origin = self._absent_share(options.expected_absent)
+        answer = retriever.find(
+            asked.predictive,
+            options.limit,
+            options.alpha,
+            options.coverage,
+            where=asked.where,
+            diversity=Diversity(options.group_by == "label", options.duplicate_similarity),
+            expected_absent=share,
+            source=options.source,
+            filter_means=options.filter_means,
+            order=options.order,
+        )
+        seconds = asked.seconds | answer.seconds
+        seconds["total"] = time.perf_counter() - asked.started
         calibration = retriever.calibration
-        record = serializers.search_answer(
+        return serializers.search_answer(
             answer,
             serializers.query(
-                hashlib.sha256(data).hexdigest(),
+                asked.query_id,
                 answer.decision.assessment,
                 answer.alpha,
                 retriever.posterior,
-                described,
+                asked.image,
+                asked.text,
             ),
-            serializers.bundle_state(bundle.manifest.id, calibration, retriever.stale),
-            gallery=bundle.name,
+            serializers.bundle_state(self.bundle_id, calibration, retriever.stale),
+            gallery=self.name,
             request_id=uuid4().hex,
             reason=None,
             absent=serializers.absent_share(
@@ -216,7 +270,6 @@ class Gallery:
             urls=lambda _: (None, None),
             timing_ms=serializers.milliseconds(seconds),
         )
-        return Answer.of(record, query_name(image), self.thumbnail)
 
     def _absent_share(self, requested: float | None) -> tuple[float | None, schemas.ShareOrigin]:
         """Return the share of absent queries and its origin, by the same rule as the service."""

@@ -40,3 +40,13 @@ def checked_options(k: object, options: Mapping[str, object]) -> schemas.SearchF
     )
     kind = ValueError if is_range else TypeError
     raise kind(text.replace("is not a field here", "is not a search option"))
+
+
+def checked_text(text: object) -> str:
+    """Return the text of a query; `TypeError` if it is no text."""
+    if isinstance(text, str):
+        return text
+    raise TypeError(
+        f"text: received {type(text).__name__} {str(text)[:80]!r}, wanted a text such as "
+        "'a red shoe'."
+    )

@@ -16,7 +16,7 @@ from service.client import VouchClient, VouchProblem
 from service.client.contract import fields_of, headers_of, path_of, read, seconds_to_wait
 from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture
-from vouch_search.keywords import checked_options
+from vouch_search.keywords import checked_options, checked_text
 from vouch_search.many import ErrorChoice, images_of, in_threads, in_turns, query_name
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -100,6 +100,18 @@ class RemoteGallery:
         checked_options(k, options)
         record = self._client.search(self.name, image, limit=int(k), **options)
         return Answer.of(record, query_name(image), self.thumbnail)
+
+    def search_text(self, text: str, k: int = 10, **options: Unpack[QueryOptions]) -> Answer:
+        """Find the items most like a text; see `Gallery.search_text`.
+
+        Raises
+        ------
+        TypeError, ValueError : an argument is wrong; the message names it.
+        VouchProblem : such as ``text_unavailable``.
+        """
+        checked_options(k, options)
+        record = self._client.search_text(self.name, checked_text(text), limit=int(k), **options)
+        return Answer.of(record, text, self.thumbnail)
 
     def search_many(
         self,
@@ -237,6 +249,17 @@ class AsyncGallery:
         )
         record = read(await self._client._send(request), schemas.SearchAnswer)
         return Answer.of(record, query_name(image), None)
+
+    async def search_text(self, text: str, k: int = 10, **options: Unpack[QueryOptions]) -> Answer:
+        """Find the items most like a text; see `RemoteGallery.search_text`."""
+        checked_options(k, options)
+        request = self._client._http.build_request(
+            "POST",
+            path_of(self.name, "search", "text"),
+            json={"text": checked_text(text), "limit": int(k), **options},
+        )
+        record = read(await self._client._send(request), schemas.SearchAnswer)
+        return Answer.of(record, text, None)
 
     async def search_many(
         self,

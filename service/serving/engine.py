@@ -28,14 +28,14 @@ from model_store.images import encode_thumbnail
 from model_store.predictive import Predictive
 from model_store.records import GalleryOutcome
 from model_store.retriever import Retriever
-from model_store.text_queries import embed_text
+from model_store.text_queries import embed_text, text_id
 from model_store.vector_queries import VectorQuery, predictive_of
 from service.decoding.decoder import Prepared
 from service.encoding.cache import CacheEntry, SingleFlight, key_prefix
 from service.encoding.queues import EncoderQueue
 from service.observability.metrics import counted_as
 from service.schemas import QueryImage, QueryText
-from service.serving.queries import Encoded, text_id, vector_id
+from service.serving.queries import Encoded, vector_id
 from service.serving.resources import EngineResources, Pace
 from service.serving.reviewing import RetainedQueries, ReviewedGallery, ReviewKeeper
 from service.serving.shadow import Shadow

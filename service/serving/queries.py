@@ -241,11 +241,6 @@ def vector_id(query: VectorQuery) -> str:
     return digest.hexdigest()
 
 
-def text_id(text: str) -> str:
-    """Return the id of a text query: a hash of the text."""
-    return hashlib.sha256(b"text" + text.encode(errors="surrogatepass")).hexdigest()
-
-
 def changed_since(answer: Answer, searched: Gallery, now: Gallery) -> frozenset[str]:
     """Return the ids of an answer's items that were deleted or replaced since the search.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,12 +12,15 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+import vouch_search
 from index_builder.indexing.bundle_evidence import calibrate_bundle_texts
 from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.errors import VouchError
 from model_store.text_queries import search_text
 from model_store.verdicts import MAX_TEXT_CHARACTERS
 from service.app import create_app
 from service.client import VouchClient, VouchProblem
+from service.schemas.keywords import QueryOptions
 from service.settings import Settings
 from tests.end_to_end.questions import search
 from tests.support.local_client import LocalClient
@@ -283,3 +287,46 @@ def test_the_client_searches_in_words(judged: TestClient, client: TestClient) ->
         pytest.raises(VouchProblem, match="text_unavailable"),
     ):
         vouch.search_text("digits", "a seven")
+
+
+def test_gallery_in_a_folder_and_galleries_of_a_service_answer_alike(
+    root: Path, judged: TestClient
+) -> None:
+    own = {"request_id", "timing_ms", "cache", "next_cursor", "audit"}
+    options: QueryOptions = {"filter": {"label": {"in": ["7", "1"]}}, "order": "probability"}
+
+    async def asked() -> vouch_search.Answer:
+        transport = httpx2.ASGITransport(judged.app, client=("127.0.0.1", 50_000))
+        async with vouch_search.AsyncClient("http://127.0.0.1", transport=transport) as client:
+            gallery = await client.open("digits")
+            return await gallery.search_text("a nice seven", k=4, **options)
+
+    client = vouch_search.Client("http://127.0.0.1", transport=judged._transport)
+    galleries: list[vouch_search.SearchableGallery]
+    with vouch_search.open(root) as local, client:
+        galleries = [local, client.open("digits")]
+        answers = [one.search_text("a nice seven", k=4, **options) for one in galleries]
+        answers.append(asyncio.run(asked()))
+        dumped = [one.model_dump(exclude=own) for one in answers]
+        for body, answer in zip(dumped, answers, strict=True):
+            assert answer.query_name == "a nice seven"
+            for found in body["results"]:
+                del found["thumbnail_url"]
+        assert dumped[0] == dumped[1] == dumped[2]
+        assert dumped[0]["verdict"] == "match"
+        for one in galleries:
+            for wrong, said in ((7, "text: received int '7'"), (Path("a"), "wanted a text")):
+                with pytest.raises(TypeError, match=said):
+                    one.search_text(wrong)  # type: ignore[arg-type]
+            with pytest.raises((VouchError, VouchProblem), match="is empty"):
+                one.search_text(" ")
+            with pytest.raises(TypeError, match=r"k: .*valid integer"):
+                one.search_text("a seven", k="3")  # type: ignore[arg-type]
+
+
+def test_gallery_in_a_folder_without_a_tower_says_so(digits_bundle: Path) -> None:
+    with (
+        vouch_search.open(digits_bundle) as gallery,
+        pytest.raises(VouchError, match="has no text encoder"),
+    ):
+        gallery.search_text("a seven")

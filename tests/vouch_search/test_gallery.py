@@ -51,6 +51,7 @@ def test_gallery_shows_no_internals(gallery: vouch.Gallery) -> None:
         "name",
         "search",
         "search_many",
+        "search_text",
         "thumbnail",
     }
     assert repr(gallery) == "<Gallery 'digits', 864 items of 8 labels>"
