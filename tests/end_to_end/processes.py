@@ -132,7 +132,7 @@ class Redis(Process):
             return False
 
 
-def _command_of(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> list[str]:
     """Return the command of a process; empty if the process ends meanwhile."""
     try:
         command: list[str] = process.cmdline()
@@ -203,17 +203,17 @@ class Service(Process):
     def encoders(self) -> list[psutil.Process]:
         """The processes that encode, one of each worker."""
         children = psutil.Process(self.popen.pid).children(recursive=True)
-        return [child for child in children if "service.encoding.worker" in _command_of(child)]
+        return [child for child in children if "service.encoding.worker" in command_of(child)]
 
     def members(self) -> list[psutil.Process]:
         """The processes that answer, where there are several."""
         children = psutil.Process(self.popen.pid).children()
-        return [child for child in children if "--multiprocessing-fork" in _command_of(child)]
+        return [child for child in children if "--multiprocessing-fork" in command_of(child)]
 
     def decoders(self) -> list[psutil.Process]:
         """The processes that decode."""
         children = psutil.Process(self.popen.pid).children()
-        return [child for child in children if "service.decoding.worker" in _command_of(child)]
+        return [child for child in children if "service.decoding.worker" in command_of(child)]
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples of this name, over its labels."""

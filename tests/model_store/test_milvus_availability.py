@@ -16,6 +16,7 @@ from model_store.errors import GalleryUnavailable
 from model_store.gallery import availability
 from model_store.gallery.milvus import collection
 from model_store.gallery.milvus.collection import Collection, MilvusAccess
+from tests.support.waiting import TIMEOUT_S
 
 
 class MilvusException(Exception):
@@ -26,11 +27,13 @@ class Client:
     """A client of pymilvus whose calls hang as those of a dead server do."""
 
     hangs = threading.Event()
+    asked = threading.Event()
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def query(self, *_: object, **__: object) -> str:
+        self.asked.set()
         if self.hangs.is_set():
             time.sleep(0.3)
             raise MilvusException
@@ -121,8 +124,9 @@ def test_call_beside_a_late_one_looks_whether_milvus_is_there(
     monkeypatch.setattr(availability, "SLOW_S", 0.0)
     server.stop()
     first = threading.Thread(target=lambda: seconds_of(lambda: reached.ask("query")))
+    Client.asked.clear()
     first.start()
-    time.sleep(0.05)
+    assert Client.asked.wait(TIMEOUT_S)
     assert seconds_of(lambda: reached.ask("query")) < 0.25
     first.join()
 

@@ -174,10 +174,10 @@ async def test_upload_below_the_least_rate_is_refused(
 async def test_time_in_which_the_service_does_not_read_is_not_the_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "UPLOAD_GRACE_S", 0.05)
+    monkeypatch.setattr(limits, "UPLOAD_GRACE_S", 0.3)
     async with BoundedBodies(IMAGE, IMAGE, 5_000).taken_in(scope_of(3), trickle(3, 0)) as receive:
         for _ in range(3):
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.3)
             await receive()
 
 

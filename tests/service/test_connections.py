@@ -26,7 +26,7 @@ from starlette.routing import Route
 from service.__main__ import main
 from service.http import limits
 from service.http.server import BoundedConnection, open_listeners
-from tests.end_to_end.processes import free_port
+from tests.end_to_end.processes import TIMEOUT_S, free_port
 from tests.support.certificates import write_certificate
 
 OK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -293,7 +293,10 @@ def test_body_of_many_small_chunks_is_refused(serve: Serve, n_bytes: int) -> Non
     assert said.startswith(b"HTTP/1.1 400 ") == (n_bytes == 1)
 
 
-def test_a_head_in_pieces_is_read_whole_in_a_crowd(serve: Serve) -> None:
+def test_a_head_in_pieces_is_read_whole_in_a_crowd(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HEAD_TIMEOUT_S", TIMEOUT_S)  # a busy machine reads them late
     port = serve(300)
     crowd = [connect(port) for _ in range(50)]
     head = OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
@@ -357,7 +360,10 @@ def refused(port: int, connect_to: Callable[[int], socket.socket], size: int) ->
         return answer(connection)
 
 
-def test_refusal_of_an_upload_reaches_a_client_that_sends_all_of_it(serve: Serve) -> None:
+def test_refusal_of_an_upload_reaches_a_client_that_sends_all_of_it(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LINGER_S", TIMEOUT_S)  # a busy machine sends it slowly
     port = serve()
     for _ in range(20):
         assert refused(port, connect, 2**24).startswith(b"HTTP/1.1 401 ")

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -76,15 +76,21 @@ def test_what_it_refuses_it_survives(encoder: EncoderProcess) -> None:
     assert encoder.pid == pid
 
 
-def test_killed_at_work_it_says_so_and_answers_again(encoder: EncoderProcess) -> None:
+def test_killed_at_work_it_says_so_and_answers_again(
+    encoder: EncoderProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = encoder.encode(images(1, encoder))
-    killed = encoder.pid
+    killed, receive = encoder.pid, encoder._receive
+
+    def killed_meanwhile(timeout_s: float) -> Any:
+        os.kill(killed, signal.SIGKILL)  # the images have been sent
+        return receive(timeout_s)
+
     os.kill(killed, signal.SIGSTOP)  # so that it is at work when it is killed
-    timer = threading.Timer(0.2, os.kill, (killed, signal.SIGKILL))
-    timer.start()
-    with pytest.raises(EncoderStopped, match="Send the image again"):
-        encoder.encode(images(1, encoder))
-    timer.join()
+    with monkeypatch.context() as patched:
+        patched.setattr(encoder, "_receive", killed_meanwhile)
+        with pytest.raises(EncoderStopped, match="Send the image again"):
+            encoder.encode(images(1, encoder))
     assert encoder.encode(images(1, encoder)).mean.tobytes() == wanted.mean.tobytes()
     assert encoder.pid != killed
 

@@ -312,7 +312,7 @@ async def test_where_current_cannot_be_written_it_is_overruled_until_it_changes(
     await asyncio.sleep(5 * PERIOD_S)
     assert served(galleries).manifest.id == ids[1]
     activate(root, ids[1])
-    await asyncio.sleep(3 * PERIOD_S)
+    await until(lambda: not galleries._following._overruled)
     activate(root, ids[0])
     await until(lambda: served(galleries).manifest.id == ids[0])
     watching.cancel()

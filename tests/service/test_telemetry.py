@@ -24,7 +24,7 @@ from service.http.admission import ClientGone
 from service.http.middleware import RequestContext
 from service.observability.metrics import Telemetry
 from service.serving.lease import Lease
-from tests.end_to_end.processes import wait_until
+from tests.end_to_end.processes import TIMEOUT_S, command_of, wait_until
 from tests.end_to_end.questions import picture, search
 
 StartClient = Callable[..., TestClient]
@@ -191,15 +191,18 @@ def test_nothing_of_one_request_becomes_a_label(
 def test_what_is_refused_is_counted_by_its_reason(
     start: StartClient, digit: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = start(max_in_flight=1, deadline_s=0.2)
+    client, begun = start(max_in_flight=1, deadline_s=2), threading.Event()
 
     async def never(*_: object) -> None:
+        begun.set()
         await asyncio.sleep(60)
 
     monkeypatch.setattr(Lease, "search", never)
-    with ThreadPoolExecutor(2) as two:
-        statuses = {answer.status_code for answer in two.map(partial(search, client), [digit] * 2)}
-    assert statuses == {503, 504}
+    with ThreadPoolExecutor(1) as other:
+        late = other.submit(search, client, digit)
+        assert begun.wait(TIMEOUT_S)
+        assert search(client, digit).status_code == 503
+        assert late.result().status_code == 504
     counts = measured(client)
     assert counts[sample("vouch_problems_total", code="overloaded")] == 1
     assert counts[sample("vouch_problems_total", code="deadline_exceeded")] == 1
@@ -254,7 +257,7 @@ def test_a_decoder_that_is_lost_is_counted(start: StartClient, digit: bytes) -> 
     [decoder] = [
         child
         for child in psutil.Process().children()
-        if "service.decoding.worker" in child.cmdline()
+        if "service.decoding.worker" in command_of(child)
     ]
     decoder.kill()
     assert search(client, digit).status_code == 200
