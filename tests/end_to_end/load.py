@@ -18,7 +18,7 @@ import httpx2
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import search
 
-BREAK_S = 0.1  # after a connection that broke
+BREAK_S = 1.0  # after a connection that broke; a process that is killed is gone by then
 
 
 def at_once(service: Service, images: Iterable[bytes], n_callers: int) -> list[httpx2.Response]:
@@ -125,7 +125,7 @@ class Load:
                 response = None
             self.asked.append(Asked(number, response, time.perf_counter() - started))
             if response is None:
-                time.sleep(BREAK_S)
+                self._over.wait(BREAK_S)
 
 
 async def ask_at_a_rate(

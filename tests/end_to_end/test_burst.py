@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.load import at_once
-from tests.end_to_end.processes import Service, halted
+from tests.end_to_end.processes import Service, halted, wait_until
 from tests.end_to_end.questions import bad_images, content
 
 N_ROUNDS = 16
@@ -100,9 +100,12 @@ def test_who_waits_for_a_busy_encoder_is_encoded_together(
 def test_identical_images_are_encoded_once(fresh: Service, own_images: Images) -> None:
     image = next(iter(own_images.values()))
     _, before = batches(fresh)
+    joins = "vouch_single_flight_joins_total"
+    n_joins = fresh.metric(joins)
     with ThreadPoolExecutor(N_CALLERS) as callers, halted(fresh.encoder()):
         asked = [callers.submit(fresh.ask, image, limit=5) for _ in range(N_CALLERS)]
-        fresh.wait_for_requests(N_CALLERS)
+        # A request is at work from its head on, and joins once its image is there.
+        wait_until(lambda: fresh.metric(joins) == n_joins + N_CALLERS - 1, fresh)
     [answer, *others] = answers_of([one.result() for one in asked])
     assert others == [answer] * (N_CALLERS - 1)
     assert batches(fresh)[1] == before + 1

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import psutil
 import pytest
 
 from index_builder.configuration.build import BuildConfig
@@ -149,7 +148,7 @@ def test_no_request_fails_and_no_answer_is_of_two(
     assert {reply["bundle"]["id"] for reply in replies} == {first, second, third}
     assert {reply["cache"] for reply in replies} == {"hit", "miss"}
     # What is not served any more is let go of.
-    wait_until(lambda: len(encoders(service)) == 1, service)
+    wait_until(lambda: len(service.encoders()) == 1, service)
 
 
 def test_another_encoder_is_tried_in_the_shadow_and_then_activated(
@@ -159,7 +158,7 @@ def test_another_encoder_is_tried_in_the_shadow_and_then_activated(
     with VouchClient(str(service.http.base_url)) as vouch:
         begun = vouch.manage.try_bundle("digits", other_bundle.name, share=1)
         assert (begun.state, begun.live_bundle_id) == ("running", digits_bundle.name)
-        assert len(encoders(service)) == 2
+        assert len(service.encoders()) == 2
         asked = [unseen(image) for image in pictures]
         beside = [content(service.answer(image, limit=5)) for image in asked]
         assert [one["results"] for one in beside] == [one["results"] for one in alone]
@@ -179,9 +178,4 @@ def test_another_encoder_is_tried_in_the_shadow_and_then_activated(
             was["results"][0]["id"] == is_now["results"][0]["id"]
             for was, is_now in zip(alone, really, strict=True)
         )
-        wait_until(lambda: len(encoders(service)) == 1, service)
-
-
-def encoders(service: Service) -> list[psutil.Process]:
-    children = psutil.Process(service.popen.pid).children()
-    return [child for child in children if "service.encoding.worker" in child.cmdline()]
+        wait_until(lambda: len(service.encoders()) == 1, service)
