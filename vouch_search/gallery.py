@@ -164,11 +164,11 @@ class Gallery:
         --------
         >>> gallery.search_text("a red shoe", k=5).results  # doctest: +SKIP
         """
-        checked = checked_options(k, options)
-        started = time.perf_counter()
+        checked, text = checked_options(k, options), checked_text(text)
         where = None if checked.filter is None else read_filter(checked.filter)
         retriever = self._bundle.retriever
-        found = embed_text(retriever, checked_text(text))
+        started = time.perf_counter()
+        found = embed_text(retriever, text)
         seconds = {"encode": time.perf_counter() - started}
         described = schemas.QueryText(n_tokens=found.n_tokens, warnings=list(found.warnings))
         asked = _Asked(text_id(text), found.predictive, where, None, described, started, seconds)
@@ -259,7 +259,9 @@ class Gallery:
                 asked.image,
                 asked.text,
             ),
-            serializers.bundle_state(self.bundle_id, calibration, retriever.stale),
+            serializers.bundle_state(
+                self.bundle_id, calibration, retriever.stale, retriever.not_guaranteed
+            ),
             gallery=self.name,
             request_id=uuid4().hex,
             reason=None,

@@ -43,10 +43,22 @@ def checked_options(k: object, options: Mapping[str, object]) -> schemas.SearchF
 
 
 def checked_text(text: object) -> str:
-    """Return the text of a query; `TypeError` if it is no text."""
-    if isinstance(text, str):
-        return text
-    raise TypeError(
-        f"text: received {type(text).__name__} {str(text)[:80]!r}, wanted a text such as "
-        "'a red shoe'."
-    )
+    """Return the text of a query.
+
+    Raises
+    ------
+    TypeError : it is no text.
+    ValueError : it has an unpaired surrogate, which cannot be sent.
+    """
+    if not isinstance(text, str):
+        raise TypeError(
+            f"text: received {type(text).__name__} {str(text)[:80]!r}, wanted a text such as "
+            "'a red shoe'."
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text: invalid character at position {error.start}, wanted valid Unicode."
+        ) from error
+    return text

@@ -256,7 +256,7 @@ class AsyncGallery:
         request = self._client._http.build_request(
             "POST",
             path_of(self.name, "search", "text"),
-            json={"text": checked_text(text), "limit": int(k), **options},
+            json={"text": checked_text(text), **fields_of(limit=int(k), **options)},
         )
         record = read(await self._client._send(request), schemas.SearchAnswer)
         return Answer.of(record, text, None)

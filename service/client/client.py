@@ -185,7 +185,7 @@ class VouchClient:
         >>> answer = vouch.search_text("demo", "a red chair", limit=3)
         """
         path = path_of(gallery, "search", "text")
-        return self._post(path, schemas.SearchAnswer, {"text": text, **options})
+        return self._post(path, schemas.SearchAnswer, {"text": text, **fields_of(**options)})
 
     def decide(
         self,

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 import model_store.bundles.bundle as bundle_module
+import vouch_search
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.bundles.manifest import Manifest, read_manifest
@@ -855,8 +856,8 @@ def test_ids_of_a_batch_are_different(n: int, n_different: int) -> None:
             BatchOptions(items=items)
 
 
-def test_label_that_loses_its_last_item_withdraws_guarantee_over_http(
-    live: TestClient, digit: bytes, monkeypatch: pytest.MonkeyPatch
+def test_label_that_loses_its_last_item_withdraws_guarantee(
+    live: TestClient, root: Path, digit: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of eight labels is more than may change here, which would be stale: that is set aside."""
     monkeypatch.setattr("model_store.decision.staleness.TOLERATED_CHANGES", 0.5)
@@ -873,3 +874,7 @@ def test_label_that_loses_its_last_item_withdraws_guarantee_over_http(
     assert state["reason_code"]["code"] == "labels_gone"
     report = live.get("/v1/galleries/digits/calibration").json()
     assert report["status"] == "drifting"
+    with vouch_search.open(root) as gallery:
+        own = gallery.search(digit)
+    assert own.guaranteed is False
+    assert own.bundle.calibration.model_dump() == state

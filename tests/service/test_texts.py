@@ -320,6 +320,10 @@ def test_gallery_in_a_folder_and_galleries_of_a_service_answer_alike(
                     one.search_text(wrong)  # type: ignore[arg-type]
             with pytest.raises((VouchError, VouchProblem), match="is empty"):
                 one.search_text(" ")
+            with pytest.raises(ValueError, match="text: invalid character at position 2"):
+                one.search_text("a \ud800")
+            with pytest.raises((VouchError, VouchProblem), match="filter"):
+                one.search_text("a seven", filter={"label": float("nan")})
             with pytest.raises(TypeError, match=r"k: .*valid integer"):
                 one.search_text("a seven", k="3")  # type: ignore[arg-type]
 
