@@ -143,12 +143,13 @@ class OutlierConfig(Section):
     calibration: OutlierKind = derived(
         "photographs",
         _OUTLIER_RULE,
-        description="No longer used: calibration needs no outliers. Accepted for older files.",
+        description="Images that `evaluation` does not use. No calibration uses them since 0.3.",
     )
     evaluation: OutlierKind = derived(
         "photographs",
         _OUTLIER_RULE,
-        description="photographs: grey crops of the two photographs of scikit-learn.",
+        description="photographs: grey crops of the two photographs of scikit-learn. digits: the "
+        "digits of scikit-learn. mnist: the test images of MNIST.",
     )
     n_images: int | None = derived(
         None,

@@ -57,8 +57,8 @@ class SearchEngine:
     """Answers queries on one bundle without blocking the event loop for long.
 
     ``decoder`` decodes images, and the bundle's encoder embeds them, in batches if that is faster.
-    Predictions and searches without a filter run in the event loop if they are quick. All other
-    computation runs on ``threads``.
+    Predictions, and searches without a filter of galleries in files, run in the event loop if
+    they are quick. All other computation runs on ``threads``.
 
     Attributes
     ----------
