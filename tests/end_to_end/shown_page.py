@@ -134,9 +134,9 @@ RUN: dict[str, Any] = {
 
 
 def look_closely(page: Page) -> Locator:
-    """Open the dialog over an answer; one that was closed stays for a moment, under the same name.
+    """Open the dialog over an answer, at its first result.
 
-    It is over its first result, and hears keys.
+    A dialog that was closed stays in the page for a moment, under the name of the button.
     """
     expect(page.locator("dialog")).to_have_count(0)
     page.get_by_test_id("look").first.click()

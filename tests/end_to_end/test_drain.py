@@ -32,7 +32,8 @@ def test_service_drains_before_it_ends(
         service.send(signal.SIGTERM)
         wait_until(lambda: service.http.get("/readyz").status_code == 503, service)
         # New connections, and the one that was kept; the last is answered long before the end.
-        while time.monotonic() < began + 1:
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
             answer = service.ask(belonging[0])
             assert answer.status_code == 200
             assert answer.headers["connection"] == "close"
@@ -52,9 +53,7 @@ def test_second_signal_ends_the_service_at_once(
         service.send(number)
         wait_until(lambda: service.http.get("/readyz").status_code == 503, service)
         service.send(number)
-        began = time.monotonic()
         assert service.popen.wait(TIMEOUT_S) == 0
-        assert time.monotonic() - began < TIMEOUT_S
 
 
 def health(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:

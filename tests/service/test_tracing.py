@@ -30,6 +30,9 @@ StartClient = Callable[..., TestClient]
 SEARCH = "POST /v1/galleries/{gallery}/search"
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
+NOT_HUNG_S = 10.0
+"""More than a busy machine takes for what waits for nobody."""
+
 
 @pytest.fixture(autouse=True)
 def _spans_are_sent_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +224,11 @@ def test_log_lines_of_a_request_name_its_trace(
 
 class TestWhereTheCollectorIsGone:
     @pytest.fixture(params=["nobody listens", "it never answers"])
-    def endpoint(self, request: pytest.FixtureRequest) -> Iterator[str]:
+    def endpoint(
+        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[str]:
+        # Whoever waited for an export, or for the SDK's own 30 s, is far beyond `NOT_HUNG_S`.
+        monkeypatch.setattr("service.observability.tracing.EXPORT_TIMEOUT_S", 60.0)
         if request.param == "nobody listens":
             yield f"http://127.0.0.1:{free_port()}"
         else:
@@ -238,10 +245,10 @@ class TestWhereTheCollectorIsGone:
             began = time.perf_counter()
             assert search(client, digit).status_code == 200
             slowest = max(slowest, time.perf_counter() - began)
-        assert slowest < 2.0  # nothing waits for the 3 s of an export
+        assert slowest < NOT_HUNG_S
         began = time.perf_counter()
         client.__exit__(None, None, None)
-        assert time.perf_counter() - began < FLUSH_TIMEOUT_S + 2.0
+        assert time.perf_counter() - began < FLUSH_TIMEOUT_S + NOT_HUNG_S
         client.__enter__()  # the fixture ends it again
 
     @pytest.mark.slow
@@ -255,7 +262,7 @@ class TestWhereTheCollectorIsGone:
             tracing.begin(RequestRecord("id", "GET", "/"), {})()
         began = time.perf_counter()
         await tracing.close()
-        assert time.perf_counter() - began < FLUSH_TIMEOUT_S + 2.0
+        assert time.perf_counter() - began < FLUSH_TIMEOUT_S + NOT_HUNG_S
 
 
 @pytest.mark.anyio
