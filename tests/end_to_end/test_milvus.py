@@ -150,7 +150,7 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
         milvus.kill()
         started = time.monotonic()
         refused = served.ask(samples[0])
-        assert time.monotonic() - started < ANSWER_S
+        assert time.monotonic() - started < 5
         assert (refused.status_code, refused.json()["code"]) == (503, "gallery_unavailable")
         assert refused.headers["Retry-After"] == "2"
         assert milvus.uri.split(":")[-1] not in refused.text

@@ -256,11 +256,10 @@ def test_hundred_thousand_points_are_drawn_within_a_frame(shown: Shown) -> None:
                 await new Promise((done) => requestAnimationFrame(done));
                 times.push(performance.now() - start);
             }
-            return Math.min(...times);
+            return times.sort((a, b) => a - b)[4];
         }"""
     )
-    # 7 ms on one idle core; a drawing point by point takes more than a second, each time.
-    assert drawn < 250
+    assert drawn < 250  # 7 ms on one idle core; a drawing point by point takes more than a second
     shown.found("select").click()
     shown.found("select-view").click()
     expect(shown.found("browse-status")).to_contain_text("at most 2,000 can be selected at once")

@@ -394,7 +394,7 @@ def test_a_search_that_takes_long_can_be_cancelled(shown: Shown) -> None:
     shown.found("file-input").set_input_files([picture])
     busy, result_ = shown.found("busy"), shown.found("result")
     expect(busy).to_contain_text("Searching 1,500 items…")
-    expect(busy).to_contain_text(re.compile(r"Searching 1,500 items, ([2-9]|\d\d) s so far"))
+    expect(busy).to_contain_text("Searching 1,500 items, 2 s so far")
     expect(result_).to_be_hidden()
     expect(result_).to_have_attribute("aria-busy", "true")
     shown.page.get_by_role("button", name="Cancel").click()

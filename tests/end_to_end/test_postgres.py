@@ -24,8 +24,6 @@ from tests.support.postgres import Postgres
 
 NAMED = "postgresql://db.example/vouch"
 GALLERY = "/v1/galleries/digits"
-ANSWER_S = 10
-"""A busy PostgreSQL answers within it; while it is known to be down, nobody waits for it."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +64,7 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
 ) -> None:
     variables = {
         "VOUCH_POSTGRES_URI": postgres.uri,
-        "VOUCH_POSTGRES_TIMEOUT_S": str(ANSWER_S),
+        "VOUCH_POSTGRES_TIMEOUT_S": "1",
         "VOUCH_CANARY_PERIOD_S": "0.3",
     }
     with (
@@ -91,7 +89,7 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
         wait_until(lambda: not served.is_ready(), served)
         started = time.monotonic()
         assert served.ask(samples[0]).status_code == 503
-        assert time.monotonic() - started < ANSWER_S  # it is known to be down
+        assert time.monotonic() - started < 1
         postgres.start()
         wait_until(served.is_ready, served)
         assert served.answer(samples[0], limit=20)["results"]

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tests.end_to_end.collector import Collector, attributes
-from tests.end_to_end.processes import TIMEOUT_S, Service, free_port
+from tests.end_to_end.processes import Service, free_port
 
 
 def test_every_line_is_json_whoever_writes_it(
@@ -21,7 +21,7 @@ def test_every_line_is_json_whoever_writes_it(
             connection.sendall(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
             assert connection.recv(1000).startswith(b"HTTP/1.1 400")
         service.send(signal.SIGTERM)
-        assert service.popen.wait(TIMEOUT_S) == 0
+        assert service.popen.wait(30) == 0
         lines = [json.loads(line) for line in service.printed().splitlines()]
     assert {"service.requests", "service.encoding.process"} <= {line["logger"] for line in lines}
     assert not any("Invalid HTTP" in line["message"] for line in lines)  # a stranger fills no log
@@ -41,7 +41,7 @@ def test_the_last_traces_are_sent_before_the_end(
             answer = service.answer(samples[0])
             assert collector.spans() == []
             service.send(signal.SIGTERM)
-            assert service.popen.wait(TIMEOUT_S) == 0
+            assert service.popen.wait(30) == 0
         root = collector.root("POST /v1/galleries/{gallery}/search")
         assert attributes(root)["vouch.request_id"] == answer["request_id"]
         assert len(collector.parts(root)) == 6
@@ -56,7 +56,7 @@ def test_without_a_collector_it_answers_and_ends_as_ever(
             service.answer(sample)
         began = time.monotonic()
         service.send(signal.SIGTERM)
-        assert service.popen.wait(TIMEOUT_S) == 0
+        assert service.popen.wait(30) == 0
         assert time.monotonic() - began < 15
         for line in service.printed().splitlines():
             json.loads(line)

@@ -377,15 +377,11 @@ async def test_a_cancelled_request_frees_its_place() -> None:
 
 async def test_the_event_loop_goes_on_while_images_are_decoded() -> None:
     async with DecoderPool(1) as pool:
-        [pid] = pool.pids
-        os.kill(pid, signal.SIGSTOP)  # on a busy machine it could end within five turns
         job = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
         n_turns = 0
         while not job.done():
             await asyncio.sleep(0.005)
             n_turns += 1
-            if n_turns == 5:
-                os.kill(pid, signal.SIGCONT)
         await job
         assert n_turns >= 5
 

@@ -30,8 +30,8 @@ StartClient = Callable[..., TestClient]
 SEARCH = "POST /v1/galleries/{gallery}/search"
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-NOT_HUNG_S = 10.0
-"""More than a busy machine takes for what waits for nobody."""
+NOT_HUNG_S = 2.0
+"""More than what waits for nobody takes."""
 
 
 @pytest.fixture(autouse=True)
