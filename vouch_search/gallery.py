@@ -147,7 +147,7 @@ class Gallery:
         return self._answer(image, checked)
 
     def search_text(self, text: str, k: int = 10, **options: Unpack[QueryOptions]) -> Answer:
-        """Find the items most similar to a text, if the gallery's encoder reads texts.
+        """Find the items most similar to a text. The gallery needs a text encoder.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class Gallery:
         Raises
         ------
         TypeError, ValueError : an argument is wrong; the message names it.
-        VouchError : the encoder reads no texts, the text is empty or too long, or the filter
+        VouchError : the gallery has no text encoder, the text is empty or too long, or the filter
             cannot be read.
 
         Examples
