@@ -191,6 +191,11 @@ def test_roll_under_load_loses_no_request(engine: Engine, tmp_path: Path) -> Non
                     return False
 
             wait_until(is_ready, balancer)
+        # HAProxy assumes that all replicas are there, until it has seen that two have not started.
+        down = [
+            f"Server {one}/s{port} is DOWN" for one in ("reads", "service") for port in ports[2:]
+        ]
+        wait_until(lambda: all(line in balancer.printed() for line in down), balancer)
         callers = [threading.Thread(target=ask) for _ in range(3)]
         for caller in callers:
             caller.start()
