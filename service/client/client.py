@@ -526,6 +526,21 @@ class VouchClient:
         )
         return self._ask(request, schemas.FeedbackAnswer)
 
+    def decisions(self, gallery: str, page_size: int = 100) -> Iterator[schemas.Decision]:
+        """Iterate over the decisions on queries, oldest first; undone decisions are included.
+
+        Examples
+        --------
+        >>> kinds = [decision.decision for decision in vouch.decisions("demo")]
+        """
+        options: dict[str, int] = {"limit": page_size}
+        while True:
+            page = self._get(path_of(gallery, "feedback"), schemas.DecisionList, options)
+            yield from page.decisions
+            if page.next_after is None:
+                return
+            options["after"] = page.next_after
+
     def undo_decision(self, gallery: str, number: int) -> schemas.Decision:
         """Take a decision back.
 

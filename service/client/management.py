@@ -1,4 +1,4 @@
-"""Creates, describes, renames, calibrates and drops galleries, and starts shadow bundles.
+"""Creates, describes, renames, calibrates and drops galleries, and chooses their bundles.
 
 These calls need a key with the scope `admin`.
 
@@ -100,6 +100,38 @@ class GalleryManagement:
         request = self._build("DELETE", path_of(gallery), params={"confirm": gallery})
         self._ask(request, schemas.GalleryDropped)
 
+    def activate(self, gallery: str, bundle_id: str) -> schemas.Activation:
+        """Serve another bundle, after the service has verified it; `rollback` serves the old one.
+
+        Parameters
+        ----------
+        bundle_id : id of the bundle, from `VouchClient.bundles`.
+
+        Raises
+        ------
+        VouchProblem : for example ``bundle_not_found`` or ``activation_refused``.
+
+        Examples
+        --------
+        >>> activation = vouch.manage.activate("demo", bundle_id)
+        """
+        request = self._build("POST", path_of(gallery, "bundles", bundle_id, "activate"))
+        return self._ask(request, schemas.Activation)
+
+    def rollback(self, gallery: str) -> schemas.Activation:
+        """Serve the previous bundle again.
+
+        Raises
+        ------
+        VouchProblem : for example ``bundle_not_found``, if there is no previous bundle.
+
+        Examples
+        --------
+        >>> activation = vouch.manage.rollback("demo")
+        """
+        request = self._build("POST", path_of(gallery, "bundles", "rollback"))
+        return self._ask(request, schemas.Activation)
+
     def try_bundle(
         self, gallery: str, bundle_id: str, *, share: float | None = None
     ) -> schemas.ShadowReport:
@@ -155,6 +187,7 @@ class GalleryManagement:
         Examples
         --------
         >>> decision = vouch.manage.adopt_absent_share("demo", 0.2)
+        >>> decision = vouch.manage.adopt_absent_share("demo", None)
         """
         path = path_of(gallery, "calibration", "absent-share")
         if share is None:

@@ -82,6 +82,15 @@ class ReviewQueueClient:
                 return
             options["after"] = page.next_after
 
+    def case(self, query_id: str) -> schemas.ReviewCase:
+        """Return one case.
+
+        Examples
+        --------
+        >>> case = vouch.review_queue("demo").case(answer.query.id)
+        """
+        return read(self._ask("GET", query_id), schemas.ReviewCase)
+
     def summary(self) -> schemas.ReviewSummary:
         """Return the number of cases by reason and state, and the rules for keeping queries.
 
