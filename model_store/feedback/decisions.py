@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from model_store.errors import DecisionNotFound
+from model_store.gallery.protocol import Retry
 
 DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
 DECISIONS: tuple[DecisionKind, ...] = get_args(DecisionKind)
@@ -159,6 +160,39 @@ def find(connection: sqlite3.Connection, gallery: str, number: int) -> Decided:
             f"No decision {number} on this gallery is kept. `GET …/feedback` lists them."
         )
     return Decided.of_row(row)
+
+
+_REQUEST_S = 24 * 3600.0
+"""Seconds for which the Idempotency-Key of a decision is kept."""
+
+
+def number_of(connection: sqlite3.Connection, decided: Decided, retry: Retry) -> int | None:
+    """Return the number of the decision that the request stored before; None for a new request.
+
+    Raises
+    ------
+    KeyReused : another request had the key.
+    """
+    row = connection.execute(
+        "SELECT request, number FROM decision_requests "
+        "WHERE gallery = ? AND request_key = ? AND kept_at > ?",
+        (decided.gallery, retry.key, decided.decided_at - _REQUEST_S),
+    ).fetchone()
+    if row is None:
+        return None
+    retry.require_same(row[0])
+    return int(row[1])
+
+
+def note_request(connection: sqlite3.Connection, kept: Decided, retry: Retry) -> None:
+    """Store the key of the request that made a decision; delete outdated keys."""
+    connection.execute(
+        "DELETE FROM decision_requests WHERE kept_at <= ?", (kept.decided_at - _REQUEST_S,)
+    )
+    connection.execute(
+        "INSERT INTO decision_requests VALUES (?, ?, ?, ?, ?)",
+        (kept.gallery, retry.key, retry.request, kept.number, kept.decided_at),
+    )
 
 
 def undo(connection: sqlite3.Connection, decided: Decided, now: float) -> Decided:

@@ -54,6 +54,14 @@ CREATE TABLE IF NOT EXISTS decisions (
   draw_probability REAL
 );
 CREATE INDEX IF NOT EXISTS decisions_by_query ON decisions (query_id, gallery);
+CREATE TABLE IF NOT EXISTS decision_requests (
+  gallery TEXT NOT NULL,
+  request_key TEXT NOT NULL,
+  request TEXT NOT NULL,
+  number INTEGER NOT NULL,
+  kept_at REAL NOT NULL,
+  PRIMARY KEY (gallery, request_key)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS answered (
   gallery TEXT NOT NULL,
   encoder TEXT NOT NULL,

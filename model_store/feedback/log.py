@@ -17,6 +17,7 @@ from model_store.decision import MatchDraw, MatchReview
 from model_store.feedback import cases, decisions
 from model_store.feedback.decisions import Decided
 from model_store.feedback.file import FITTED_TO, columns, opened
+from model_store.gallery.protocol import Retry
 from model_store.records import FeedbackSummary
 
 _DRAW = tuple(field.name for field in fields(MatchDraw))
@@ -71,14 +72,29 @@ class FeedbackLog:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def decide(self, decided: Decided) -> Decided:
+    def decide(self, decided: Decided, retry: Retry | None = None) -> Decided:
         """Store a decision and its pairs durably; return it with its number.
 
         The decision ends the reviewer's lease of the query. If several reviewers must agree, the
         decision has no effect on pairs until the reviewers agree.
+
+        Parameters
+        ----------
+        retry : identity of the request. A repeated request gets the stored decision.
+
+        Raises
+        ------
+        KeyReused : another request had the key of ``retry``.
         """
         with opened(self.path, writing=True) as connection:
-            return _decide(connection, decided)
+            if retry is not None:
+                number = decisions.number_of(connection, decided, retry)
+                if number is not None:
+                    return decisions.find(connection, decided.gallery, number)
+            kept = _decide(connection, decided)
+            if retry is not None:
+                decisions.note_request(connection, kept, retry)
+            return kept
 
     def decide_once(self, decided: Decided, *, replayed: bool = False) -> Decided:
         """Store the decision of a request that a client may repeat; see `decide`.

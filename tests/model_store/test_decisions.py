@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.errors import ConfigError, DecisionNotFound
+from model_store.errors import ConfigError, DecisionNotFound, KeyReused
 from model_store.feedback import AnsweredQueries, AnsweredQuery, Decided, FeedbackLog, Pair
 from model_store.feedback.exchange import from_csv, from_jsonl, to_csv, to_jsonl
+from model_store.gallery.protocol import Retry
 from model_store.table import HalfRows
 
 
@@ -36,6 +37,17 @@ def decided(
         pairs=(pair,),
         decided_at=at,
     )
+
+
+def test_key_of_a_request_is_kept_for_a_day(log: FeedbackLog) -> None:
+    retry, hour = Retry("key", "request"), 3600.0
+    for passed, number in ((0.0, 1), (23 * hour, 1), (25 * hour, 2), (26 * hour, 2)):
+        assert log.decide(decided(at=1e9 + passed), retry).number == number
+    with pytest.raises(KeyReused):
+        log.decide(decided(at=1e9 + 26 * hour), Retry("key", "another"))
+    assert len(log.decided("g")) == 2
+    other = replace(decided(at=1e9 + 26 * hour), gallery="h")
+    assert log.decide(other, retry).number == 3  # each gallery has its own keys
 
 
 def said(log: FeedbackLog) -> list[tuple[str, int]]:

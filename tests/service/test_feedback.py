@@ -19,6 +19,8 @@ from tests.end_to_end.questions import picture, search
 
 StartClient = Callable[..., TestClient]
 
+FEEDBACK = "/v1/galleries/digits/feedback"
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
@@ -133,6 +135,20 @@ def test_the_calibration_shows_what_feedback_changed(
         for each in (search(start(), digit), search(client, digit))
     )
     assert after < before
+
+
+def test_decision_that_is_sent_again_is_stored_once(client: TestClient, digit: bytes) -> None:
+    answer = search(client, digit).json()
+    said = {"query_id": answer["query"]["id"], "decision": "none_of_these", "reviewer": "ann"}
+    key = {"Idempotency-Key": "first"}
+    first, again = (client.post(FEEDBACK, json=said, headers=key) for _ in range(2))
+    assert first.json() == again.json()
+    assert "Idempotency-Replayed" not in first.headers
+    assert again.headers["Idempotency-Replayed"] == "true"
+    other = client.post(FEEDBACK, json={**said, "reviewer": "bob"}, headers=key)
+    assert (other.status_code, other.json()["code"]) == (422, "key_reused")
+    client.post(FEEDBACK, json=said, headers={"Idempotency-Key": "second"}).raise_for_status()
+    assert [one["number"] for one in client.get(FEEDBACK).json()["decisions"]] == [1, 2]
 
 
 def test_it_outlives_the_process(start: StartClient, log: Path, digit: bytes) -> None:

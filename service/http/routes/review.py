@@ -40,7 +40,7 @@ from service.serving.unknown import item_of_query
 from service.serving.writer import PreparedWrites, WriteContext
 
 from .dependencies import LAST, After, LeaseOf, ServiceState, StateOf, gallery_router
-from .items import WRITE_ERRORS, ContextOf, item_written, noted
+from .items import REPLAYED, WRITE_ERRORS, ContextOf, item_written, noted
 
 feedback_router = gallery_router("feedback")
 
@@ -91,9 +91,13 @@ async def give_feedback(
     )
     receipt = None
     if review.item is None:
-        written = await lease.engine.compute(lambda: kept.decide(decided))
+        retry = await context.retry(f"decide {review.model_dump_json()}", [])
+        written = await lease.engine.compute(lambda: kept.decide(decided, retry))
+        if written.decided_at != decided.decided_at:
+            response.headers[REPLAYED] = "true"
     else:
-        written, receipt = await _enrol(lease, state, context, review.item, decided)
+        operation = f"new {review.model_dump_json()}"
+        written, receipt = await _enrol(lease, state, context, operation, review.item, decided)
         noted(context, response, receipt)
     await lease.engine.reviews.contradict(written, answered)
     await hear(lease)
@@ -120,6 +124,7 @@ async def _enrol(
     lease: Lease,
     state: ServiceState,
     context: WriteContext,
+    operation: str,
     item: schemas.ItemOfQuery,
     decided: Decided,
 ) -> tuple[Decided, Receipt]:
@@ -135,7 +140,6 @@ async def _enrol(
 
     said = replace(decided, item_id=item.id, label=item.label)
     written = await lease.engine.compute(lambda: kept.decide_once(said))
-    operation = f"new {query_id} {item.model_dump_json()}"
     try:
         return written, await state.writer.enrol(lease, context, operation, prepared)
     except Exception:
