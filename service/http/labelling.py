@@ -13,11 +13,13 @@ import json
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from model_store.feedback import DECISIONS, Case, DecisionKind, Picture
-from service.schemas.review import ImportProblem
+from pydantic import ValidationError
+
+from model_store.feedback import Case, Picture
+from service.schemas.review import FeedbackRequest, ImportProblem
 from service.serving.queries import ReviewerDecision
 
 LABELLING = """<View>
@@ -31,6 +33,12 @@ LABELLING = """<View>
   <TextArea name="comment" toName="image" maxSubmissions="1" placeholder="comment"/>
 </View>
 """
+
+_UNFIT = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+"""Errors that a malformed annotation causes; a `ValidationError` is a `ValueError`."""
+
+_SKEW = timedelta(days=1)
+"""How far the clock of a labelling tool may be ahead."""
 
 _NAMES_AN_ITEM = {"this_item", "not_this_item", "that_item"}
 
@@ -88,13 +96,14 @@ def annotated(tasks: Iterable[object]) -> Iterator[Annotation | ImportProblem]:
             detail = "A task has no `data.query_id`: annotate tasks exported from this service."
             yield ImportProblem(query_id=None, detail=detail)
             continue
-        for annotation in task.get("annotations") or ():
+        annotations = task.get("annotations") or []
+        for annotation in annotations if isinstance(annotations, list) else [annotations]:
             try:
                 if not annotation.get("was_cancelled"):
                     yield _annotation(query_id, annotation)
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                detail = f"The annotation does not fit the labelling interface: {error!r}."
-                yield ImportProblem(query_id=query_id, detail=detail)
+            except _UNFIT as error:
+                detail = f"The annotation does not fit the labelling interface: {_why(error)}."
+                yield ImportProblem(query_id=_named(query_id), detail=detail)
 
 
 def _prediction(case: Case) -> dict[str, Any]:
@@ -135,28 +144,52 @@ def _sample(case: Case, path: str) -> dict[str, Any]:
 
 
 def _annotation(query_id: str, annotation: dict[str, Any]) -> Annotation:
-    said: dict[str, str] = {}
+    said: dict[str, object] = {}
     for result in annotation["result"]:
         value = result["value"]
-        said[result["from_name"]] = (value.get("choices") or value["text"])[0]
-    decision = said.get("decision")
-    if decision not in DECISIONS:
-        raise ValueError(f"the decision is {decision!r}, not of {DECISIONS}")
-    item_id = said.get("item")
+        given = value.get("choices") or value["text"]
+        said[result["from_name"]] = given if isinstance(given, str) else given[0]
+    decision, item_id = said.get("decision"), said.get("item")
     if decision == "that_item":
         item_id = said.get("other_item") or item_id
     if decision in _NAMES_AN_ITEM and not item_id:
         raise ValueError(f"{decision} names no item")
-    kind: DecisionKind = decision
-    review = ReviewerDecision(
-        query_id,
-        kind,
-        item_id if kind in _NAMES_AN_ITEM else None,
-        _annotator(annotation.get("completed_by")),
-        said.get("comment"),
+    # The model of `POST …/feedback` checks an imported decision as one that is sent.
+    checked = FeedbackRequest.model_validate(
+        {
+            "query_id": query_id,
+            "decision": decision,
+            "item_id": item_id if decision in _NAMES_AN_ITEM else None,
+            "reviewer": _annotator(annotation.get("completed_by")),
+            "comment": said.get("comment") or None,
+        }
     )
-    at = datetime.fromisoformat(str(annotation["created_at"]))
-    return Annotation(review, at.timestamp())
+    review = ReviewerDecision(
+        query_id, checked.decided, checked.item_id, checked.reviewer, checked.comment
+    )
+    return Annotation(review, _instant(str(annotation["created_at"])))
+
+
+def _instant(text: str) -> float:
+    """Return a time in seconds since 1970; a time without a zone is in UTC."""
+    at = datetime.fromisoformat(text)
+    at = at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC)
+    if at > datetime.now(UTC) + _SKEW:
+        raise ValueError(f"created_at is in the future: {text}")
+    return at.timestamp()
+
+
+def _why(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return repr(error)
+    return "; ".join(
+        ": ".join([*map(str, one["loc"]), one["msg"]]) for one in error.errors(include_url=False)
+    )
+
+
+def _named(query_id: str) -> str:
+    """Return a query id that can be sent: without unpaired surrogates."""
+    return query_id.encode(errors="replace").decode()
 
 
 def _annotator(who: object) -> str | None:

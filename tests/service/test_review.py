@@ -287,6 +287,65 @@ def test_label_studio_reads_the_cases_and_its_annotations_become_decisions(
     assert client.get(f"{REVIEW}/export?format=label_studio").json() == []  # all are settled
 
 
+UNFIT: dict[str, dict[str, Any]] = {
+    "a time after the year 9999": {"created_at": "9999-12-31T23:59:59-14:00"},
+    "a time before the year 1": {"created_at": "0001-01-01T00:00:00+14:00"},
+    "a time in the future": {"created_at": "2999-01-01T00:00:00Z"},
+    "a choice that is no text": {"result": [{"from_name": "decision", "value": {"choices": [{}]}}]},
+    "a comment that is no text": {"comment": [{"a": 1}]},
+    "half a character": {"comment": ["\ud800"]},
+    "a long comment": {"comment": ["a" * 2001]},
+    "no list": {"result": 5},
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_annotation_that_cannot_be_imported_is_listed_alone(
+    client: TestClient, digit: bytes, stranger: bytes, name: str
+) -> None:
+    ids = [search(client, image).json()["query"]["id"] for image in (digit, stranger)]
+    said = [{"from_name": "decision", "value": {"choices": ["none_of_these"]}}]
+    right = {"result": said, "created_at": "2026-03-09T22:16:08Z"}
+    change = dict(UNFIT[name])
+    if "comment" in change:
+        comment = {"from_name": "comment", "value": {"text": change.pop("comment")}}
+        change["result"] = [*said, comment]
+    annotated = [
+        {"data": {"query_id": ids[0]}, "annotations": [{**right, **change}]},
+        {"data": {"query_id": ids[1]}, "annotations": [right]},
+        {"data": {"query_id": ids[0]}, "annotations": 5},
+        {"data": {"query_id": "\ud800"}, "annotations": [right]},
+    ]
+    done = client.post(
+        f"{REVIEW}/import",
+        content=json.dumps(annotated),
+        headers={"Content-Type": "application/json"},
+    ).json()
+    assert [one["query_id"] for one in done["problems"]] == [ids[0], ids[0], "?"]
+    [kept] = client.get(FEEDBACK).json()["decisions"]
+    assert kept["query_id"] == ids[1]
+
+
+def test_export_of_label_studio_with_many_tasks_is_imported(
+    client: TestClient, digit: bytes
+) -> None:
+    query_id = search(client, digit).json()["query"]["id"]
+    [task] = client.get(f"{REVIEW}/export", params={"format": "label_studio"}).json()
+    result = [
+        {"from_name": "decision", "value": {"choices": ["none_of_these"]}},
+        {"from_name": "comment", "value": {"text": "a plain text"}},
+    ]
+    exported = {
+        **task,
+        **{f"field_{n}": n for n in range(20)},
+        "annotations": [{"result": result, "created_at": "2026-03-09T22:16:08Z"}],
+    }
+    done = client.post(f"{REVIEW}/import", json=[exported] * 1000)
+    assert done.status_code == 200, done.text
+    [kept] = client.get(FEEDBACK).json()["decisions"]
+    assert (kept["query_id"], kept["comment"]) == (query_id, "a plain text")
+
+
 def test_fiftyone_reads_the_cases(client: TestClient, digit: bytes) -> None:
     answer = search(client, digit).json()
     packed = client.get(f"{REVIEW}/export", params={"format": "fiftyone"})
