@@ -14,11 +14,12 @@ import base64
 import binascii
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Container
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from tempfile import SpooledTemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -43,6 +44,7 @@ from . import limits
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
+ResultT = TypeVar("ResultT")
 
 _UTF_8 = frozenset({b"utf-8", b"utf8", b"us-ascii"})
 
@@ -262,8 +264,14 @@ def _refusal(why: str) -> InvalidForm:
     )
 
 
-_PATH_OF_ITEMS = re.compile("/v1/galleries/[^/]+/items")
-_PATH_OF_GALLERIES = re.compile("/v1/galleries(/[^/]+(/rename)?)?")
+_PATH_OF_GALLERY = re.compile("/v1/galleries(?:/[^/]+)?(?:/(.+))?")
+_OF_BATCHES = frozenset({"items", "search/batch", "review/import"})
+_OF_VECTORS = frozenset({"search/vector", "decide"})
+_OF_FEEDBACK = frozenset({"feedback", "review/leases"})
+_OF_LARGE_DOCUMENTS = _OF_VECTORS | {"review/import"}
+"""Routes of a gallery, by what their bodies hold."""
+
+_JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 _DATA_URI = re.compile(r"data:[\w.+/;=-]{0,200};base64,", re.ASCII)
 
@@ -371,21 +379,28 @@ class BoundedBodies:
 
     def _bound(self, path: str) -> _Bound:
         """Return the size limit of a body sent to ``path``."""
-        if path.endswith(("/search/batch", "/review/import")) or _PATH_OF_ITEMS.fullmatch(path):
+        route = _route_of(path)
+        if route in _OF_BATCHES:
             return _Bound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
-        if path.endswith(limits.VECTOR_PATHS):
+        if route in _OF_VECTORS:
             most = limits.MAX_VECTOR_BYTES
             return _Bound(most, "a document of vectors", most)
-        if path.endswith(limits.TEXT_PATH):
+        if route == "search/text":
             return _Bound(limits.MAX_TEXT_BYTES, "a document with a text", limits.MAX_TEXT_BYTES)
-        if path.endswith(("/feedback", "/review/leases")):
+        if route in _OF_FEEDBACK:
             return _Bound(0, "feedback", limits.FORM_ALLOWANCE)
-        if _PATH_OF_GALLERIES.fullmatch(path):
+        if route in {"", "rename"}:
             return _Bound(0, "the description of a gallery", limits.FORM_ALLOWANCE)
         image = self._max_image_bytes
         in_base64 = 4 * -(-image // 3)
-        most = in_base64 if path.endswith("/search/json") else image
+        most = in_base64 if route == "search/json" else image
         return _Bound(most, "an image", image)
+
+
+def _route_of(path: str) -> str | None:
+    """Return the part of a path that follows the name of a gallery; None for other paths."""
+    found = _PATH_OF_GALLERY.fullmatch(path)
+    return None if found is None else found[1] or ""
 
 
 class BoundedRequest(Request):
@@ -411,68 +426,63 @@ class BoundedRequest(Request):
                     self._fields = await read_form(content_type, pieces)
         return self._fields
 
+    def leave_out(self, names: Container[str]) -> None:
+        """Leave the empty fields with one of the ``names`` out of the form, as missing fields."""
+        assert self._fields is not None  # noqa: S101 - the form has been read
+        self._fields = FormData(
+            [
+                (name, value)
+                for name, value in self._fields.multi_items()
+                if name not in names or not is_empty(value)
+            ]
+        )
+
     async def body(self) -> bytes:
-        """Return the body; refuse a JSON document with too many elements while it arrives."""
+        """Return the body; refuse a JSON document with too many elements."""
         if self._document is not None:
             return self._document
-        is_document = "json" in self.headers.get("content-type", "")
-        parts = _Parts(limits.MAX_JSON_NUMBERS if self._holds_vectors else 0)
-        chunks: list[bytes] = []
-        try:
-            async for chunk in self.stream():
-                chunks.append(chunk)
-                if is_document:
-                    parts.add(chunk)
-            self._document = b"".join(chunks)
-        finally:
-            # After an error, FastAPI keeps this frame in a reference cycle. Emptying these names
-            # frees the body before the garbage collector runs.
-            chunks.clear()
-            chunk = b""
-        return self._document
-
-    @property
-    def _holds_vectors(self) -> bool:
-        """True for a path whose documents contain vectors."""
-        return self.url.path.endswith(limits.VECTOR_PATHS)
+        document = await super().body()
+        if "json" in self.headers.get("content-type", ""):
+            path = self.scope["path"].removeprefix(self.scope.get("root_path", ""))
+            is_large = _route_of(path) in _OF_LARGE_DOCUMENTS
+            most = limits.MAX_LARGE_JSON_PARTS if is_large else limits.MAX_JSON_PARTS
+            if not await _computed(document, partial(_has_at_most, most, document)):
+                self._body = document = b""  # the traceback would keep the body in memory
+                raise InvalidRequest(
+                    f"The document has more than {most:,} parts. Send only the fields that /docs "
+                    "lists, in several requests if these are too many."
+                )
+        self._document = document
+        return document
 
     async def json(self) -> Any:  # noqa: ANN401 - as `Request` has it
         """Return the parsed JSON document; a thread parses large documents."""
         body = await self.body()
         try:
-            if len(body) <= limits.AT_ONCE_BYTES:
-                return read_json(body)
-            return await asyncio.to_thread(read_json, body)
+            return await _computed(body, partial(read_json, body))
         except RepeatedName as error:
             raise InvalidRequest(f"The document {error}") from None
 
 
-class _Parts:
-    """Counts the brackets, commas and colons of a JSON document while it arrives.
+async def _computed(document: bytes, work: Callable[[], ResultT]) -> ResultT:
+    """Return the result of ``work`` on a document; a thread does the work on large documents."""
+    return work() if len(document) <= limits.AT_ONCE_BYTES else await asyncio.to_thread(work)
 
-    Parameters
-    ----------
-    n_free : number of commas that do not count, because they separate the numbers of vectors.
-    """
 
-    def __init__(self, n_free: int) -> None:
-        self._n_free = n_free
-        self._n_structure = self._n_commas = 0
+def _has_at_most(most: int, document: bytes) -> bool:
+    """Return whether a JSON document has at most ``most`` parts; see `limits.MAX_JSON_PARTS`."""
+    return _n_parts(document) <= most or _n_parts(_JSON_STRING.sub(b"", document)) <= most
 
-    def add(self, piece: bytes) -> None:
-        """Count the elements in the next piece of the document.
 
-        Raises
-        ------
-        InvalidRequest : the document has too many elements.
-        """
-        self._n_structure += sum(map(piece.count, (b"[", b"{", b":")))
-        self._n_commas += piece.count(b",")
-        if self._n_structure + max(0, self._n_commas - self._n_free) > limits.MAX_JSON_PARTS:
-            raise InvalidRequest(
-                f"The document has more than {limits.MAX_JSON_PARTS:,} parts. Send only the fields "
-                "that /docs lists."
-            )
+def _n_parts(document: bytes) -> int:
+    return sum(map(document.count, (b"[", b"{", b",", b":")))
+
+
+def is_empty(value: UploadFile | str) -> bool:
+    """Return whether a form field is empty. An empty field is treated as a missing field."""
+    if isinstance(value, str):
+        return value == ""
+    return value.filename == "" and value.size == 0  # browsers send this if no file is chosen
 
 
 def from_base64(text: str, max_bytes: int) -> bytes:

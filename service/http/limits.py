@@ -46,20 +46,21 @@ MAX_FILES = MAX_FIELDS = 64
 MAX_FIELD_BYTES = 2**20
 """Maximum bytes of a text field in a form; enough for 32 items with metadata."""
 
-MAX_JSON_PARTS = 4_096
-"""Maximum number of opening brackets, commas and colons in a JSON document. Characters in strings
-count too."""
+MAX_JSON_PARTS = 2**14
+"""Maximum number of opening brackets, commas and colons in a JSON document, outside strings; more
+than the largest metadata can have."""
 
-TEXT_PATH = "/search/text"
+MAX_LARGE_JSON_PARTS = 2**19
+"""The same for a document of vectors or of annotations: enough for 1,000 neighbours with 256
+numbers each, or for 1,000 annotated tasks of Label Studio."""
+
 MAX_TEXT_BYTES = 64 * 2**10
 """Maximum bytes of a JSON document with a text query: enough for a filter and the longest text with
 every character escaped (12 bytes)."""
 
-VECTOR_PATHS = ("/search/vector", "/decide")
-MAX_JSON_NUMBERS = 2**18
 MAX_VECTOR_BYTES = 4 * 2**20
-"""Maximum commas and bytes of a JSON document with vectors. The document can have 1,000 neighbours
-with 256 numbers each as text, or larger vectors in base64."""
+"""Maximum bytes of a JSON document with vectors. The document can have 1,000 neighbours with 256
+numbers each as text, or larger vectors in base64."""
 
 AT_ONCE_BYTES = 2**18
 """Maximum bytes of a JSON document that is parsed on the event loop. Parsing then takes about a

@@ -34,7 +34,7 @@ from starlette.datastructures import FormData, Headers, UploadFile
 
 from model_store.errors import InvalidHead, UnsupportedMediaType
 from service.access.access import GuardedRoute
-from service.http.bodies import BoundedRequest, check_charset
+from service.http.bodies import BoundedRequest, check_charset, is_empty
 from service.schemas.base import suggestion
 
 MULTIPART = "multipart/form-data"
@@ -105,6 +105,7 @@ class CheckedRoute(GuardedRoute):
             form = await request.form()
             try:
                 _check_form(form, in_body, in_address)
+                request.leave_out({name for name, is_list in in_body.items() if not is_list})
                 return await handle(request)
             finally:
                 await form.close()
@@ -282,13 +283,6 @@ def _error(place: str, name: str, text: str) -> Error:
     return {"type": "not_understood", "loc": (place, name[:100]), "msg": text}
 
 
-def is_empty(value: UploadFile | str) -> bool:
-    """Return whether a form field is empty. An empty field is treated as a missing field."""
-    if isinstance(value, str):
-        return value == ""
-    return value.filename == "" and value.size == 0  # browsers send this if no file is chosen
-
-
 def _options_in_address(dependant: Dependant) -> Iterator[tuple[str, bool]]:
     """Yield the options that a route reads from the query string."""
     for field in dependant.query_params:
@@ -358,8 +352,7 @@ async def form_of(request: Request, model: type[ModelT]) -> AsyncIterator[ModelT
     await _check_media_type(request)
     form = await request.form()
     try:
-        sent = {name: value for name, value in form.items() if not is_empty(value)}
-        yield validated(model, sent, "body")
+        yield validated(model, form, "body")
     finally:
         await form.close()
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from model_store.gallery.filters.grammar import MAX_BYTES
+from model_store.item_ids import MAX_ID_LENGTH
 from model_store.records import Explanation, Match, QualityHint, RollUp
 from model_store.verdicts import MAX_TEXT_CHARACTERS, Absence, FilterMeans, Level, Order, Verdict
 
@@ -550,7 +551,7 @@ class VectorSearchRequest(VectorFields, JsonSearchFields):
 class Neighbour(RequestModel):
     """An item that another store has found."""
 
-    id: str = Field(min_length=1, max_length=512)
+    id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     label: str | None = Field(None, max_length=512)
     similarity: float | None = Field(
         None, description="Cosine to the query; give it for all neighbours or for none."

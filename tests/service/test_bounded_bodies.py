@@ -137,6 +137,17 @@ async def test_a_body_beyond_its_bound_is_refused(
             await receive()
 
 
+@pytest.mark.parametrize(
+    "item_id",
+    ["feedback", "shelf/search/batch", "a/decide", "search/text", "review/leases", "search/json"],
+)
+def test_id_of_an_item_does_not_change_the_size_of_its_image(
+    bodies: BoundedBodies, item_id: str
+) -> None:
+    path = "/v1/galleries/digits/items/"
+    assert bodies._bound(path + item_id) == bodies._bound(path + "plain")
+
+
 async def test_one_that_says_itself_that_it_is_too_large_is_refused(bodies: BoundedBodies) -> None:
     with pytest.raises(ImageTooLarge, match="451 bytes"):
         async with bodies.taken_in(scope_of(IMAGE + 1), bytes_of(1)):

@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 from starlette.types import Message
 
 from service.http.bodies import BoundedRequest
+from service.http.limits import MAX_JSON_PARTS
 from tests.end_to_end.questions import search
 
 StartClient = Callable[..., TestClient]
@@ -72,7 +73,7 @@ def test_a_document_of_nothing_but_structure_is_given_up(
     )
     too_large = path == "feedback" and len(body) > 2**16
     assert refused.status_code == (413 if too_large else 422)
-    assert too_large or "4,096 parts" in refused.json()["detail"]
+    assert too_large or f"{MAX_JSON_PARTS:,} parts" in refused.json()["detail"]
 
 
 def test_what_the_options_need_is_no_such_document(client: TestClient, digit: bytes) -> None:
@@ -80,6 +81,19 @@ def test_what_the_options_need_is_no_such_document(client: TestClient, digit: by
     asked = {"image_base64": b64encode(digit).decode(), "filter": wanted, "limit": 3}
     response = client.post(f"{GALLERY}/search/json", json=asked)
     assert response.status_code == 200, response.text
+
+
+def test_commas_of_a_text_are_no_parts_of_a_document(client: TestClient) -> None:
+    text = ',[{:\\"' * 40_000
+    refused = client.post(f"{GALLERY}/search/json", json={"image_base64": text})
+    assert refused.json()["errors"][0]["pointer"] == "/body/image_base64"  # it was read
+    unended = b'{"image_base64": "' + b'\\",[' * 200_000
+    started = time.process_time()
+    refused = client.post(
+        f"{GALLERY}/search/json", content=unended, headers={"Content-Type": "application/json"}
+    )
+    assert refused.status_code == 422
+    assert time.process_time() - started < 2  # each string is read once
 
 
 def test_others_are_answered_while_a_large_document_is_read(

@@ -333,7 +333,7 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         ),
         422,
         "invalid_request",
-        "more than 4,096 parts",
+        "more than 16,384 parts",
     ),
     "bytes that are no text in an address": (
         get("/v1/galleries/%ff%00"),

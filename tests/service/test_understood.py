@@ -198,6 +198,17 @@ def test_field_that_is_left_empty_was_not_sent(client: TestClient, digit: bytes)
     assert len(response.json()["results"]) == 10
 
 
+@pytest.mark.parametrize("values", [("3", ""), ("", "3"), ("", "3", "")])
+def test_empty_field_beside_another_changes_nothing(
+    client: TestClient, digit: bytes, values: tuple[str, ...]
+) -> None:
+    image = part("image", digit, "Content-Type: image/png", file="a.png")
+    limits = [part("limit", value.encode()) for value in values]
+    answer = post_form(client, form(image, *limits, part("image", b"", file="")))
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["results"]) == 3
+
+
 def test_empty_filter_of_a_form_is_refused(client: TestClient, digit: bytes) -> None:
     """A variable that is not set, in the script that keeps tenants apart."""
     assert "is empty" in named(ask(client, digit, filter=""))["/body/filter"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from service.http.limits import MAX_JSON_NUMBERS, MAX_JSON_PARTS
+from service.http.limits import MAX_LARGE_JSON_PARTS
 from tests.end_to_end.questions import embed, search
 
 VECTOR = "/v1/galleries/digits/search/vector"
@@ -185,10 +185,16 @@ class TestDecide:
 
     def test_documents_of_many_parts(self, client: TestClient, embedded: dict[str, Any]) -> None:
         json = {"Content-Type": "application/json"}
-        for body in (b"[" * (MAX_JSON_PARTS + 1), b"[" + b"0," * (MAX_JSON_NUMBERS + 5000)):
+        for body in (b"[" * (MAX_LARGE_JSON_PARTS + 1), b"[" + b"0," * MAX_LARGE_JSON_PARTS):
             assert_problem(client.post(DECIDE, content=body, headers=json), 422, "invalid_request")
         vectors = [{"id": str(n), "vector": embedded["mean"]} for n in range(200)]
         answer = client.post(DECIDE, json={**embedded, "neighbours": vectors})
         assert answer.status_code == 200, answer.text  # 25,600 numbers
+        urls = [
+            {"id": f"https://a.example/{n:05}" + "x" * 1_000, "label": "1", "similarity": 0.5}
+            for n in range(1_000)
+        ]
+        answer = client.post(DECIDE, json={**embedded, "neighbours": urls})
+        assert answer.status_code == 200, answer.text  # ids as long as a gallery's may be
         large = b'{"mean": "' + b"A" * (5 * 2**20) + b'"}'
         assert_problem(client.post(DECIDE, content=large, headers=json), 413, "image_too_large")

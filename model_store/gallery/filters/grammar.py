@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -114,8 +115,7 @@ def read_json(text: str | bytes) -> Any:  # noqa: ANN401 - any document
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        repeated = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
         raise RepeatedName(f"has {repeated[:40]!r} twice in one object. Name it once.")
     return found
 
