@@ -56,6 +56,8 @@ EXPOSED_HEADERS = [
     "X-Request-Id",
     "Retry-After",
     "ETag",
+    "Link",
+    "Location",
     "WWW-Authenticate",
     "RateLimit-Limit",
     "RateLimit-Remaining",

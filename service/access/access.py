@@ -177,7 +177,7 @@ class Access:
         """Count searches against the key's quota; failed searches count too.
 
         Returns the state of the quota; None without a quota. With ``n`` = 0 nothing
-        is counted.
+        is counted. If fewer than ``n`` searches are left, none is counted.
 
         Raises
         ------
@@ -187,16 +187,28 @@ class Access:
         rate = caller.limits.searches
         if rate is None:
             return None
-        standing = await self._rates.count(f"searches of {caller.account}", rate, n)
+        account = f"searches of {caller.account}"
+        if n > 1:
+            standing = await self._rates.count(account, rate, 0)
+            left = rate.amount - standing.count
+            if left < n:
+                state = f"{max(left, 0):,} are left for {n:,} further searches"
+                raise self._used_up(request, standing, rate, state)
+        standing = await self._rates.count(account, rate, n)
         if n and standing.exceeded:
-            wait = standing.headers()["Retry-After"]
-            request.state.answer_headers["Retry-After"] = wait
-            raise SearchesUsedUp(
-                f"The key {caller.id} allows {rate.amount:,} searches within {rate.get_expiry():,} "
-                f"s, and all are used. The next period begins in {wait} s. The "
-                "service's operator can raise this quota."
-            )
+            raise self._used_up(request, standing, rate, "all are used")
         return standing
+
+    def _used_up(
+        self, request: Request, standing: Standing, rate: RateLimitItem, state: str
+    ) -> SearchesUsedUp:
+        wait = standing.headers()["RateLimit-Reset"]
+        request.state.answer_headers["Retry-After"] = wait
+        return SearchesUsedUp(
+            f"The key {request.state.caller.id} allows {rate.amount:,} searches within "
+            f"{rate.get_expiry():,} s, and {state}. The next period begins in {wait} s. The "
+            "service's operator can raise this quota."
+        )
 
     async def close(self) -> None:
         """Close connections."""

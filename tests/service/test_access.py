@@ -289,6 +289,8 @@ class TestAnswersToAKey:
                 "RateLimit-Limit",
                 "RateLimit-Remaining",
                 "RateLimit-Reset",
+                "Link",
+                "Location",
             } <= set(exposed)
             assert {"origin", "authorization"} <= vary(response)
 

@@ -21,6 +21,7 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
@@ -744,4 +745,4 @@ async def test_sample_is_found_by_its_whole_id() -> None:
     lease: Any = SimpleNamespace(bundle=bundle)
     for other in ("1", "123", "2"):
         with pytest.raises(SampleNotFound):
-            await get_sample(lease, other)
+            await get_sample(Request({"type": "http", "headers": []}), lease, other)

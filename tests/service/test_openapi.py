@@ -484,6 +484,13 @@ REQUESTS: dict[tuple[str, str], Ask] = {
         "/v1/galleries/digits/items/none/thumbnail"
     ),
     ("get_sample", "200"): lambda client: client.get("/v1/galleries/digits/samples/1"),
+    ("get_sample", "304"): lambda client: client.get(
+        "/v1/galleries/digits/samples/1",
+        headers={
+            "If-None-Match": client.get("/v1/galleries/digits/samples/1").headers["ETag"],
+            "Range": "items=0-1",
+        },
+    ),
     ("get_sample", "422"): lambda client: client.get("/v1/galleries/digits/samples/1?size=large"),
     ("get_sample", "404"): lambda client: client.get("/v1/galleries/digits/samples/none"),
     **{

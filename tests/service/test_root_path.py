@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -50,6 +51,12 @@ def test_docs_and_openapi_name_the_prefix(prefixed: TestClient) -> None:
     assert asset is not None
     assert prefixed.get(asset[1]).status_code == 200
     assert prefixed.get("/openapi.json").json()["servers"] == [{"url": "/vouch"}]
+
+
+def test_location_of_a_new_gallery_has_the_prefix(start: StartClient, tmp_path: Path) -> None:
+    client = start(root_path="/vouch", galleries=tmp_path / "galleries")
+    made = client.post("/v1/galleries", json={"name": "shoes", "like": "digits"})
+    assert made.headers["Location"] == "/vouch/v1/galleries/shoes"
 
 
 def test_redirects_and_problems_have_the_prefix(prefixed: TestClient) -> None:

@@ -440,6 +440,17 @@ class TestQuotas:
         assert client.get("/v1/galleries/digits", headers=key).status_code == 200
         assert client.get("/v1/usage", headers=key).json()["searches"]["used"] == 4
 
+    def test_batch_beyond_the_quota_leaves_what_is_left(
+        self, client: TestClient, keys_file: KeysFile, digit: bytes
+    ) -> None:
+        key = bearer(keys_file.make("read", searches="5/month"))
+        files = [("images", digit)] * 8
+        refused = client.post("/v1/galleries/digits/search/batch", files=files, headers=key)
+        assert (refused.status_code, refused.json()["code"]) == (429, "searches_used_up")
+        assert "4 are left for 7 further searches" in refused.json()["detail"]
+        assert int(refused.headers["retry-after"]) > 0
+        assert client.get("/v1/usage", headers=key).json()["searches"]["used"] == 1
+
     def test_searches_are_counted_for_all_replicas_and_over_a_restart_in_redis(
         self, serve: START, keys_file: KeysFile, digit: bytes, redis_server: Redis
     ) -> None:

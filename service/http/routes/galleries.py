@@ -40,6 +40,7 @@ from model_store.verdicts import Order
 from service import schemas
 from service.access.access import requires
 from service.access.caller import Caller
+from service.access.hosts import root_path
 from service.http import answers
 from service.http.problems import responses
 from service.http.routing import JSON, body_of
@@ -564,7 +565,7 @@ async def create_gallery(
         caller.sees,
         caller.limits.max_galleries,
     )
-    response.headers["Location"] = f"/v1/galleries/{body.name}"
+    response.headers["Location"] = f"{root_path.get()}/v1/galleries/{body.name}"
     while True:  # until the deadline: the gallery exists, so the client must not create it again
         with suppress(NotReady):
             return await _detail(body.name, state)

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 from fastapi import Depends, File, Form, Header, Path, Query, Request, Response, UploadFile
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse
 
 from model_store.errors import (
     ActivationRefused,
@@ -181,12 +180,17 @@ async def get_thumbnail(
     found = await lease.engine.compute(lambda: picture_of(gallery, item_id, size))
     if not found.data:
         raise ItemNotFound(f"There is no picture of {item_id!r}: the gallery has only vectors.")
-    tag = f'"{hashlib.blake2b(found.data, digest_size=16).hexdigest()}"'
-    headers = {"Cache-Control": PASSING, "ETag": tag}
+    return _picture(request, found.data, found.media_type, PASSING)
+
+
+def _picture(request: Request, data: bytes, media_type: str, cache_control: str) -> Response:
+    """Return a picture, or 304 if the client has it."""
+    tag = f'"{hashlib.blake2b(data, digest_size=16).hexdigest()}"'
+    headers = {"Cache-Control": cache_control, "ETag": tag}
     known = request.headers.get("If-None-Match", "")
     if tag in known or known.strip() == "*":
         return Response(status_code=304, headers=headers)
-    return Response(found.data, headers=headers, media_type=found.media_type)
+    return Response(data, headers=headers, media_type=media_type)
 
 
 @router.get(
@@ -207,10 +211,12 @@ async def get_item(lease: LeaseOf, item_id: str) -> schemas.ItemDetail:
     response_class=Response,
     responses={
         200: {"content": {"image/png": {}, "image/jpeg": {}}},
+        304: {"description": "The picture matches `If-None-Match`."},
         **responses(GalleryNotFound, SampleNotFound, InvalidRequest),
     },
 )
 async def get_sample(
+    request: Request,
     lease: LeaseOf,
     sample_id: str,
     size: Annotated[
@@ -221,18 +227,17 @@ async def get_sample(
     bundle = lease.bundle
     for sample in bundle.manifest.samples:
         if sample.id == sample_id:
-            headers = {"Cache-Control": IMMUTABLE}
             file = inside(bundle.directory, sample.file)
-            if size == "original":
-                return FileResponse(file, headers=headers, media_type="image/png")
             data = await asyncio.to_thread(file.read_bytes)
+            if size == "original":
+                return _picture(request, data, "image/png", IMMUTABLE)
             small = (await lease.engine.decode(data, thumbnail=True)).thumbnail
             if small is None:
                 raise InternalError("The decoder made no thumbnail.")
             icon = await lease.engine.compute(partial(encode_icon, small.data, ICON_SIDE))
             if icon is None:
-                return Response(small.data, headers=headers, media_type=small.media_type)
-            return Response(icon, headers=headers, media_type="image/jpeg")
+                return _picture(request, small.data, small.media_type, IMMUTABLE)
+            return _picture(request, icon, "image/jpeg", IMMUTABLE)
     raise SampleNotFound(f"The gallery {bundle.name!r} has no sample {sample_id!r}.")
 
 
