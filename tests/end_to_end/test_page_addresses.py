@@ -85,6 +85,27 @@ def test_a_dialog_has_an_address(shown: Shown, room: str, dialog: str) -> None:
     expect(shown.page).to_have_url(f"{ORIGIN}/#/shoes")
 
 
+def test_the_way_back_closes_the_dialog_of_an_address(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = {"items": [], "n_items": 0, "next_cursor": None}
+    shown.replies["/v1/galleries/shoes/feedback"] = {"decisions": [], "next_after": None}
+    shown.report = {**shown.report, "errors_over_time": {"n_asked": 0}}
+    shown.ask()
+    answer = shown.page.url
+    shown.page.evaluate("location.hash = '#/shoes/items'")
+    expect(shown.found("browse")).to_be_visible()
+    shown.page.go_back()
+    expect(shown.found("browse")).to_have_count(0)
+    expect(shown.found("verdict")).to_be_visible()
+    assert shown.page.url == answer
+    for address, dialog in (("items", "browse"), ("decisions", "decided-list")):
+        shown.page.evaluate("address => { location.hash = `#/shoes/${address}`; }", address)
+        expect(shown.found(dialog)).to_be_visible()
+    expect(shown.found("browse")).to_have_count(0)
+    shown.page.keyboard.press("Escape")
+    expect(shown.found("decided-list")).to_have_count(0)
+    expect(shown.page).to_have_url(answer)
+
+
 def test_an_unknown_gallery_is_named_and_no_other_opened(shown: Shown) -> None:
     shown.page.goto(f"{ORIGIN}/#/bo%6Fts")
     problem = shown.found("problem")

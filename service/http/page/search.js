@@ -133,8 +133,10 @@ export class Search {
     return new Problem({ title: t`Create the first gallery`, panel });
   }
 
-  /** Go to a place: a gallery, and a room of it. */
+  /** Go to a place: a gallery, and a room of it. Dialogs of the place before are closed. */
   go([name = this.$("gallery-picker").options[0]?.value, ...room]) {
+    this.left?.();
+    for (const dialog of this.part.querySelectorAll("dialog[open]")) dialog.close();
     if (this.gallery && name === this.gallery.name) return this.enter(room);
     Object.assign(this, { name, room });
     this.$("gallery-picker").value = name;
@@ -196,10 +198,15 @@ export class Search {
     if (!dialog) return;
     const before = this.at ?? [];
     this.went(room);
-    dialog.addEventListener("close", () => {
+    const closed = () => {
       if (this.part.querySelector("dialog[open]")) return; // another one took its place
       if ([room, dialog.dataset.room ?? room].includes(this.at?.[0])) this.went(...before);
-    });
+    };
+    dialog.addEventListener("close", closed);
+    this.left = () => { // for another address, which stays
+      dialog.removeEventListener("close", closed);
+      Object.assign(this, { at: before, left: null });
+    };
   }
 
   /** Open the picked gallery; an open query is repeated there. */
