@@ -28,12 +28,13 @@ LATE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class AnsweredQuery:
-    """The embedding of a query.
+    """The embedding of a query, and the gallery that answered it.
 
     Attributes
     ----------
     query_id : id of the query.
     mean, variance, features : bytes of one row each, see `HalfRows.to_bytes`.
+    version : version of the gallery that answered; None if an earlier release stored the query.
     noted_at : time of the answer, seconds since 1970. The query is written to the file later.
     """
 
@@ -41,6 +42,7 @@ class AnsweredQuery:
     mean: bytes
     variance: bytes
     features: bytes
+    version: int | None = None
     noted_at: float = field(default_factory=time.time, compare=False, kw_only=True)
 
     def rows(self) -> tuple[HalfRows, HalfRows, HalfRows]:
@@ -87,7 +89,7 @@ class AnsweredQueries:
             return None
         with opened(self._path) as connection:
             row = connection.execute(
-                "SELECT query_id, mean, variance, features FROM answered "  # noqa: S608
+                "SELECT query_id, mean, variance, features, version FROM answered "  # noqa: S608
                 "WHERE gallery = ? AND encoder = ? AND query_id = ? AND "
                 f"(answered_at >= ? OR {_UNDER_REVIEW})",
                 (gallery, encoder, query_id, time.time() - self._retention_s),
@@ -116,9 +118,10 @@ def add(
     """Store queries, except queries that a user has deleted after the answer."""
     queries = [one for one in queries if not is_forgotten(connection, gallery, one)]
     connection.executemany(
-        "INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO answered (gallery, encoder, query_id, answered_at, "
+        "mean, variance, features, version) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (gallery, encoder, one.query_id, now, one.mean, one.variance, one.features)
+            (gallery, encoder, one.query_id, now, one.mean, one.variance, one.features, one.version)
             for one in queries
         ],
     )

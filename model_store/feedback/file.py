@@ -70,6 +70,7 @@ CREATE TABLE IF NOT EXISTS answered (
   mean BLOB NOT NULL,
   variance BLOB NOT NULL,
   features BLOB NOT NULL,
+  version INTEGER,
   PRIMARY KEY (gallery, encoder, query_id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS answered_by_time ON answered (answered_at);
@@ -134,6 +135,7 @@ _ADDED = {
         "predicted_before": "REAL",
         "squares_before": "REAL",
     },
+    "answered": {"version": "INTEGER"},
     "cases": {"draw_probability": "REAL", "drawn_evenly": "INTEGER"},
 }
 """Columns that files of earlier releases lack. Rows without these values cannot be used for a

@@ -13,8 +13,8 @@ import math
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from pydantic import TypeAdapter
@@ -29,21 +29,28 @@ from service.settings import Settings
 T = TypeVar("T")
 
 _HEADER = struct.Struct("<32sI")
-_Described = tuple[QueryImage | None, QueryText | None]
+_Described = tuple[QueryImage | None, QueryText | None, Mapping[str, int]]
 _DESCRIBED: TypeAdapter[_Described] = TypeAdapter(_Described)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """An encoded query: its predictive distribution, and a description of its image or text."""
+    """An encoded query: its predictive distribution, and a description of its image or text.
+
+    Attributes
+    ----------
+    versions : version of each gallery that answered the query, at the last answer. The keys are
+        those of `Bundle.key`.
+    """
 
     image: QueryImage | None
     predictive: Predictive
     text: QueryText | None = None
+    versions: Mapping[str, int] = field(default_factory=dict)
 
     def to_bytes(self, key: str, secret: bytes = b"") -> bytes:
         """Return the entry as bytes: seal, length of the JSON, JSON, predictive distribution."""
-        described = _DESCRIBED.dump_json((self.image, self.text))
+        described = _DESCRIBED.dump_json((self.image, self.text, self.versions))
         body = described + self.predictive.to_bytes()
         return _HEADER.pack(_seal(key, body, secret), len(described)) + body
 
@@ -55,11 +62,11 @@ class CacheEntry:
             body = memoryview(data)[_HEADER.size :]
             if not hmac.compare_digest(seal, _seal(key, body, secret)):
                 return None
-            image, text = _DESCRIBED.validate_json(bytes(body[:length]))
+            image, text, versions = _DESCRIBED.validate_json(bytes(body[:length]))
         except (struct.error, ValueError):
             return None
         predictive = Predictive.from_bytes(body[length:])
-        return None if predictive is None else cls(image, predictive, text)
+        return None if predictive is None else cls(image, predictive, text, versions)
 
 
 def _seal(key: str, body: bytes | memoryview, secret: bytes) -> bytes:
@@ -98,7 +105,7 @@ class Cache(Protocol):
         """Close connections."""
 
 
-ENTRY_BYTES = 1700
+ENTRY_BYTES = 2000
 """Memory of an entry without its arrays, in bytes: the key and the Python objects."""
 
 
@@ -235,7 +242,7 @@ def open_cache(settings: Settings) -> Cache:
     )
 
 
-KEY_VERSION = 10
+KEY_VERSION = 11
 """The version of the cache entries; every key contains it. The version must be increased if the
 format of the entries changes, or if the numbers in the entries are computed differently."""
 

@@ -291,7 +291,14 @@ class SearchEngine:
         known = await self._remembered(key)
         looked_up = {"cache": time.perf_counter() - started}
         if known is not None:
-            return Encoded(query_id, known.image, known.predictive, "hit", looked_up)
+            return Encoded(
+                query_id,
+                known.image,
+                known.predictive,
+                "hit",
+                looked_up,
+                versions=known.versions,
+            )
         encoded = await self._flights.do(key, lambda: self._encode(query_id, data, prepared))
         return replace(encoded, seconds=looked_up | encoded.seconds)
 
@@ -306,9 +313,10 @@ class SearchEngine:
         query_id, predictive = await self.compute(
             lambda: (vector_id(query), predictive_of(self._retriever, query))
         )
-        await self._cache.put(self._key(query_id), CacheEntry(None, predictive))
+        entry = CacheEntry(None, predictive, versions=self._versions)
+        await self._cache.put(self._key(query_id), entry)
         seconds = {"predict": time.perf_counter() - started}
-        return Encoded(query_id, None, predictive, "miss", seconds)
+        return Encoded(query_id, None, predictive, "miss", seconds, versions=entry.versions)
 
     async def encoded_text(self, text: str) -> Encoded:
         """Embed a text, or use the cached result.
@@ -323,13 +331,24 @@ class SearchEngine:
         known = await self._remembered(key)
         seconds = {"cache": time.perf_counter() - started}
         if known is not None:
-            return Encoded(query_id, None, known.predictive, "hit", seconds, known.text)
+            return Encoded(
+                query_id, None, known.predictive, "hit", seconds, known.text, known.versions
+            )
         started = time.perf_counter()
         found = await self.compute(lambda: embed_text(self._retriever, text))
         seconds["encode"] = time.perf_counter() - started
         said = QueryText(n_tokens=found.n_tokens, warnings=list(found.warnings))
-        await self._cache.put(key, CacheEntry(None, found.predictive, said))
-        return Encoded(query_id, None, found.predictive, "miss", seconds, said)
+        entry = CacheEntry(None, found.predictive, said, self._versions)
+        await self._cache.put(key, entry)
+        return Encoded(query_id, None, found.predictive, "miss", seconds, said, entry.versions)
+
+    async def answered(self, encoded: Encoded, version: int) -> None:
+        """Store the version of the gallery that answered a query, for later decisions."""
+        if encoded.versions.get(self.bundle.key) == version:
+            return
+        versions = {**encoded.versions, self.bundle.key: version}
+        entry = CacheEntry(encoded.image, encoded.predictive, encoded.text, versions)
+        await self._cache.put(self._key(encoded.query_id), entry)
 
     async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail, bytes]:
         """Return embedding, thumbnail and preview for a new item; see `encoded`."""
@@ -351,10 +370,12 @@ class SearchEngine:
         """
         entry = await self._remembered(self._key(query_id))
         if entry is None:
-            embeddings = await self.retained.find(query_id)
-            if embeddings is not None:
+            retained = await self.retained.find(query_id)
+            if retained is not None:
+                embeddings, version = retained
                 found = await self.compute(lambda: self._retriever.predictives(embeddings))
-                return CacheEntry(None, found[0])
+                versions = {} if version is None else {self.bundle.key: version}
+                return CacheEntry(None, found[0], versions=versions)
             if not self._cache.is_reachable:
                 raise NotReady(
                     "The cache of queries does not answer. Send the request again later. If this "
@@ -432,6 +453,10 @@ class SearchEngine:
             return pace.at_once(work)
         return await self._threads.compute(partial(pace.on_thread, work))
 
+    @property
+    def _versions(self) -> dict[str, int]:
+        return {self.bundle.key: self.bundle.version}
+
     def _key(self, query_id: str) -> str:
         return f"{self._key_prefix}:{query_id}"
 
@@ -464,7 +489,8 @@ class SearchEngine:
         prepared = prepared or await self.decode(data)
         decoded = time.perf_counter()
         embeddings, predictive = await self._embed(prepared.pixels)
-        self.retained.note(query_id, embeddings)
+        versions = self._versions
+        self.retained.note(query_id, embeddings, self.bundle.version)
         seconds = {"decode": decoded - started, "encode": time.perf_counter() - decoded}
         image = QueryImage(
             format=prepared.format,
@@ -472,9 +498,9 @@ class SearchEngine:
             height=prepared.height,
             warnings=list(prepared.warnings),
         )
-        entry = CacheEntry(image, predictive)
+        entry = CacheEntry(image, predictive, versions=versions)
         await self._cache.put(self._key(query_id), entry)
-        return Encoded(query_id, entry.image, predictive, "miss", seconds)
+        return Encoded(query_id, image, predictive, "miss", seconds, versions=versions)
 
     async def _embed(self, image: Inputs) -> tuple[Embeddings, Predictive]:
         """Return embedding and predictive distribution of one image at the encoder's input size."""

@@ -109,7 +109,7 @@ class Lease:
         found = await self._searched(await self.engine.encoded(data), parameters, started)
         if parameters.where is None and self._retriever.calibration is not None:
             draw = self.watch.audit.draw(found.query_id, found.answer)
-            self.engine.reviews.note(data, found, self.watch.key, draw)
+            self.engine.reviews.note(data, found, self.watch.key, self.bundle.version, draw)
         if self.engine.shadow is not None:
             self.engine.shadow.offer(data, parameters, found)
         return found
@@ -172,6 +172,7 @@ class Lease:
         watch.searched(encoded.query_id, answer, self.caller)
         if self.drift != before:  # this query changed the drift state: decide again
             answer = await self._found(encoded.predictive, parameters)
+        await self.engine.answered(encoded, self.bundle.version)
         audit = watch.answered(encoded.query_id, answer)
         total = {"total": time.perf_counter() - started}
         seconds = encoded.seconds | answer.seconds | total
@@ -214,7 +215,10 @@ class Lease:
         )
 
     async def review(self, review: ReviewerDecision) -> tuple[Decided, Answered]:
-        """Return a decision on a query, with the values that were served for the items.
+        """Return a decision on a query, with the answer to the query.
+
+        The gallery's version at the answer gives the answer again. So items that were added later
+        get no feedback: a reviewer has not seen them.
 
         Raises
         ------
@@ -230,7 +234,9 @@ class Lease:
         lease = self.for_kind(entry.predictive.kind)
         if lease.bundle.retriever.calibration is None:
             raise _not_calibrated(self.bundle)
-        answer = await self.engine.compute(lambda: lease._answer_to(entry.predictive))
+        version = entry.versions.get(self.bundle.key, self.bundle.version)
+        served = await self.engine.compute(lambda: lease.at(version))
+        answer = await self.engine.compute(lambda: served._answer_to(entry.predictive))
         label, pairs = await self.engine.compute(lambda: lease._reviewed(answer, review))
         decided = Decided(
             gallery=self.bundle.key,
@@ -244,7 +250,7 @@ class Lease:
             pairs=pairs,
             decided_at=moment(),
         )
-        return decided, Answered(review.query_id, answer, lease._fingerprint())
+        return decided, Answered(review.query_id, answer, lease._fingerprint(), version)
 
     async def again(self, query_id: str, parameters: SearchParameters) -> SearchResult:
         """Answer an earlier query again, without encoding it again.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -74,11 +75,13 @@ class Answered:
     Attributes
     ----------
     match_fingerprint : see `Calibration.match_fingerprint`.
+    version : version of the gallery that gave the answer.
     """
 
     query_id: str
     answer: Answer
     match_fingerprint: str | None
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class Encoded:
     cache : whether the embedding came from the cache.
     seconds : duration of each stage.
     text : the token count and warnings of a text query.
+    versions : see `CacheEntry.versions`.
     """
 
     query_id: str
@@ -101,6 +105,7 @@ class Encoded:
     cache: Literal["hit", "miss"]
     seconds: dict[str, float]
     text: QueryText | None = None
+    versions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

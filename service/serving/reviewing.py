@@ -227,7 +227,7 @@ class ReviewedGallery:
     key, encoder : `Bundle.key` of the gallery, and the fingerprint of its encoder.
     decode : turns uploaded bytes into an image, with a thumbnail if requested.
     encode : turns an image into its embedding.
-    find : returns the embedding of an answered query; None if it is not stored.
+    find : see `RetainedQueries.find`.
     observe : counts cases that were ``kept``, ``expired``, ``displaced`` or ``lost``.
     """
 
@@ -235,7 +235,7 @@ class ReviewedGallery:
     encoder: str
     decode: Callable[[bytes, bool], Awaitable[Prepared]]
     encode: Callable[[Prepared], Awaitable[Embeddings]]
-    find: Callable[[str], Awaitable[Embeddings | None]]
+    find: Callable[[str], Awaitable[tuple[Embeddings, int | None] | None]]
     observe: Callable[[str, int], None]
 
 
@@ -255,18 +255,21 @@ class ReviewKeeper:
         self, gallery: ReviewedGallery, queue: ReviewQueue | None, terms: ReviewTerms
     ) -> None:
         self._gallery, self.queue, self.terms = gallery, queue, terms
-        self._waiting: OrderedDict[str, tuple[bytes, Case]] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[bytes, Case, int]] = OrderedDict()
         self._waiting_bytes = 0
         self._writing = asyncio.Lock()
         self.counts: dict[tuple[CaseReason, CaseState], int] = {}
 
-    def note(self, data: bytes, found: SearchResult, bundle: str, draw: ReviewDraw | None) -> None:
+    def note(
+        self, data: bytes, found: SearchResult, bundle: str, version: int, draw: ReviewDraw | None
+    ) -> None:
         """Keep a query for review, if its answer has a configured reason.
 
         Parameters
         ----------
         data : the upload.
         bundle : key under which decisions on the query are stored.
+        version : version of the gallery that gave the answer.
         draw : random draw for review; None if the query was not drawn.
         """
         if self.queue is None:
@@ -282,7 +285,7 @@ class ReviewKeeper:
             self._gallery.observe("lost", 1)
             return
         case = self._case(found, bundle, reason, draw)
-        self._waiting[found.query_id] = data, case
+        self._waiting[found.query_id] = data, case, version
         self._waiting_bytes += len(data)
 
     async def keep(self) -> None:
@@ -292,7 +295,7 @@ class ReviewKeeper:
         async with self._writing:
             waiting = list(self._waiting.items())
             made = [await self._new(self.queue, *one) for _, one in waiting]
-            new = [one for one in made if one is not None]
+            new = [case for case in made if case is not None]
             try:
                 done = await asyncio.to_thread(self.queue.add, new)
                 self.counts = await asyncio.to_thread(self.queue.counts, self._gallery.key)
@@ -300,8 +303,8 @@ class ReviewKeeper:
                 fields = {"gallery": self._gallery.key, "reason": str(error)}
                 logger.error("cases not kept", extra={"fields": fields})  # noqa: TRY400
                 return
-            for query_id, (data, case) in waiting:
-                if self._waiting.get(query_id) == (data, case):
+            for query_id, one in waiting:
+                if self._waiting.get(query_id) == one:
                     self._drop(query_id)
             for outcome, n in done.items():
                 self._gallery.observe(outcome, n)
@@ -317,11 +320,11 @@ class ReviewKeeper:
         ):
             return
         await self.keep()
-        embeddings = await self._gallery.find(decided.query_id)
-        if embeddings is None:  # a case needs an embedding
+        found = await self._gallery.find(decided.query_id)
+        if found is None:  # a case needs an embedding
             return
         case = self._case(answered, decided.bundle, "contradicted", None)
-        new = NewCase(case, _embedded(case, embeddings), None)
+        new = NewCase(case, _embedded(case, found[0], answered.version), None)
         await asyncio.to_thread(self.queue.contradict, new)
 
     def forget(self, query_id: str) -> None:
@@ -330,17 +333,20 @@ class ReviewKeeper:
             self._drop(query_id)
 
     def _drop(self, query_id: str) -> None:
-        data, _ = self._waiting.pop(query_id)
+        data, _, _ = self._waiting.pop(query_id)
         self._waiting_bytes -= len(data)
 
-    async def _new(self, queue: ReviewQueue, data: bytes, case: Case) -> NewCase | None:
+    async def _new(
+        self, queue: ReviewQueue, data: bytes, case: Case, version: int
+    ) -> NewCase | None:
         """Return the case of an upload; None if the case is already stored."""
         known = await asyncio.to_thread(queue.find, case.gallery, case.query_id)
         image = self.terms.image
         if known is not None and (known.media_type is not None or image == "none"):
             return None
         try:
-            embeddings = await self._gallery.find(case.query_id)
+            found = await self._gallery.find(case.query_id)
+            embeddings = None if found is None else found[0]
             picture = None
             if embeddings is None or image != "none":
                 prepared = await self._gallery.decode(data, image == "thumbnail")
@@ -354,7 +360,7 @@ class ReviewKeeper:
             logger.warning("case not kept", extra={"fields": fields})
             self._gallery.observe("lost", 1)
             return None
-        return NewCase(case, _embedded(case, embeddings), picture)
+        return NewCase(case, _embedded(case, embeddings, version), picture)
 
     def _case(
         self,
@@ -389,8 +395,8 @@ class ReviewKeeper:
         )
 
 
-def _embedded(case: Case, embeddings: Embeddings) -> AnsweredQuery:
-    return AnsweredQuery(case.query_id, *_rounded(embeddings), noted_at=case.kept_at)
+def _embedded(case: Case, embeddings: Embeddings, version: int) -> AnsweredQuery:
+    return AnsweredQuery(case.query_id, *_rounded(embeddings), version, noted_at=case.kept_at)
 
 
 def _rounded(embeddings: Embeddings) -> tuple[bytes, bytes, bytes]:
@@ -418,22 +424,24 @@ class RetainedQueries:
         self._waiting: OrderedDict[str, AnsweredQuery] = OrderedDict()
         self._writing = asyncio.Lock()
 
-    def note(self, query_id: str, embeddings: Embeddings) -> None:
-        """Queue the ``embeddings`` of one image query for writing."""
+    def note(self, query_id: str, embeddings: Embeddings, version: int) -> None:
+        """Queue the ``embeddings`` of one image query, and the gallery's version, for writing."""
         if self._kept is None:
             return
-        self._waiting[query_id] = AnsweredQuery(query_id, *_rounded(embeddings))
+        self._waiting[query_id] = AnsweredQuery(query_id, *_rounded(embeddings), version)
         while len(self._waiting) > MOST_WAITING:
             self._waiting.popitem(last=False)
 
-    async def find(self, query_id: str) -> Embeddings | None:
-        """Return the rounded embeddings of a query; None if they are not stored."""
+    async def find(self, query_id: str) -> tuple[Embeddings, int | None] | None:
+        """Return a query's rounded embeddings and `AnsweredQuery.version`; None if not stored."""
         if self._kept is None:
             return None
         found = self._waiting.get(query_id)
         if found is None:
             found = await asyncio.to_thread(self._kept.find, self._gallery, self._encoder, query_id)
-        return None if found is None else Embeddings(*(part.whole() for part in found.rows()))
+        if found is None:
+            return None
+        return Embeddings(*(part.whole() for part in found.rows())), found.version
 
     async def keep(self) -> None:
         """Write waiting queries; delete expired ones."""

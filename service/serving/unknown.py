@@ -44,9 +44,10 @@ async def item_of_query(lease: Lease, query_id: str, item: ItemOfQuery) -> Upser
             "`item`. The operator can keep queries with VOUCH_QUERY_RETENTION_S or "
             "VOUCH_REVIEW_REASONS."
         )
+    embeddings, _ = found
     return Upsert(
         NewItem(item.id, item.label, item.metadata, *await picture_of_case(lease, query_id)),
-        Vector(found.mean[0], found.variance[0], found.features[0]),
+        Vector(embeddings.mean[0], embeddings.variance[0], embeddings.features[0]),
     )
 
 

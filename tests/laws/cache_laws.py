@@ -20,13 +20,14 @@ def new_entry(seed: int, dim: int = 5, warnings: Sequence[str] = ()) -> CacheEnt
     direction, variance = generator.standard_normal((2, dim)).astype(np.float32)
     predictive = Predictive(direction, variance**2, *generator.random(2))
     image = QueryImage(format="PNG", width=seed + 1, height=9, warnings=list(warnings))
-    return CacheEntry(image, predictive)
+    return CacheEntry(image, predictive, versions={"digits": seed})
 
 
 def assert_same_bits(found: CacheEntry | None, wanted: CacheEntry) -> None:
     """Every field of ``found``, not only its serialisation, is that of ``wanted`` to the bit."""
     assert found is not None
     assert found.image == wanted.image
+    assert found.versions == wanted.versions
     ours, theirs = found.predictive, wanted.predictive
     for name in ("direction", "variance"):
         got, put = getattr(ours, name), getattr(theirs, name)

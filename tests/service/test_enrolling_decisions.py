@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -83,6 +84,58 @@ def test_sent_again_it_is_done_once(client: TestClient, stranger: bytes) -> None
     assert replayed.headers["Idempotency-Replayed"] == "true"
     assert replayed.json() == keyed.json()
     assert len(decisions(client)) == 1
+
+
+def pairs(log: Path) -> dict[str, tuple[bool, float]]:
+    with sqlite3.connect(log) as connection:
+        found = connection.execute("SELECT item_id, correct, match_probability FROM feedback")
+        return {item_id: (bool(correct), served) for item_id, correct, served in found}
+
+
+def test_item_made_from_a_query_is_not_rejected_by_the_next_reviewer(
+    client: TestClient, stranger: bytes, tmp_path: Path
+) -> None:
+    answer = search(client, stranger).json()
+    served = answer["results"][0]
+    said = {"query_id": answer["query"]["id"], "decision": "new"}
+    client.post(FEEDBACK, json={**said, "reviewer": "ann", "item": ITEM})
+    client.post(FEEDBACK, json={**said, "reviewer": "bob"})
+    expected = {served["id"]: (False, pytest.approx(served["match_probability"], abs=0.01))}
+    assert pairs(tmp_path / "feedback.sqlite3") == expected
+
+
+@pytest.mark.parametrize("cache_bytes", [2**20, 0])
+def test_item_added_after_the_answer_gets_no_feedback(
+    start: StartClient, changing: Bundle, stranger: bytes, tmp_path: Path, cache_bytes: int
+) -> None:
+    """The query is in the cache, or in the review queue only."""
+    log = tmp_path / "feedback.sqlite3"
+    client = start(changing, feedback=log, cache_bytes=cache_bytes, **KEPT)
+    answer = search(client, stranger).json()
+    served = answer["results"][0]
+    said = {"query_id": answer["query"]["id"], "reviewer": "ann"}
+    client.get("/v1/galleries/digits/review")  # writes the waiting queries
+    put = client.put("/v1/galleries/digits/items/later", files={"image": stranger})
+    assert put.status_code == 200
+    refused = client.post(FEEDBACK, json={**said, "decision": "this_item", "item_id": "later"})
+    assert (refused.status_code, refused.json()["code"]) == (404, "item_not_found")
+    client.post(FEEDBACK, json={**said, "decision": "none_of_these"})
+    expected = {served["id"]: (False, pytest.approx(served["match_probability"], abs=0.01))}
+    assert pairs(log) == expected
+
+
+def test_item_that_a_later_search_finds_gets_feedback(
+    start: StartClient, changing: Bundle, stranger: bytes, tmp_path: Path
+) -> None:
+    client = start(changing, feedback=tmp_path / "feedback.sqlite3")
+    search(client, stranger)
+    client.put("/v1/galleries/digits/items/later", files={"image": stranger})
+    answer = search(client, stranger).json()
+    first = answer["results"][0]
+    assert first["id"] == "later"
+    said = {"query_id": answer["query"]["id"], "decision": "this_item", "item_id": "later"}
+    kept = client.post(FEEDBACK, json=said).json()
+    assert (kept["rank"], kept["match_probability"]) == (1, first["match_probability"])
 
 
 def test_a_query_that_waits_to_be_kept_is_enrolled(

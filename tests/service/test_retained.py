@@ -36,7 +36,7 @@ class Slow(AnsweredQueries):
 async def test_one_that_is_forgotten_while_it_is_written_is_gone(tmp_path: Path) -> None:
     kept = Slow(tmp_path / "feedback.sqlite")
     queries = RetainedQueries("digits", "encoder", kept)
-    queries.note("query", EMBEDDINGS)
+    queries.note("query", EMBEDDINGS, 7)
     keeping = asyncio.create_task(queries.keep())
     assert await asyncio.to_thread(kept.begun.wait, 10)
     forgetting = asyncio.create_task(queries.forget("query"))
@@ -44,7 +44,7 @@ async def test_one_that_is_forgotten_while_it_is_written_is_gone(tmp_path: Path)
     kept.may_write.set()
     await asyncio.gather(keeping, forgetting)
     assert await queries.find("query") is None
-    queries.note("query", EMBEDDINGS)
+    queries.note("query", EMBEDDINGS, 7)
     await queries.keep()
     assert await queries.find("query") is not None
 
@@ -57,12 +57,12 @@ async def test_one_that_another_process_has_answered_and_writes_later_is_gone_to
     one, other = (
         RetainedQueries("digits", "encoder", AnsweredQueries(file, 3600)) for _ in range(2)
     )
-    one.note("query", EMBEDDINGS)
-    one.note("another", EMBEDDINGS)
+    one.note("query", EMBEDDINGS, 7)
+    one.note("another", EMBEDDINGS, 7)
     await other.forget("query")
     await one.keep()
     assert await other.find("query") is None
     assert await other.find("another") is not None
-    one.note("query", EMBEDDINGS)
+    one.note("query", EMBEDDINGS, 7)
     await one.keep()
     assert await other.find("query") is not None
