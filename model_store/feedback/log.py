@@ -161,10 +161,11 @@ class FeedbackLog:
         with opened(self.path, writing=True) as connection:
             known = {replace(one, number=0) for one in decisions.listed(connection, {})}
             for one in decided:
-                if replace(one, number=0) in known:
+                kept = _without_own_item(connection, one)
+                if known & {replace(one, number=0), replace(kept, number=0)}:
                     continue
-                known.add(replace(one, number=0))
-                _take(connection, one)
+                known.add(replace(kept, number=0))
+                _take(connection, kept)
                 n_new += 1
         return n_new
 
@@ -278,7 +279,17 @@ def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> S
 
 def _decide(connection: sqlite3.Connection, decided: Decided) -> Decided:
     """Record, with a decision, how the decision's query was selected; then store the decision."""
-    return _take(connection, cases.selected(connection, decided))
+    return _take(connection, cases.selected(connection, _without_own_item(connection, decided)))
+
+
+def _without_own_item(connection: sqlite3.Connection, decided: Decided) -> Decided:
+    """Return the decision without pairs of items that were made from the query itself.
+
+    Such an item is a copy of the query, so its match probability is no evidence.
+    """
+    same = {"gallery": decided.gallery, "query_id": decided.query_id, "decision": "new"}
+    own = {one.item_id for one in decisions.listed(connection, same)}
+    return replace(decided, pairs=tuple(one for one in decided.pairs if one.item_id not in own))
 
 
 def _reviewed(correct: int, match_probability: float, *draw: float | None) -> MatchReview:

@@ -104,6 +104,19 @@ def test_item_made_from_a_query_is_not_rejected_by_the_next_reviewer(
     assert pairs(tmp_path / "feedback.sqlite3") == expected
 
 
+def test_item_made_from_a_query_gets_no_feedback_from_the_query(
+    client: TestClient, stranger: bytes, tmp_path: Path
+) -> None:
+    """Also after another search, which finds the item."""
+    said = said_of(client, stranger)
+    client.post(FEEDBACK, json=said)
+    before = pairs(tmp_path / "feedback.sqlite3")
+    assert search(client, stranger).json()["results"][0]["id"] == ITEM["id"]
+    kept = client.post(FEEDBACK, json={**said, "reviewer": "bob", "item": None}).json()
+    assert kept["number"] == 2
+    assert pairs(tmp_path / "feedback.sqlite3") == before
+
+
 @pytest.mark.parametrize("cache_bytes", [2**20, 0])
 def test_item_added_after_the_answer_gets_no_feedback(
     start: StartClient, changing: Bundle, stranger: bytes, tmp_path: Path, cache_bytes: int
