@@ -54,8 +54,8 @@ class Pair:
     item_id : id of the item.
     correct : whether the item is a true match.
     rank : rank of the item among the candidates, from 1.
-    match_probability : served match probability.
-    match_log_odds : served log-odds, before the correction by feedback.
+    match_probability : match probability, at the gallery's share of absent queries.
+    match_log_odds : log-odds at this share, before the correction by feedback.
     match_fingerprint : origin of the log-odds, see `Calibration.match_fingerprint`.
     """
 

@@ -79,7 +79,7 @@ class FeedbackRequest(RequestModel):
 class FeedbackAnswer(BaseModel):
     """The stored decision.
 
-    The decision is compared with the served probability, and used in the next calibration.
+    The decision is compared with the match probability, and used in the next calibration.
     """
 
     number: int = Field(
@@ -97,7 +97,8 @@ class FeedbackAnswer(BaseModel):
         "or has no match probability."
     )
     match_probability: float | None = Field(
-        description="Match probability that was served for the item."
+        description="Match probability of the item in the answer to the query, at the gallery's "
+        "share of absent queries. A share in the search request does not change this probability."
     )
     audited: bool = Field(
         description="Whether the answer was drawn at random for review. If so, this feedback "

@@ -73,6 +73,17 @@ def test_what_was_served_is_kept_with_what_is_said(
     assert 1 / (1 + math.exp(-row[8])) == pytest.approx(served["match_probability"])
 
 
+def test_match_probability_is_at_the_share_of_the_gallery(client: TestClient, digit: bytes) -> None:
+    usual = search(client, digit).json()["results"][0]
+    answer = search(client, digit, expected_absent=0.99).json()
+    assert answer["results"][0]["match_probability"] < usual["match_probability"]
+    kept = say(client, answer, 0, correct=True)
+    assert kept["match_probability"] == usual["match_probability"]
+    schema = client.get("/openapi.json").json()["components"]["schemas"]["FeedbackAnswer"]
+    described = schema["properties"]["match_probability"]["description"]
+    assert "the gallery's share of absent queries" in described
+
+
 def test_the_hundredth_result_can_be_spoken_of_too(client: TestClient, digit: bytes) -> None:
     answer = search(client, digit, limit=100).json()
     kept = say(client, answer, 99, correct=False)

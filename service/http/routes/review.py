@@ -74,7 +74,7 @@ async def give_feedback(
 
     When the request returns, the decision is on the disk. All decisions are stored; for each pair
     of query and item, the last decision counts. If several reviewers must agree, a decision counts
-    only after they agree. `GET …/calibration` compares served probabilities with decisions.
+    only after they agree. `GET …/calibration` compares match probabilities with decisions.
     Decisions on answers with `audit` measure how often `match` is wrong. You can decide on a query
     while the query is cached, kept for review, or younger than `VOUCH_QUERY_RETENTION_S`. A
     decision ends the reviewer's lease of the query. With `new` and `item` (scope `write`), the
