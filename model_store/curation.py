@@ -169,8 +169,9 @@ class Ranking(Generic[FoundT]):
 
     Only row and strength of a finding are stored, 16 bytes. A page computes its findings again with
     the current gallery: it omits corrected and removed items. Items that were added or changed are
-    examined before the next page. A finding of an unchanged item whose neighbours were changed
-    appears only in a new ranking.
+    examined before the next page. A changed item gets a new row, so it can be on two pages, or on
+    none. A finding of an unchanged item whose neighbours were changed appears only in a new
+    ranking.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ def search_answer(
     ----------
     reason : used as the answer's reason if the decision has no reason.
     skipped : number of results on earlier pages.
-    gone : ids of items that were deleted or replaced after the search.
+    gone : ids of items that were deleted, replaced or edited after the search.
     """
     decision = answer.decision
     refused = is_refused(answer, on_uncertain)

@@ -119,8 +119,8 @@ class SearchResult:
         The probabilities were computed with this share.
     seconds : duration of each stage, in order, and ``total``.
     audit : whether the answer was drawn at random for review.
-    gone : ids of found items that were deleted or replaced after the search; these items are not
-        shown.
+    gone : ids of found items that were deleted, replaced or edited after the search; these items
+        are not shown.
     at_ns : time of the answer, nanoseconds since 1970.
     text : the token count and warnings of a text query.
     match_fingerprint : see `Calibration.match_fingerprint`.
@@ -247,7 +247,9 @@ def vector_id(query: VectorQuery) -> str:
 
 
 def changed_since(answer: Answer, searched: Gallery, now: Gallery) -> frozenset[str]:
-    """Return the ids of an answer's items that were deleted or replaced since the search.
+    """Return the ids of an answer's items that were deleted, replaced or edited since the search.
+
+    An edited item is not shown, because its old label or metadata must not appear.
 
     Parameters
     ----------

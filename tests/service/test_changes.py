@@ -737,6 +737,19 @@ class TestLists:
         still = [(r["rank"], r["id"]) for r in everything[3:] if r["id"] not in {gone, replaced}]
         assert shown[: len(still)] == still
 
+    def test_further_pages_omit_an_edited_item_as_documented(
+        self, live: TestClient, stranger: bytes
+    ) -> None:
+        everything = search(live, stranger, limit=6).json()["results"]
+        page = search(live, stranger, limit=3).json()
+        edited = everything[4]["id"]
+        edit(live, edited, {"label": "another"}).raise_for_status()
+        following = live.get(NEXT, params={"cursor": page["next_cursor"]}).json()
+        shown = [(result["rank"], result["id"]) for result in following["results"]]
+        assert shown == [(4, everything[3]["id"]), (6, everything[5]["id"])]
+        path = live.get("/openapi.json").json()["paths"]["/v1/galleries/{gallery}/search/next"]
+        assert "deleted, replaced or edited" in path["get"]["description"]
+
     def test_a_list_of_items_goes_on_whatever_is_written(
         self, live: TestClient, stranger: bytes
     ) -> None:

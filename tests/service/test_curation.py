@@ -163,6 +163,32 @@ def test_corrected_item_leaves_the_ranking(live: TestClient) -> None:
         assert (sample["id"] in listed) == is_listed
 
 
+def test_item_that_is_edited_between_pages_can_be_listed_again_as_documented(
+    live: TestClient,
+) -> None:
+    """A pair has one strength, so the new row of its first item comes after the second item."""
+    copy = picture("PNG")
+    for name in ("copy/1", "copy/2"):
+        live.put(f"{GALLERY}/items/{name}", files={"image": copy}).raise_for_status()
+    path = f"{GALLERY}/near-duplicates"
+    params: dict[str, Any] = {"threshold": 0.9999, "order": "similarity", "limit": 1}
+    listed: list[str] = []
+    while True:
+        page = live.get(path, params=params).json()
+        listed += [one["item"]["id"] for one in page["items"]]
+        if listed.count("copy/1") == 1:
+            change = {"metadata": {"n": len(listed)}}
+            live.patch(f"{GALLERY}/items/copy/1", json=change).raise_for_status()
+        if page["next_cursor"] is None or listed.count("copy/1") == 2:
+            break
+        params["cursor"] = page["next_cursor"]
+    assert listed.count("copy/1") == 2
+    paths = live.get("/openapi.json").json()["paths"]
+    for check in ("label-errors", "near-duplicates"):
+        described = paths[f"/v1/galleries/{{gallery}}/{check}"]["get"]["description"]
+        assert "can be listed again" in " ".join(described.split())
+
+
 def found_ranked(client: TestClient) -> list[str]:
     """The ids of possible label errors, the clearest first."""
     ids: list[str] = []

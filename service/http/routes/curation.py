@@ -75,7 +75,8 @@ async def list_label_errors(
 
     A page ends after `limit` results or half a second of computation, so it can be empty before the
     last page. A cursor is valid for an hour, and only while the same bundle is served. Items
-    without a label are not checked.
+    without a label are not checked. With `order=confidence`, an item that is changed between two
+    pages can be listed again, or be missing.
     """
     ranked = order == "confidence"
     page, after = await _page(lease, state, LABEL_ERRORS, confidence, limit, cursor, ranked=ranked)
@@ -117,7 +118,8 @@ async def list_near_duplicates(
     Both items of a pair are listed, each with the other item as its duplicate. An item has at most
     20 near duplicates in the list. A page ends after `limit` results or half a second of
     computation, so it can be empty before the last page. A cursor is valid for an hour, and only
-    while the same bundle is served.
+    while the same bundle is served. With `order=similarity`, an item that is changed between two
+    pages can be listed again, or be missing.
     """
     ranked = order == "similarity"
     page, after = await _page(

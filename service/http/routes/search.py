@@ -231,8 +231,8 @@ async def search_next(
 
     A cursor is valid for at most an hour. It becomes invalid if another bundle is served, or if the
     query is neither cached nor kept for review. All pages use the state that the gallery had at the
-    first page. Items that were deleted or replaced since then are omitted, and their ranks are
-    missing.
+    first page. Items that were deleted, replaced or edited since then are omitted, and their ranks
+    are missing.
     """
     page = cursors.read(cursor, cursors.SearchCursor, lease.bundle.manifest.id, lease.engine.secret)
     lease = await lease.engine.compute(lambda: lease.at(page.version))
