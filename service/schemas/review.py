@@ -94,7 +94,7 @@ class FeedbackAnswer(BaseModel):
     )
     rank: int | None = Field(
         description="Rank of the item among the candidates; null if the item is not a candidate, "
-        "or has no match probability."
+        "has no match probability, or gets no feedback because the gallery has changed."
     )
     match_probability: float | None = Field(
         description="Match probability of the item in the answer to the query, at the gallery's "

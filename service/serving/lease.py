@@ -238,6 +238,9 @@ class Lease:
         served = await self.engine.compute(lambda: lease.at(version))
         answer = await self.engine.compute(lambda: served._answer_to(entry.predictive))
         label, pairs = await self.engine.compute(lambda: lease._reviewed(answer, review))
+        if served.bundle.version > version:  # a compaction has removed the state of the answer
+            found = await self._kept_items(review.query_id)
+            pairs = tuple(pair for pair in pairs if pair.item_id in found)
         decided = Decided(
             gallery=self.bundle.key,
             bundle=lease.watch.key,
@@ -251,6 +254,15 @@ class Lease:
             decided_at=moment(),
         )
         return decided, Answered(review.query_id, answer, lease._fingerprint(), version)
+
+    async def _kept_items(self, query_id: str) -> frozenset[str]:
+        """Return the ids of the items that a query's review case keeps; empty without a case."""
+        queue = self.engine.reviews.queue
+        if queue is None:
+            return frozenset()
+        key = self.bundle.key
+        case = await self.engine.compute(lambda: queue.find(key, query_id))
+        return frozenset() if case is None else frozenset(item.item_id for item in case.found)
 
     async def again(self, query_id: str, parameters: SearchParameters) -> SearchResult:
         """Answer an earlier query again, without encoding it again.

@@ -137,6 +137,32 @@ def test_item_added_after_the_answer_gets_no_feedback(
     assert pairs(log) == expected
 
 
+@pytest.mark.parametrize("reasons", [KEPT["review_reasons"], []])
+def test_item_added_after_the_answer_gets_no_feedback_after_a_compaction(
+    start: StartClient, changing: Bundle, stranger: bytes, tmp_path: Path, reasons: list[str]
+) -> None:
+    log = tmp_path / "feedback.sqlite3"
+    client = start(changing, feedback=log, review_reasons=reasons)
+    query = search(client, stranger).json()["query"]["id"]
+    client.put("/v1/galleries/digits/items/later", files={"image": stranger})
+    client.post("/v1/galleries/digits/compact").raise_for_status()
+    said = {"query_id": query, "decision": "none_of_these"}
+    client.post(FEEDBACK, json=said).raise_for_status()
+    assert pairs(log) == {}
+
+
+def test_served_item_of_a_case_gets_feedback_after_a_compaction(
+    client: TestClient, stranger: bytes, digit: bytes, tmp_path: Path
+) -> None:
+    answer = search(client, stranger).json()
+    client.get("/v1/galleries/digits/review")  # writes the waiting queries
+    client.put("/v1/galleries/digits/items/other", files={"image": digit})
+    client.post("/v1/galleries/digits/compact").raise_for_status()
+    said = {"query_id": answer["query"]["id"], "decision": "none_of_these"}
+    client.post(FEEDBACK, json=said).raise_for_status()
+    assert list(pairs(tmp_path / "feedback.sqlite3")) == [answer["results"][0]["id"]]
+
+
 def test_item_that_a_later_search_finds_gets_feedback(
     start: StartClient, changing: Bundle, stranger: bytes, tmp_path: Path
 ) -> None:

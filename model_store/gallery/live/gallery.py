@@ -64,16 +64,19 @@ class LiveGallery:
         self._emptied = _Tombstones()
         self._fields = LogColumns(log)
         log.verify()
-        self._version = log.start()
+        self._start = self._version = log.start()
         self._snapshot = self._at(self._version)
         self.refresh()
 
     def snapshot(self, version: int | None = None) -> GallerySnapshot:
-        """Return the current snapshot, or the snapshot of an earlier ``version``."""
+        """Return the current snapshot, or the snapshot of an earlier ``version``.
+
+        If ``version`` is earlier than the base, the snapshot of the base is returned.
+        """
         with self._lock:
             if version is None or version == self._version:
                 return self._snapshot
-            return self._at(version)
+            return self._at(max(version, self._start))
 
     def refresh(self) -> GallerySnapshot:
         """Read the changes of other processes, and return the current snapshot.
@@ -140,7 +143,8 @@ class LiveGallery:
         """Apply the unread changes of the log; skip the changes before the start of the log."""
         start = log.start()
         if self._version < start:
-            self._version, self._snapshot = start, self._at(start)
+            self._start = self._version = start
+            self._snapshot = self._at(start)
         self._apply(log.after(self._version))
 
     def _apply(self, changes: Sequence[Change]) -> None:
