@@ -55,6 +55,19 @@ def replacing(path: Path) -> Iterator[Path]:
     flush(path.parent)
 
 
+FileMark = tuple[int, int, int, int]
+"""A value that changes whenever a file is replaced or written."""
+
+
+def file_mark(path: str) -> FileMark | None:
+    """Return the mark of a file, which takes a microsecond; None if there is no such file."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - each request calls this function
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
 def json_text(content: Mapping[str, Any]) -> str:
     """Return ``content`` as JSON for a file, one entry per line.
 

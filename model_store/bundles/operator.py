@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from model_store.errors import ConfigError, PointerUnreadable
-from model_store.files import lock_between_processes, replacing
+from model_store.files import FileMark, file_mark, lock_between_processes, replacing
 
 from .directory import ACTIVATION_LOCK, is_bundle_id
 
@@ -78,6 +78,11 @@ def read_operator(root: Path) -> OperatorSettings:
         f"{OPERATOR_FILE} cannot be read, or its share of absent queries is invalid. Remove the "
         "file from the directory of bundles, and adopt the share again."
     )
+
+
+def operator_mark(root: Path) -> FileMark | None:
+    """Return a mark that changes when ``root/OPERATOR`` changes; None if there is no such file."""
+    return file_mark(f"{root}/{OPERATOR_FILE}")
 
 
 def change_operator(

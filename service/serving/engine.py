@@ -17,12 +17,18 @@ import numpy as np
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.manifest import BundleFiles
-from model_store.bundles.operator import OperatorSettings, change_operator, read_operator
+from model_store.bundles.operator import (
+    OperatorSettings,
+    change_operator,
+    operator_mark,
+    read_operator,
+)
 from model_store.bundles.signatures import secret_of
 from model_store.decision import outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import InternalError, NotReady, PointerUnreadable, QueryNotFound
+from model_store.files import FileMark
 from model_store.gallery import Thumbnail, Vector
 from model_store.images import encode_thumbnail
 from model_store.predictive import Predictive
@@ -112,6 +118,8 @@ class SearchEngine:
         self.canary_s = math.nan
         self.shadow: Shadow | None = None
         self._operator_unreadable = self._operator_unwritten = False
+        self._operator_mark: FileMark | None = None
+        self._operator_lock = asyncio.Lock()
         self.closed = False
 
     @cached_property
@@ -189,15 +197,18 @@ class SearchEngine:
         root = self.bundle.root
         if root is None or self._operator_unwritten:
             return
-        try:
-            self._apply(await asyncio.to_thread(read_operator, root))
-        except PointerUnreadable as error:
-            if not self._operator_unreadable:
-                fields = {"gallery": self.bundle.name, "reason": str(error)}
-                logger.error("OPERATOR not read", extra={"fields": fields})  # noqa: TRY400
-            self._operator_unreadable = True
-        else:
-            self._operator_unreadable = False
+        async with self._operator_lock:  # in the order of the changes
+            mark = operator_mark(root)  # read before the file: a later change has another mark
+            try:
+                self._apply(await asyncio.to_thread(read_operator, root))
+            except PointerUnreadable as error:
+                if not self._operator_unreadable:
+                    fields = {"gallery": self.bundle.name, "reason": str(error)}
+                    logger.error("OPERATOR not read", extra={"fields": fields})  # noqa: TRY400
+                self._operator_unreadable = True
+            else:
+                self._operator_unreadable = False
+            self._operator_mark = mark
 
     async def decide_as_operator(
         self, change: Callable[[OperatorSettings], OperatorSettings]
@@ -208,16 +219,17 @@ class SearchEngine:
         writable, the change applies only to this process.
         """
         root, persisted = self.bundle.root, False
-        settings = change(self.operator)
-        if root is not None:
-            try:
-                settings = await asyncio.to_thread(change_operator, root, change)
-                persisted = True
-            except OSError as error:
-                fields = {"gallery": self.bundle.name, "reason": str(error)}
-                logger.error("OPERATOR not written", extra={"fields": fields})  # noqa: TRY400
-        self._operator_unwritten = not persisted
-        self._apply(settings)
+        async with self._operator_lock:
+            settings = change(self.operator)
+            if root is not None:
+                try:
+                    settings = await asyncio.to_thread(change_operator, root, change)
+                    persisted = True
+                except OSError as error:
+                    fields = {"gallery": self.bundle.name, "reason": str(error)}
+                    logger.error("OPERATOR not written", extra={"fields": fields})  # noqa: TRY400
+            self._operator_unwritten = not persisted
+            self._apply(settings)
         return persisted
 
     def _apply(self, settings: OperatorSettings) -> None:
@@ -226,9 +238,9 @@ class SearchEngine:
             watch.apply(settings)
 
     async def catch_up(self) -> None:
-        """Load the gallery's new changes, which any process may have written.
+        """Load the gallery's new changes and its operator's new settings.
 
-        This takes microseconds if there are no new changes.
+        Any process may have written them. This takes microseconds if there is nothing new.
 
         If the log's state is unknown, the log is read.
 
@@ -236,7 +248,9 @@ class SearchEngine:
         ------
         StorageFailed : the changes cannot be read.
         """
-        live = self.bundle.live
+        root, live = self.bundle.root, self.bundle.live
+        if root is not None and operator_mark(root) != self._operator_mark:
+            await self.follow_operator()
         if live is None:
             return
         mark = live.mark()

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -31,14 +30,13 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import CURRENT_FILE, current_id
 from model_store.errors import NotReady, PointerUnreadable, VouchError
+from model_store.files import FileMark, file_mark
 
 logger = logging.getLogger(__name__)
 
 RETRY_REFUSED_S = 30.0
 """Seconds between two attempts to open a refused bundle, while no other bundle of the gallery is
 allowed to answer. Each attempt hashes every byte of the bundle."""
-
-Mark = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class Following:
     def __init__(self, switch: Callable[[str, str], Awaitable[object]]) -> None:
         self.refused: dict[str, str] = {}
         self._switch = switch
-        self._confirmed: dict[str, tuple[str, Mark]] = {}
+        self._confirmed: dict[str, tuple[str, FileMark]] = {}
         self._overruled: dict[str, _Overruled] = {}
         self._switches: dict[str, asyncio.Task[None]] = {}
         self._refused_at: dict[str, tuple[str, float]] = {}
@@ -157,7 +155,7 @@ class Following:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _confirm(self, name: str, served: str, mark: Mark | None) -> None:
+    def _confirm(self, name: str, served: str, mark: FileMark | None) -> None:
         """Record that `CURRENT` names the served bundle; this holds until the next write."""
         if mark is not None:
             self._confirmed[name] = served, mark
@@ -213,10 +211,5 @@ class Following:
         logger.error("bundle refused", extra={"fields": fields})
 
 
-def _mark(root: Path) -> Mark | None:
-    """Return a fingerprint that changes when `CURRENT` is written; None if `CURRENT` is missing."""
-    try:
-        found = os.stat(f"{root}/{CURRENT_FILE}")  # noqa: PTH116 - each request calls this function
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+def _mark(root: Path) -> FileMark | None:
+    return file_mark(f"{root}/{CURRENT_FILE}")

@@ -247,6 +247,21 @@ class TestOperatorFile:
             assert done["persisted"] is True
             assert read_operator(tmp_path).absent_share == 0.2
 
+    def test_the_next_answer_of_another_process_follows_it(
+        self, start: StartClient, bundle: Bundle, tmp_path: Path
+    ) -> None:
+        in_root, image = replace(bundle, root=tmp_path), matching(bundle)
+        one, other = start(in_root), start(in_root)
+        unusual(other)
+        assert search(other, image).json()["guaranteed"] is False
+        for share in (0.9, 0.05):
+            assert one.post(f"{REPORT}/absent-share", json={"share": share}).json()["persisted"]
+            assert search(other, image).json()["absent"]["share"] == share
+        assert one.post(ACKNOWLEDGE).json()["persisted"]
+        assert search(other, image).json()["guaranteed"] is True
+        assert one.delete(f"{REPORT}/absent-share").json()["persisted"]
+        assert search(other, image).json()["absent"]["origin"] == "bundle"
+
     def test_without_a_directory_it_holds_for_the_process(
         self, start: StartClient, bundle: Bundle, digit: bytes
     ) -> None:
