@@ -29,7 +29,7 @@ class GalleryName(BaseModel):
     title: str = Field(description="Title to display; empty without one.")
     n_items: int | None = Field(
         description="Number of items; null for a gallery that was created over HTTP and has no "
-        "recent requests."
+        "recent requests, and for a gallery that cannot be read now."
     )
     bundle_id: str
 

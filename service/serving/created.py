@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 
 from model_store.bundles.directory import current_id
-from model_store.bundles.galleries import GalleryFolder, gallery_not_found
+from model_store.bundles.galleries import GalleryEntry, GalleryFolder, gallery_not_found
 from model_store.bundles.manifest import Manifest
 from model_store.errors import GalleryExists, PointerUnreadable, QuotaExceeded, WriteRefused
 from model_store.signing import read_private_key
@@ -31,7 +31,8 @@ class ListedGallery:
     Attributes
     ----------
     title : title of the gallery; empty for a gallery that the operator built.
-    n_items : number of items; None if the gallery is not open.
+    n_items : number of items; None if the gallery is not open, or cannot be read now.
+    bundle_id : id of the current bundle; empty if `CURRENT` cannot be read.
     """
 
     name: str
@@ -64,34 +65,30 @@ class CreatedGalleries:
         self._creating: set[asyncio.Task[None]] = set()
 
     async def listed(self) -> list[ListedGallery]:
-        """Return all galleries, ordered by name."""
-        open_now = {engine.bundle.name: engine.bundle for engine in self._galleries.engines()}
-        found = [
-            ListedGallery(
-                bundle.name,
-                "" if bundle.entry is None else bundle.entry.title,
-                bundle.retriever.gallery.n_items,
-                bundle.manifest.id,
-            )
-            for bundle in open_now.values()
-        ]
-        found += await asyncio.to_thread(self._closed, set(open_now))
-        return sorted(found, key=lambda one: one.name)
+        """Return all galleries, ordered by name.
 
-    def _closed(self, open_now: set[str]) -> list[ListedGallery]:
-        """Return the created galleries that are not open."""
-        folder, found = self._folder, list[ListedGallery]()
-        if folder is None:
-            return found
-        for entry in folder.entries():
-            if entry.name in open_now:
-                continue
-            try:
-                bundle_id = current_id(folder.root(entry))
-            except PointerUnreadable:
-                bundle_id = None
-            found.append(ListedGallery(entry.name, entry.title, None, bundle_id or ""))
-        return found
+        The list includes all changes that were acknowledged before the call, by any process.
+        """
+        folder, entries, roots = self._folder, dict[str, GalleryEntry](), dict[str, Path]()
+        if folder is not None:
+            entries = {entry.name: entry for entry in await asyncio.to_thread(folder.entries)}
+            roots = {name: folder.root(entry) for name, entry in entries.items()}
+        for engine in self._galleries.fixed():
+            entries.pop(engine.bundle.name, None)  # the operator's gallery has the name
+            if engine.bundle.root is not None:
+                roots[engine.bundle.name] = engine.bundle.root
+        found = dict[str, ListedGallery]()
+        for bundle in await self._galleries.current():
+            name, entry = bundle.name, entries.get(bundle.name)
+            if bundle.entry is not None and (entry is None or entry.id != bundle.entry.id):
+                continue  # renamed or dropped by another process
+            title, n_items = entry.title if entry else "", bundle.retriever.gallery.n_items
+            found[name] = ListedGallery(name, title, n_items, bundle.manifest.id)
+        closed = {name: root for name, root in roots.items() if name not in found}
+        for name, bundle_id in (await asyncio.to_thread(_current_ids, closed)).items():
+            title = entries[name].title if name in entries else ""
+            found[name] = ListedGallery(name, title, None, bundle_id)
+        return [found[name] for name in sorted(found)]
 
     async def create(
         self,
@@ -243,6 +240,15 @@ class CreatedGalleries:
 
     def _is_fixed(self, name: str) -> bool:
         return any(engine.bundle.name == name for engine in self._galleries.fixed())
+
+
+def _current_ids(roots: Mapping[str, Path]) -> dict[str, str]:
+    """Return the bundle id in each `CURRENT`; empty for a file that cannot be read."""
+    found = dict.fromkeys(roots, "")
+    for name, root in roots.items():
+        with suppress(PointerUnreadable):
+            found[name] = current_id(root) or ""
+    return found
 
 
 def _oldest(folder: GalleryFolder, visible: Callable[[str], bool]) -> str | None:

@@ -177,11 +177,32 @@ class Galleries:
             await served.engine.catch_up()
             yield Lease(served.engine, served.engine.bundle)
 
-    async def _answering(self, name: str) -> Served:
-        """Return the engine that may answer for a gallery; wait if its bundle is being opened."""
+    async def current(self) -> list[Bundle]:
+        """Return the bundles of the open galleries, as `lease` does, without opening a gallery.
+
+        A gallery that cannot answer within `SWITCH_TIMEOUT_S` is omitted.
+        """
+        names = [engine.bundle.name for engine in self.engines()]
+        found = await asyncio.gather(*map(self._current, names))
+        return [bundle for bundle in found if bundle is not None]
+
+    async def _current(self, name: str) -> Bundle | None:
+        try:
+            async with asyncio.timeout(SWITCH_TIMEOUT_S):
+                with self._served.held(await self._answering(name, opens=False)) as served:
+                    await served.engine.catch_up()
+                    return served.engine.bundle
+        except (TimeoutError, VouchError):  # requests for this gallery get the error
+            return None
+
+    async def _answering(self, name: str, *, opens: bool = True) -> Served:
+        """Return the engine that may answer for a gallery; wait if its bundle is being opened.
+
+        With ``opens``, open the gallery if necessary, and record the request.
+        """
         until = time.monotonic() + SWITCH_TIMEOUT_S
         while True:
-            served = await self._served.find(name)
+            served = await self._served.find(name) if opens else self._served.require(name)
             ahead = await self._following.ahead(served.engine.bundle)
             if (
                 self._served.get(name) is not served

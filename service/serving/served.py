@@ -220,6 +220,13 @@ class ServedGalleries:
         """Return the open engine of a gallery; None if it is not open."""
         return self._served.get(name)
 
+    def require(self, name: str) -> Served:
+        """Return the open engine of a gallery, or raise `GalleryNotFound`."""
+        served = self._served.get(name)
+        if served is None:
+            raise gallery_not_found(name)
+        return served
+
     def engines(self, *, created: bool | None = None) -> list[SearchEngine]:
         """Return the open engines, sorted by gallery name.
 

@@ -51,6 +51,7 @@ from service.encoding.cache import ProcessCache
 from service.fair_share import FairShare
 from service.http.routes.items import get_sample
 from service.observability.metrics import Telemetry
+from service.serving.created import CreatedGalleries, ListedGallery
 from service.serving.engine import SearchEngine
 from service.serving.queries import SearchParameters
 from service.serving.registry import Galleries
@@ -660,6 +661,23 @@ async def test_a_quota_counts_what_another_process_has_just_written(
             await galleries.commit(lease, [second], None, {}, most)
     assert another.refresh().n_items == most
     another.close()
+
+
+async def test_a_gallery_that_cannot_be_read_now_is_listed_without_its_number_of_items(
+    galleries: Galleries, root: Path, ids: tuple[str, str]
+) -> None:
+    def delete_an_item(bundle_id: str) -> None:
+        another = open_live(root, root / bundle_id)
+        another.commit([Delete(another.snapshot().items(np.array([0]))[0].id)])
+        another.close()
+
+    listing, before = CreatedGalleries(galleries, None), served(galleries).retriever.gallery
+    delete_an_item(ids[0])
+    assert await listing.listed() == [ListedGallery("digits", "", before.n_items - 1, ids[0])]
+    activate(root, ids[1])
+    delete_an_item(ids[1])
+    flip_a_byte(root / ids[1] / ENCODER_FILE)
+    assert await listing.listed() == [ListedGallery("digits", "", None, ids[1])]
 
 
 class TestThroughTheDoor:

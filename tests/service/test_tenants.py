@@ -162,6 +162,27 @@ class TestAGallery:
         assert search(here, "boots", digit).status_code == 404
         assert names(here) == names(there) == ["digits"]
 
+    def test_is_listed_by_every_replica_as_it_is_now(self, serve: START, digit: bytes) -> None:
+        here, there = serve(), serve()
+
+        def listed() -> dict[str, Any]:
+            found = there.get("/v1/galleries").json()["galleries"]
+            return {one["name"]: one for one in found if one["name"] != "digits"}
+
+        create(here, "shoes")
+        assert search(there, "shoes", digit).status_code == 200  # it is open there
+        put(here, "shoes", "one", digit)
+        assert listed()["shoes"]["n_items"] == 1
+        here.patch("/v1/galleries/shoes", json={"title": "Shoes"})
+        assert listed()["shoes"]["title"] == "Shoes"
+        bundle_id = here.post("/v1/galleries/shoes/compact").json()["bundle_id"]
+        assert (listed()["shoes"]["bundle_id"], listed()["shoes"]["n_items"]) == (bundle_id, 1)
+        here.post("/v1/galleries/shoes/rename", json={"name": "boots"})
+        assert listed()["boots"]["bundle_id"] == bundle_id
+        assert [*listed()] == ["boots"]
+        here.delete("/v1/galleries/boots", params={"confirm": "boots"})
+        assert listed() == {}
+
     def test_is_renamed_with_its_cursors_and_queries(
         self, client: TestClient, digit: bytes, stranger: bytes
     ) -> None:
