@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from index_builder.interrupts import children_unreached
 from index_builder.output import writing
 from index_builder.progress import progress_bar
+from index_builder.spawned import SpawnedContext
 from index_builder.vectors.encoder import StoredEncoder, batch_size, recipe
 from index_builder.vectors.opened import encoder_on_cpu
 from model_store.encoder.contract import Embeddings, Encoder, Inputs
@@ -357,7 +358,7 @@ def decoders_for(
 
 def _started(n: int) -> ProcessPoolExecutor:
     # Do not fork: a child process would inherit the locks of ONNX Runtime, but not its threads.
-    return ProcessPoolExecutor(n, multiprocessing.get_context("spawn"), _begin)
+    return ProcessPoolExecutor(n, SpawnedContext(), _begin)
 
 
 def _begin() -> None:

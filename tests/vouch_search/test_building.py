@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,28 @@ def test_index_takes_the_options_of_the_command(photographs: Path, tmp_path: Pat
     assert (gallery.name, gallery.labels) == ("few", ())
     assert gallery.search(next(photographs.rglob("*.webp"))).verdict == "not_calibrated"
     assert (tmp_path / "elsewhere" / "CURRENT").exists()
+
+
+@pytest.mark.bundle
+@pytest.mark.process
+def test_script_without_a_main_guard_indexes_and_runs_once(
+    photographs: Path, digits_bundle: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import vouch_search as vouch\n"
+        "print('the script runs', flush=True)\n"
+        f"gallery = vouch.index({str(photographs)!r}, encoder={str(digits_bundle)!r},\n"
+        "    calibrate=False, progress=False)\n"
+        "print(len(gallery), __file__)\n",
+        "utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+    n_images = len([*photographs.rglob("*.*")])
+    assert done.stdout == f"the script runs\n{n_images} {script}\n"
 
 
 @pytest.mark.parametrize(

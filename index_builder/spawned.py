@@ -1,0 +1,43 @@
+"""Child processes that do not run the script of the user again."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import SpawnContext, SpawnProcess
+from types import ModuleType
+
+_STARTING = threading.Lock()
+
+
+class _Process(SpawnProcess):
+    """A process that does not import the main module of its parent."""
+
+    def start(self) -> None:
+        with _without_main():
+            super().start()
+
+
+class SpawnedContext(SpawnContext):
+    """Starts processes as ``multiprocessing`` does with ``spawn``, without the main module.
+
+    A child process of ``spawn`` imports the main module of its parent. A user's script without
+    ``if __name__ == "__main__"`` would then run again in each child. The functions that run in the
+    child must be in a module other than the main module.
+    """
+
+    Process = _Process
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Replace the main module by an empty module, so that a child process has none to import."""
+    with _STARTING:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
