@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self, Unpack
+from typing import NamedTuple, Self, Unpack, get_args
 from uuid import uuid4
 
 from model_store import open_bundle
@@ -43,13 +43,14 @@ def open_gallery(
     Parameters
     ----------
     path : a bundle, or a directory of bundles; its current bundle is opened.
-    provider : where the encoder runs: ``auto``, ``cpu`` or ``cuda``.
+    provider : where the encoder runs: ``auto``, ``cpu``, ``cuda``, ``tensorrt``, ``openvino`` or
+        ``coreml``.
     trusted : public keys; one of them must have signed the bundle. Empty accepts unsigned bundles.
 
     Raises
     ------
     TypeError : ``path`` is not a path.
-    ValueError : ``path`` is the address of a service.
+    ValueError : ``path`` is the address of a service, or ``provider`` is unknown.
     VouchError : the bundle is missing or was changed, or its encoder does not run here.
     """
     if not isinstance(path, str | os.PathLike):
@@ -62,6 +63,10 @@ def open_gallery(
             f"path: received the address {path!r}, wanted a folder. A service is reached by "
             "vouch.Client(address).open(name)."
         )
+    providers = get_args(ProviderChoice)
+    if provider not in providers:
+        *others, last = map(repr, providers)
+        raise ValueError(f"provider: received {provider!r}, wanted {', '.join(others)} or {last}.")
     return Gallery(open_bundle(Path(path).expanduser(), provider, trusted=trusted))
 
 
@@ -85,24 +90,26 @@ class Gallery:
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
+        self._opened: Bundle | None = bundle
+        self._name, self._description = bundle.name, bundle.description
+        self._bundle_id, self._n_items = bundle.manifest.id, bundle.retriever.gallery.n_items
         root = bundle.root
         self._operator = OperatorSettings() if root is None else read_operator(root)
 
     @property
     def name(self) -> str:
         """The name of the gallery."""
-        return self._bundle.name
+        return self._name
 
     @property
     def bundle_id(self) -> str:
         """The id of the bundle. Every change that can affect answers changes the id."""
-        return self._bundle.manifest.id
+        return self._bundle_id
 
     @property
     def description(self) -> str:
         """The description of the gallery's content."""
-        return self._bundle.description
+        return self._description
 
     @property
     def labels(self) -> Sequence[str]:
@@ -110,9 +117,11 @@ class Gallery:
         return tuple(self._bundle.retriever.gallery.held_labels)
 
     def __len__(self) -> int:
-        return self._bundle.retriever.gallery.n_items
+        return self._n_items
 
     def __repr__(self) -> str:
+        if self._opened is None:
+            return f"<Gallery {self.name!r}, closed>"
         return f"<Gallery {self.name!r}, {len(self)} items of {len(self.labels)} labels>"
 
     def __enter__(self) -> Self:
@@ -122,11 +131,26 @@ class Gallery:
         self.close()
 
     def close(self) -> None:
-        """Close the encoder and the files of the bundle."""
-        self._bundle.retriever.encoder.close()
-        for part in (self._bundle.live, self._bundle.hold):
+        """Close the encoder and the files of the bundle; later searches raise `RuntimeError`."""
+        bundle, self._opened = self._opened, None
+        if bundle is None:
+            return
+        bundle.retriever.encoder.close()
+        for part in (bundle.live, bundle.hold):
             if part is not None:
                 part.close()
+
+    @property
+    def _bundle(self) -> Bundle:
+        """The open bundle.
+
+        Raises
+        ------
+        RuntimeError : the gallery is closed.
+        """
+        if self._opened is None:
+            raise RuntimeError(f"The gallery {self.name!r} is closed. Open it again.")
+        return self._opened
 
     def search(self, image: ImageInput, k: int = 10, **options: Unpack[QueryOptions]) -> Answer:
         """Find the items most similar to an image, with match probabilities and a verdict.

@@ -319,7 +319,8 @@ def test_small_file_of_items_has_a_small_cache(
     path = tmp_path / "items.sqlite"
     stored(path, ITEMS)
     monkeypatch.setattr(files_items, "SMALL_BYTES", path.stat().st_size - larger_by)
-    [[n_kib]] = Items(path)._connection.execute("PRAGMA cache_size").fetchall()
+    items = Items(path)
+    [[n_kib]] = items._connection.execute("PRAGMA cache_size").fetchall()
     assert (n_kib == -files_items.SMALL_CACHE_KIB) is is_small
 
 

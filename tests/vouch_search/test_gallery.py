@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -137,6 +139,57 @@ def test_wrong_argument_is_named_with_what_is_wanted(
 def test_open_refuses_what_is_no_folder(path: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         vouch.open(path)
+
+
+@pytest.mark.parametrize("provider", ["gpu", "CPU", None])
+def test_open_names_an_unknown_provider(digits_bundle: Path, provider: Any) -> None:
+    message = f"provider: received {provider!r}, wanted 'auto', 'cpu', 'cuda', .* or 'coreml'"
+    with pytest.raises(ValueError, match=message):
+        vouch.open(digits_bundle, provider=provider)
+
+
+class TestClosed:
+    def test_closed_gallery_holds_no_file_open(
+        self, digits_bundle: Path, digit: bytes, tmp_path: Path
+    ) -> None:
+        copied = Path(shutil.copytree(digits_bundle, tmp_path / "bundle"))
+        gallery = vouch.open(copied)
+        answers = gallery.search_many([digit] * 4, n_jobs=2)
+        assert open_files(copied)
+        gallery.close()
+        assert len(answers) == 4
+        assert not open_files(copied)
+
+    def test_threads_of_search_many_leave_no_file_open(
+        self, digits_bundle: Path, digit: bytes, tmp_path: Path
+    ) -> None:
+        copied = Path(shutil.copytree(digits_bundle, tmp_path / "bundle"))
+        with vouch.open(copied) as gallery:
+            gallery.search(digit)
+            before = open_files(copied)
+            gallery.search_many([digit] * 4, n_jobs=2)
+            assert open_files(copied) == before
+
+    def test_closed_gallery_refuses_searches(self, digits_bundle: Path, digit: bytes) -> None:
+        gallery = vouch.open(digits_bundle)
+        gallery.close()
+        gallery.close()
+        for ask in (
+            lambda: gallery.search(digit),
+            lambda: gallery.search_text("a digit"),
+            lambda: gallery.search_many([digit]),
+            lambda: next(gallery.items()),
+            lambda: gallery.thumbnail("1"),
+        ):
+            with pytest.raises(RuntimeError, match="'digits' is closed"):
+                ask()
+        assert (repr(gallery), len(gallery)) == ("<Gallery 'digits', closed>", 864)
+
+
+def open_files(directory: Path) -> list[str]:
+    """Return the files in a directory that this process has open, sorted."""
+    files = (one.path for one in psutil.Process().open_files())
+    return sorted(one for one in files if one.startswith(str(directory)))
 
 
 def test_numpy_integer_is_a_number_of_results(gallery: vouch.Gallery, digit: bytes) -> None:

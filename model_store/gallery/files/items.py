@@ -84,12 +84,28 @@ class _Reader:
     @property
     def _connection(self) -> sqlite3.Connection:
         """The connection of the calling thread."""
-        if not hasattr(self._connections, "current"):
-            self._connections.current = sqlite3.connect(self._uri, uri=True)
+        if not hasattr(self._connections, "opened"):
+            # Any thread may delete the reader, and with it the connections of all threads.
+            connection = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
             if self._cache_kib is not None:
-                self._connections.current.execute(f"PRAGMA cache_size = -{self._cache_kib}")
-        connection: sqlite3.Connection = self._connections.current
-        return connection
+                connection.execute(f"PRAGMA cache_size = -{self._cache_kib}")
+            self._connections.opened = _Opened(connection)
+        opened: _Opened = self._connections.opened
+        return opened.connection
+
+
+class _Opened:
+    """Closes a connection when its thread ends, or when the reader is deleted.
+
+    A connection of ``sqlite3`` refers to itself. Without this class, its file would stay open until
+    the next run of the garbage collector.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def __del__(self) -> None:
+        self.connection.close()
 
 
 class ItemsWriter(_Writer):
