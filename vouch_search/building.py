@@ -13,6 +13,7 @@ from index_builder.commands.index import IndexOptions, run_index
 from index_builder.commands.outcome import OutcomeReport
 from index_builder.progress import console, messages_shown, set_output
 from vouch_search.gallery import Gallery, open_gallery
+from vouch_search.many import require_path
 
 Place = str | os.PathLike[str]
 
@@ -128,6 +129,7 @@ def _text(name: str, value: object) -> str:
             f"{name}: received {type(value).__name__} {repr(value)[:80]}, wanted a path or an "
             "address."
         )
+    require_path(name, value)
     return str(os.fspath(value))
 
 

@@ -26,7 +26,7 @@ from service import schemas, serializers
 from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture
 from vouch_search.keywords import checked_options, checked_text
-from vouch_search.many import ErrorChoice, images_of, in_threads, query_name
+from vouch_search.many import ErrorChoice, images_of, in_threads, query_name, require_path
 
 _PAGE = 1000
 """Number of items read from the bundle at a time."""
@@ -58,6 +58,7 @@ def open_gallery(
             f"path: received {type(path).__name__} {repr(path)[:80]}, wanted the path of a folder, "
             "such as 'bundles/mine'."
         )
+    require_path("path", path)
     if str(path).startswith(("http://", "https://")):
         raise ValueError(
             f"path: received the address {path!r}, wanted a folder. A service is reached by "

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from model_store.errors import VouchError
 from model_store.image_inputs import ImageInput
 from model_store.images import SUFFIXES
@@ -25,7 +27,13 @@ def images_of(images: object) -> list[ImageInput]:
     ------
     TypeError, ValueError : ``images`` is neither a list nor a folder, or the folder has no images.
     """
+    if _is_one_image(images) or not isinstance(images, Iterable | os.PathLike):
+        raise TypeError(
+            f"images: received {type(images).__name__}, wanted a list of images, or a folder. To "
+            "search with one image, use search."
+        )
     if isinstance(images, str | os.PathLike):
+        require_path("images", images)
         folder = Path(images).expanduser()
         if not folder.is_dir():
             raise ValueError(
@@ -36,11 +44,25 @@ def images_of(images: object) -> list[ImageInput]:
         if not files:
             raise ValueError(f"images: the folder {os.fspath(images)!r} has no image files.")
         return list(files)
-    if isinstance(images, bytes | bytearray) or not isinstance(images, Iterable):
-        raise TypeError(
-            f"images: received {type(images).__name__}, wanted a list of images, or a folder."
-        )
     return list(images)
+
+
+def require_path(name: str, path: str | os.PathLike[str]) -> None:
+    """Refuse an empty text, which Python reads as the working directory.
+
+    Raises
+    ------
+    TypeError : the text is empty; the message names the argument.
+    """
+    if not os.fspath(path):
+        raise TypeError(f"{name}: received the empty text '', wanted a path.")
+
+
+def _is_one_image(images: object) -> bool:
+    """Return whether a value is one image, although Python can iterate over it."""
+    if isinstance(images, np.ndarray):
+        return images.ndim < 4 and images.dtype.kind in "biuf"  # other arrays hold paths
+    return isinstance(images, bytes | bytearray | memoryview) or hasattr(images, "read")
 
 
 def in_threads(
@@ -105,8 +127,12 @@ async def in_turns(
                 finally:
                     bar.update()
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(outcome(image)) for image in images]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(outcome(image)) for image in images]
+        except ExceptionGroup as errors_of_tasks:
+            # The caller expects the error of the first failed search, as from `in_threads`.
+            raise errors_of_tasks.exceptions[0] from None
     return Answers([task.result() for task in tasks])
 
 

@@ -83,6 +83,8 @@ def test_script_without_a_main_guard_indexes_and_runs_once(
         (vouch.build, {"images": 3}, "images: received int 3, wanted a path"),
         (vouch.build, {"images": "a", "encoder": 3}, "encoder: received int 3"),
         (vouch.build, {"images": "missing"}, "missing"),
+        (vouch.build, {"images": ""}, "images: received the empty text ''"),
+        (vouch.index, {"images": ""}, "images: received the empty text ''"),
         (vouch.index, {"images": "a", "max_eror": 0.1}, "max_eror"),
         (vouch.index, {"images": "a", "calibrate": False, "max_error": 0.1}, "calibrate"),
     ],

@@ -134,6 +134,7 @@ def test_wrong_argument_is_named_with_what_is_wanted(
     [
         (3, r"path: received int 3, wanted the path of a folder"),
         ("http://127.0.0.1:8080", r"vouch.Client"),
+        ("", r"path: received the empty text '', wanted a path"),
     ],
 )
 def test_open_refuses_what_is_no_folder(path: Any, message: str) -> None:
@@ -227,11 +228,25 @@ class TestManySearches:
         with pytest.raises(TypeError, match="int 3"):
             gallery.search_many([3], errors="raise")  # type: ignore[list-item]
 
+    def test_array_of_images_or_of_paths_is_a_list(
+        self, gallery: vouch.Gallery, digit: bytes, tmp_path: Path
+    ) -> None:
+        (tmp_path / "1.png").write_bytes(digit)
+        for images in (np.zeros((2, 8, 8, 3), np.uint8), np.array([str(tmp_path / "1.png")] * 2)):
+            answers = gallery.search_many(images)
+            assert len(answers) == 2
+            assert not answers.failures
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             ({"images": b"bytes"}, "received bytes, wanted a list of images"),
             ({"images": 3}, "received int, wanted a list of images"),
+            ({"images": memoryview(b"bytes")}, "received memoryview, wanted a list of images"),
+            ({"images": io.BytesIO(b"bytes")}, "received BytesIO, wanted a list of images"),
+            ({"images": np.zeros((8, 8, 3), np.uint8)}, "received ndarray, wanted a list"),
+            ({"images": np.zeros((8, 8))}, "received ndarray, wanted a list of images"),
+            ({"images": ""}, "images: received the empty text '', wanted a path"),
             ({"images": "missing"}, "'missing' is no folder"),
             ({"images": [], "n_jobs": 0}, "n_jobs: received 0"),
             ({"images": [], "errors": "ignore"}, "errors: received 'ignore'"),

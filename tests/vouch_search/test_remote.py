@@ -1,0 +1,64 @@
+"""Galleries of a service, without a network: what is sent, kept and raised."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+import pytest
+
+import vouch_search as vouch
+from service import schemas
+from tests.end_to_end.questions import picture
+
+Respond = Callable[[httpx2.Request], httpx2.Response]
+
+
+@pytest.fixture(scope="module")
+def answer(digits_bundle: Path) -> str:
+    """The JSON answer to a search."""
+    with vouch.open(digits_bundle) as gallery:
+        return gallery.search(picture("PNG", 28, 28), k=2).model_dump_json()
+
+
+def problem(status: int, code: str) -> httpx2.Response:
+    record = schemas.Problem(
+        type="about:blank", title=code, status=status, detail=code, instance="/", code=code,
+        request_id="0",
+    )  # fmt: skip
+    return httpx2.Response(status, content=record.model_dump_json())
+
+
+DETAIL = schemas.GalleryDetail.model_construct(name="digits", n_items=864, n_labels=8)
+
+
+def remote(respond: Respond) -> vouch.RemoteGallery:
+    client = vouch.Client("http://service", transport=httpx2.MockTransport(respond))
+    return vouch.RemoteGallery(client, DETAIL)
+
+
+def asynchronous(respond: Respond) -> vouch.AsyncGallery:
+    client = vouch.AsyncClient("http://service", transport=httpx2.MockTransport(respond))
+    return vouch.AsyncGallery(client, DETAIL)
+
+
+class TestErrors:
+    def test_asynchronous_search_raises_the_error_itself(self, answer: str) -> None:
+        gallery = asynchronous(lambda _: httpx2.Response(200, content=answer))
+        with pytest.raises(TypeError, match="int 3"):
+            asyncio.run(gallery.search_many([b"image", 3], errors="raise"))  # type: ignore[list-item]
+
+    @pytest.mark.parametrize(
+        ("status", "code"),
+        [(401, "unauthorized"), (403, "forbidden"), (404, "gallery_not_found")],
+    )
+    def test_refusal_of_all_searches_is_raised(self, status: int, code: str) -> None:
+        def refuse(_: httpx2.Request) -> httpx2.Response:
+            return problem(status, code)
+
+        with pytest.raises(vouch.VouchProblem, match=code):
+            remote(refuse).search_many([b"image"] * 3)
+        with pytest.raises(vouch.VouchProblem, match=code):
+            asyncio.run(asynchronous(refuse).search_many([b"image"] * 3))
