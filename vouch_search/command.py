@@ -20,8 +20,8 @@ from model_store.images import decode_image, encode_thumbnail
 from model_store.installation import how_to_install
 from model_store.programs import add_global_options, interruptible, parser_of
 from model_store.spreadsheets import to_cell
-from vouch_search.answers import Picture, counts_of, data_uri
-from vouch_search.many import images_of
+from vouch_search.answers import Failure, Picture, counts_of, data_uri
+from vouch_search.many import images_of, is_of_image
 from vouch_search.protocol import SearchableGallery
 from vouch_search.tables import columns_of, to_arrow
 
@@ -130,8 +130,15 @@ def _search(
         for start in range(0, len(files), AT_ONCE):
             part = files[start : start + AT_ONCE]
             answers = gallery.search_many(part, options.k, n_jobs=options.jobs)
-            rows = [list(answers[i : i + 1].rows(options.per)) for i in range(len(part))]
-            journal.append(zip(part, rows, strict=True))
+            finished = [
+                (file, list(answers[i : i + 1].rows(options.per)))
+                for i, (file, one) in enumerate(zip(part, answers, strict=True))
+                if not isinstance(one, Failure) or is_of_image(one.error)
+            ]
+            journal.append(finished)
+            for failure in answers.failures:  # the command can be run again for these images
+                if not is_of_image(failure.error):
+                    raise failure.error
             bar.update(len(part))
 
 

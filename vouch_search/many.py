@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -151,12 +152,37 @@ def _check(n_jobs: object, errors: object) -> None:
         raise ValueError(f"n_jobs: received {n_jobs!r}, wanted a number from 1, or None.")
 
 
+def is_of_image(error: Exception) -> bool:
+    """Return whether an error has its cause in the image, so that each new search fails again."""
+    if isinstance(error, (VouchError, OSError, ValueError, TypeError)):
+        return True
+    status = _status(error)
+    return status is not None and 400 <= status < 500 and status not in _REFUSALS
+
+
+_REFUSALS = {401, 403, 404, 429}
+"""Statuses with which a service refuses the searches of all images."""
+
+
+def _status(error: Exception) -> int | None:
+    """Return the status of a `VouchProblem`; None for another error."""
+    status = getattr(error, "status", None)
+    return status if isinstance(status, int) else None
+
+
+def _is_of_request(error: Exception) -> bool:
+    """Return whether one request failed: by a timeout, a lost connection or an error of a server.
+
+    Only a search of a service, which imports httpx2, has such errors.
+    """
+    if "httpx2" in sys.modules and isinstance(error, sys.modules["httpx2"].TransportError):
+        return True
+    status = _status(error)
+    return status is not None and status >= 500
+
+
 def _failure(image: ImageInput, error: Exception, errors: ErrorChoice) -> Failure:
     """Return a `Failure` for an error of one image; raise an error that affects all images."""
-    problem = getattr(error, "status", None)  # of a service
-    of_the_image = isinstance(error, (VouchError, OSError, ValueError, TypeError)) or (
-        isinstance(problem, int) and 400 <= problem < 500 and problem not in {401, 403, 404, 429}
-    )
-    if errors == "raise" or not of_the_image:
+    if errors == "raise" or not (is_of_image(error) or _is_of_request(error)):
         raise error
     return Failure(query_name(image), error)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
 from pyarrow import parquet
 
 import vouch_search as vouch
+from service import schemas
 from tests.end_to_end.questions import picture
 from vouch_search import command
 
@@ -108,6 +111,35 @@ def test_interrupted_command_goes_on_where_it_ended(
     assert [path.name for path in searched[3:]] == ["1.png", "1.png", "bad.png"]
     assert len(read(out)) == 4
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_failed_request_ends_the_command_which_goes_on_later(
+    digits_bundle: Path, photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with vouch.open(digits_bundle) as local:
+        answer = local.search(photographs / "a" / "1.png").model_dump_json()
+    searched: list[str] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            return httpx2.Response(200, content=answer)
+        (name,) = re.findall(rb'filename="(.+?)"', request.read())
+        searched.append(name.decode())
+        is_lost = name == b"bad.png" and searched.count("bad.png") == 1
+        return httpx2.Response(502 if is_lost else 200, content=answer)
+
+    def opened(_: str) -> vouch.RemoteGallery:
+        client = vouch.Client("http://service", transport=httpx2.MockTransport(respond))
+        detail: dict[str, Any] = {"name": "digits", "bundle": SimpleNamespace(id="0")}
+        return vouch.RemoteGallery(client, schemas.GalleryDetail.model_construct(**detail))
+
+    monkeypatch.setattr(command, "_opened", opened)
+    out = tmp_path / "matches.csv"
+    assert run(photographs, "--gallery", "http://service/v1/galleries/digits", "--out", out) == 1
+    assert (len(searched), out.exists()) == (4, False)
+    assert run(photographs, "--gallery", "http://service/v1/galleries/digits", "--out", out) == 0
+    assert searched[4:] == ["bad.png"]
+    assert [row["error"] for row in read(out)] == [""] * 4
 
 
 @pytest.mark.parametrize(

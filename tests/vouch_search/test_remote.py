@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -31,7 +32,8 @@ def problem(status: int, code: str) -> httpx2.Response:
     return httpx2.Response(status, content=record.model_dump_json())
 
 
-DETAIL = schemas.GalleryDetail.model_construct(name="digits", n_items=864, n_labels=8)
+FIELDS: dict[str, Any] = {"name": "digits", "n_items": 864, "n_labels": 8}
+DETAIL = schemas.GalleryDetail.model_construct(**FIELDS)
 
 
 def remote(respond: Respond) -> vouch.RemoteGallery:
@@ -62,3 +64,24 @@ class TestErrors:
             remote(refuse).search_many([b"image"] * 3)
         with pytest.raises(vouch.VouchProblem, match=code):
             asyncio.run(asynchronous(refuse).search_many([b"image"] * 3))
+
+    @pytest.mark.parametrize("kind", ["timeout", "500"])
+    def test_failed_request_of_one_image_keeps_the_other_answers(
+        self, answer: str, kind: str
+    ) -> None:
+        def fail_once(request: httpx2.Request) -> httpx2.Response:
+            if b"second" not in request.read():
+                return httpx2.Response(200, content=answer)
+            if kind == "timeout":
+                raise httpx2.ReadTimeout("timed out", request=request)
+            return problem(500, "internal_error")
+
+        images = [b"first", b"second", b"third"]
+        for answers in (
+            remote(fail_once).search_many(images),
+            asyncio.run(asynchronous(fail_once).search_many(images)),
+        ):
+            assert [one.verdict is None for one in answers] == [False, True, False]
+            assert isinstance(answers.failures[0].error, httpx2.ReadTimeout | vouch.VouchProblem)
+        with pytest.raises((httpx2.ReadTimeout, vouch.VouchProblem)):
+            remote(fail_once).search_many(images, errors="raise")
