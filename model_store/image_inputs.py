@@ -67,7 +67,7 @@ def _read(path: object) -> tuple[str, bytes]:
         raise TypeError(f"The path {text!r} is bytes. Wanted: a path as str; use os.fsdecode.")
     file = Path(text).expanduser()
     try:
-        return file.name, file.read_bytes()
+        return as_unicode(file.name), file.read_bytes()
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"There is no image file {text[:200]!r} in {Path.cwd()}. Wanted: {WANTED}."
@@ -89,7 +89,15 @@ def _file_bytes(file: Any) -> bytes:  # noqa: ANN401 - anything with `read`
 
 
 def _file_name(name: object) -> str:
-    return Path(name).name if isinstance(name, str) and name else "image"
+    return as_unicode(Path(name).name) if isinstance(name, str) and name else "image"
+
+
+def as_unicode(name: str) -> str:
+    """Return a file name as valid Unicode, with ``?`` for each byte that is not UTF-8.
+
+    Python reads such bytes as surrogates, which HTTP and tables cannot hold.
+    """
+    return name.encode("utf-8", "replace").decode()
 
 
 def _from_array(array: NDArray[Any]) -> Image.Image:

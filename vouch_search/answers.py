@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from pydantic import PrivateAttr
 
@@ -51,6 +51,18 @@ class Answer(schemas.SearchAnswer):
         answer = cls.model_construct(record.model_fields_set, **record.__dict__)
         answer._query, answer._picture_of = query, picture_of
         return answer
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return the answer without its source of thumbnails, which cannot be pickled."""
+        state = super().__getstate__()
+        private = {**state["__pydantic_private__"], "_picture_of": None}
+        return {**state, "__pydantic_private__": private}
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copy the answer; both answers share the source of thumbnails, which cannot be copied."""
+        memo = {} if memo is None else memo
+        memo[id(self._picture_of)] = self._picture_of
+        return super().__deepcopy__(memo)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a row for each result.
@@ -102,8 +114,11 @@ class Answer(schemas.SearchAnswer):
         )
 
     def _image(self, result: schemas.Result, width: int = 112) -> str:
-        """Return the ``<img>`` of a result; empty if it has no thumbnail."""
-        picture = None if self._picture_of is None else self._picture_of(result.id)
+        """Return the ``<img>`` of a result; empty if its thumbnail cannot be read."""
+        try:
+            picture = None if self._picture_of is None else self._picture_of(result.id)
+        except Exception:  # a notebook shows the answer also if the gallery is closed or is lost
+            picture = None
         if picture is None:
             return ""
         return f'<img alt="{escape(result.id)}" width="{width}" src="{data_uri(picture)}">'

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from model_store.errors import VouchError
-from model_store.image_inputs import ImageInput
+from model_store.image_inputs import ImageInput, as_unicode
 from model_store.images import SUFFIXES
 from vouch_search.answers import Answer, Answers, Failure
 
@@ -140,9 +140,9 @@ async def in_turns(
 def query_name(image: object) -> str:
     """Return the path or file name of an image; ``image`` if there is none."""
     if isinstance(image, str | os.PathLike):
-        return os.fspath(image)
+        return as_unicode(os.fsdecode(image))
     name = getattr(image, "filename", None) or getattr(image, "name", None)
-    return name if isinstance(name, str) else "image"
+    return as_unicode(name) if isinstance(name, str) else "image"
 
 
 def _check(n_jobs: object, errors: object) -> None:

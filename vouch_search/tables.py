@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -39,7 +39,10 @@ def to_pandas(records: Iterable[object]) -> pd.DataFrame:
 
 
 def to_arrow(records: Iterable[object]) -> pa.Table:
-    """Return an Arrow table with a row for each record; lists and mappings become JSON text.
+    """Return an Arrow table with a row for each record; lists become JSON text.
+
+    A column whose values have no common type in Arrow, such as numbers and texts, becomes JSON
+    text, too.
 
     Raises
     ------
@@ -51,7 +54,14 @@ def to_arrow(records: Iterable[object]) -> pa.Table:
         import pyarrow as pa  # noqa: PLC0415 - slow, and an extra
     except ImportError as error:
         raise ImportError(f"Arrow tables need pyarrow. {how_to_install('tables')}") from error
-    return pa.table({name: [_plain(row.get(name)) for row in rows] for name in columns_of(rows)})
+
+    def column(values: list[Any]) -> pa.Array:
+        try:
+            return pa.array([_plain(one) for one in values])
+        except (pa.ArrowException, OverflowError):  # values of several types, or large integers
+            return pa.array([None if one is None else _json(one) for one in values], pa.string())
+
+    return pa.table({name: column([row.get(name) for row in rows]) for name in columns_of(rows)})
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:
@@ -66,7 +76,7 @@ def row_of(record: object) -> dict[str, Any]:
     if isinstance(record, Mapping):
         return dict(_flat("", record))
     if is_dataclass(record) and not isinstance(record, type):
-        return dict(_flat("", asdict(record)))
+        return dict(_flat("", _as_mappings(record)))
     raise TypeError(
         f"A row cannot be made from {type(record).__name__} {repr(record)[:80]}. Wanted: records, "
         "such as answers, items or decisions."
@@ -82,8 +92,24 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
             yield name, value
 
 
+def _as_mappings(value: Any) -> Any:  # noqa: ANN401 - any cell
+    """Return dataclasses as mappings, and exceptions as their messages.
+
+    Unlike ``dataclasses.asdict``, this copies no other value: an exception cannot always be copied.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _as_mappings(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _as_mappings(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_mappings(one) for one in value]
+    return str(value) if isinstance(value, Exception) else value
+
+
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any cell
     """Return a cell with a type that Arrow has; lists and mappings become JSON text."""
-    if isinstance(value, list | tuple | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return value
+    return _json(value) if isinstance(value, list | tuple | dict) else value
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -17,6 +20,7 @@ import pytest
 from PIL import Image
 
 import vouch_search as vouch
+from model_store.image_inputs import image_file
 from service import schemas
 from tests.end_to_end.questions import picture
 
@@ -259,6 +263,44 @@ class TestManySearches:
             gallery.search_many(**arguments)
 
 
+def test_file_name_that_is_not_utf_8_is_shown_with_question_marks(
+    gallery: vouch.Gallery, digit: bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / os.fsdecode(b"caf\xe9.png")
+    file.write_bytes(digit)
+    with file.open("rb") as opened:
+        answers = gallery.search_many([file, opened, Image.open(file)])
+    names = [str(tmp_path / "caf?.png")] * 3
+    assert [one.query_name for one in answers] == names
+    assert list(answers.to_pandas()["query"]) == names
+    assert answers.to_arrow()["query"].to_pylist() == names
+    assert image_file(file)[0] == image_file(Image.open(file))[0] == "caf?.png"
+
+
+class TestTables:
+    def test_arrow_column_of_several_types_is_json_text(self) -> None:
+        values = [42, "XL", None, ["a", 1], 10**30, True]
+        table = vouch.to_arrow([{"size": one, "n": 1} for one in values])
+        texts = ["42", '"XL"', None, '["a", 1]', str(10**30), "true"]
+        assert table["size"].to_pylist() == texts
+        assert table["n"].to_pylist() == [1] * 6
+        assert vouch.to_arrow([{"size": 10**30}])["size"].to_pylist() == [str(10**30)]
+        assert vouch.to_arrow([{"size": 1}, {"size": 2.5}])["size"].to_pylist() == [1.0, 2.5]
+
+    def test_failure_is_a_row_whatever_its_error(
+        self, gallery: vouch.Gallery, digit: bytes
+    ) -> None:
+        class NotCopied(Exception):
+            def __init__(self, message: str, *, code: str) -> None:
+                super().__init__(f"{code}: {message}")
+
+        failure = vouch.Failure("a.png", NotCopied("not read", code="x"))
+        table = vouch.to_pandas([*gallery.search_many([digit]), failure])
+        assert list(table["error"][1:]) == ["x: not read"]
+        assert list(table["query_name"][1:]) == ["a.png"]
+        assert vouch.to_arrow([failure])["error"].to_pylist() == ["x: not read"]
+
+
 def test_items_are_a_table_by_id(gallery: vouch.Gallery) -> None:
     table = vouch.to_pandas(gallery.items())
     assert len(table) == len(gallery)
@@ -276,6 +318,31 @@ class TestShownAnswers:
         answer.results[0] = answer.results[0].model_copy(update={"label": "<script>"})
         assert "<script>" not in answer._repr_html_()
         assert gallery.search_many([digit])._repr_html_().count("<tr>") == 2
+
+    def test_answer_can_be_pickled_and_copied(
+        self, gallery: vouch.Gallery, digit: bytes, tmp_path: Path
+    ) -> None:
+        (tmp_path / "digit.png").write_bytes(digit)
+        answers = gallery.search_many([tmp_path / "digit.png", b"no image"], k=2)
+        for copied in (pickle.loads(pickle.dumps(answers)), copy.deepcopy(answers)):
+            assert repr(copied) == repr(answers)
+            assert list(copied.rows("result")) == list(answers.rows("result"))
+            assert copied[0].query_name == str(tmp_path / "digit.png")
+            assert str(copied.failures[0].error) == str(answers.failures[0].error)
+        assert "<img" in answers._repr_html_()
+        assert copy.deepcopy(answers)._repr_html_() == answers._repr_html_()
+        assert "<img" not in pickle.loads(pickle.dumps(answers))._repr_html_()
+
+    def test_answer_of_a_closed_gallery_is_shown_without_pictures(
+        self, digits_bundle: Path, digit: bytes
+    ) -> None:
+        with vouch.open(digits_bundle) as opened:
+            answers = opened.search_many([digit])
+        assert isinstance(answers[0], vouch.Answer)
+        shown = answers[0]._repr_html_()
+        assert answers[0].results[0].label is not None
+        assert f"1. {answers[0].results[0].label}" in shown
+        assert "<img" not in shown + answers._repr_html_()
 
     def test_repr_is_one_line(self, gallery: vouch.Gallery, digit: bytes) -> None:
         answer = gallery.search(digit, k=3)

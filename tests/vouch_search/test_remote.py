@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,25 @@ class TestErrors:
             assert isinstance(answers.failures[0].error, httpx2.ReadTimeout | vouch.VouchProblem)
         with pytest.raises((httpx2.ReadTimeout, vouch.VouchProblem)):
             remote(fail_once).search_many(images, errors="raise")
+
+
+def test_file_name_that_is_not_utf_8_is_sent(answer: str, tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"caf\xe9.png")
+    file.write_bytes(b"image")
+    sent: list[bytes] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.read())
+        return httpx2.Response(200, content=answer)
+
+    found = [remote(respond).search(file), asyncio.run(asynchronous(respond).search(file))]
+    assert [one.query_name for one in found] == [str(tmp_path / "caf?.png")] * 2
+    assert all(b'filename="caf?.png"' in body for body in sent)
+
+
+def test_answer_of_a_closed_client_is_shown_without_pictures(answer: str) -> None:
+    gallery = remote(lambda _: httpx2.Response(200, content=answer))
+    found = gallery.search(b"image")
+    gallery.close()
+    assert "<figcaption>" in found._repr_html_()
+    assert "<img" not in found._repr_html_()
