@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -22,10 +24,11 @@ def checked_options(k: object, options: Mapping[str, object]) -> schemas.SearchF
         raise TypeError("The number of results is `k` here, not `limit`.")
     if isinstance(k, np.integer):
         k = int(k)
-    if not isinstance(options.get("filter", {}), str | Mapping | None):
-        received = type(options["filter"]).__name__
-        raise TypeError(f"filter: received {received}, wanted a mapping such as {{'label': 'a'}}.")
     values = {"limit": k, **options}
+    if "filter" in options:
+        values["filter"] = _filter_text(options["filter"])
+    if options.get("source") == "":  # a form would send it as a missing field
+        raise ValueError("source: received the empty text '', wanted the name of a source.")
     try:
         return schemas.SearchFields.model_validate(values, strict=True)
     except ValidationError as error:
@@ -40,6 +43,43 @@ def checked_options(k: object, options: Mapping[str, object]) -> schemas.SearchF
     )
     kind = ValueError if is_range else TypeError
     raise kind(text.replace("is not a field here", "is not a search option"))
+
+
+def sent_options(k: object, options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the given options of a search as a service reads them; see `checked_options`."""
+    return checked_options(k, options).model_dump(exclude_unset=True)
+
+
+def _filter_text(given: object) -> str | None:
+    """Return a filter as JSON; numbers of NumPy become numbers of Python.
+
+    Raises
+    ------
+    TypeError : the filter is no mapping, or has a value that JSON does not have.
+    """
+    if given is None or isinstance(given, str):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"filter: received {type(given).__name__}, wanted a mapping such as {{'label': 'a'}}."
+        )
+    try:
+        return json.dumps(given, ensure_ascii=False, default=_json_value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"filter: {error}") from error
+
+
+def _json_value(value: object) -> object:
+    """Return a mapping as a dictionary and a scalar of NumPy as a scalar of Python."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    is_period = isinstance(value, np.timedelta64)  # a subclass of np.integer
+    if isinstance(value, np.integer | np.floating | np.bool_) and not is_period:
+        return value.item()
+    raise TypeError(
+        f"received {type(value).__name__} {str(value)[:80]!r}, wanted a text, a number, a boolean, "
+        "None, a list or a mapping."
+    )
 
 
 def checked_text(text: object) -> str:

@@ -16,7 +16,7 @@ from service.client import VouchClient, VouchProblem
 from service.client.contract import fields_of, headers_of, path_of, read, seconds_to_wait
 from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture
-from vouch_search.keywords import checked_options, checked_text
+from vouch_search.keywords import checked_options, checked_text, sent_options
 from vouch_search.many import ErrorChoice, images_of, in_threads, in_turns, query_name
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -97,8 +97,7 @@ class RemoteGallery:
         OSError : the file cannot be read.
         VouchProblem : the service refuses the image or the request.
         """
-        checked_options(k, options)
-        record = self._client.search(self.name, image, limit=int(k), **options)
+        record = self._client.search(self.name, image, **sent_options(k, options))
         return Answer.of(record, query_name(image), self.thumbnail)
 
     def search_text(self, text: str, k: int = 10, **options: Unpack[QueryOptions]) -> Answer:
@@ -109,8 +108,8 @@ class RemoteGallery:
         TypeError, ValueError : an argument is wrong; the message names it.
         VouchProblem : such as ``text_unavailable``.
         """
-        checked_options(k, options)
-        record = self._client.search_text(self.name, checked_text(text), limit=int(k), **options)
+        sent = sent_options(k, options)
+        record = self._client.search_text(self.name, checked_text(text), **sent)
         return Answer.of(record, text, self.thumbnail)
 
     def search_many(
@@ -239,12 +238,12 @@ class AsyncGallery:
         self, image: ImageInput, k: int = 10, **options: Unpack[QueryOptions]
     ) -> Answer:
         """Find the items most like an image; see `RemoteGallery.search`."""
-        checked_options(k, options)
+        sent = sent_options(k, options)
         file = await asyncio.to_thread(image_file, image)
         request = self._client._http.build_request(
             "POST",
             path_of(self.name, "search"),
-            data=fields_of(limit=int(k), **options),
+            data=fields_of(**sent),
             files=[("image", file)],
         )
         record = read(await self._client._send(request), schemas.SearchAnswer)
@@ -252,11 +251,11 @@ class AsyncGallery:
 
     async def search_text(self, text: str, k: int = 10, **options: Unpack[QueryOptions]) -> Answer:
         """Find the items most like a text; see `RemoteGallery.search_text`."""
-        checked_options(k, options)
+        sent = sent_options(k, options)
         request = self._client._http.build_request(
             "POST",
             path_of(self.name, "search", "text"),
-            json={"text": checked_text(text), **fields_of(limit=int(k), **options)},
+            json={"text": checked_text(text), **fields_of(**sent)},
         )
         record = read(await self._client._send(request), schemas.SearchAnswer)
         return Answer.of(record, text, None)

@@ -11,7 +11,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -121,6 +123,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"alph": 0.1}, r"alph: is not a search option.*`alpha`"),
     ({"alpha": "x"}, r"alpha: .*valid number.*str 'x'"),
     ({"filter": 3}, r"filter: received int, wanted a mapping"),
+    ({"filter": {"day": date(2026, 1, 1)}}, r"filter: received date '2026-01-01', wanted a text"),
+    ({"filter": {"year": {"in": {3}}}}, r"filter: received set '\{3\}', wanted a text"),
+    ({"filter": {("a", "b"): 3}}, r"filter: keys must be"),
+    ({"source": ""}, r"source: received the empty text '', wanted the name of a source"),
     ({"order": "random"}, r"order: .*'similarity' or 'probability'.*'random'"),
 ]
 
@@ -195,6 +201,16 @@ def open_files(directory: Path) -> list[str]:
     """Return the files in a directory that this process has open, sorted."""
     files = (one.path for one in psutil.Process().open_files())
     return sorted(one for one in files if one.startswith(str(directory)))
+
+
+def test_filter_takes_any_mapping_and_numbers_of_numpy(
+    gallery: vouch.Gallery, digit: bytes
+) -> None:
+    plain = gallery.search(digit, filter={"or": [{"label": "1"}, {"number": {"gte": 3}}]})
+    same = MappingProxyType({"number": MappingProxyType({"gte": np.int64(3)})})
+    found = gallery.search(digit, filter=MappingProxyType({"or": [{"label": "1"}, same]}))
+    assert found.results == plain.results
+    assert found.results
 
 
 def test_numpy_integer_is_a_number_of_results(gallery: vouch.Gallery, digit: bytes) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 
 import vouch_search as vouch
@@ -108,3 +111,37 @@ def test_answer_of_a_closed_client_is_shown_without_pictures(answer: str) -> Non
     gallery.close()
     assert "<figcaption>" in found._repr_html_()
     assert "<img" not in found._repr_html_()
+
+
+class TestOptions:
+    @staticmethod
+    def bodies(answer: str, **options: Any) -> list[bytes]:
+        """Return the bodies of all kinds of searches with the options."""
+        sent: list[bytes] = []
+
+        def respond(request: httpx2.Request) -> httpx2.Response:
+            sent.append(request.read())
+            return httpx2.Response(200, content=answer)
+
+        gallery, other = remote(respond), asynchronous(respond)
+        gallery.search(b"image", **options)
+        gallery.search_text("a digit", **options)
+        asyncio.run(other.search(b"image", **options))
+        asyncio.run(other.search_text("a digit", **options))
+        return sent
+
+    def test_checked_values_are_sent(self, answer: str) -> None:
+        options = {
+            "k": np.int64(3),
+            "alpha": np.float32(0.5),
+            "filter": MappingProxyType({"year": np.int64(3)}),
+        }
+        for body in self.bodies(answer, **options):
+            assert b"0.5" in body
+            assert b'{"year": 3}' in body.replace(b"\\", b"")
+
+    def test_wrong_values_are_not_sent(self, answer: str) -> None:
+        with pytest.raises(ValueError, match="source: received the empty text"):
+            self.bodies(answer, source="")
+        with pytest.raises(TypeError, match="filter: received date"):
+            self.bodies(answer, filter={"day": date(2026, 1, 1)})
