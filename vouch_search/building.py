@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from index_builder.commands.all_steps import AllOptions, run_all
 from index_builder.commands.index import IndexOptions, run_index
@@ -16,6 +19,7 @@ from vouch_search.gallery import Gallery, open_gallery
 from vouch_search.many import require_path
 
 Place = str | os.PathLike[str]
+Options = TypeVar("Options", AllOptions, IndexOptions)
 
 
 def build(
@@ -49,15 +53,17 @@ def build(
     TypeError : an argument has a wrong type; the message names the argument.
     VouchError : the images cannot be read, there is too little evidence, or a limit is not met.
     """
-    options = AllOptions(
+    options = _options(
+        AllOptions,
         images=_text("images", images),
         encoder=None if encoder is None else _text("encoder", encoder),
         name=name,
         labels=labels,
-        bundles=_path("bundles", bundles),
-        run=_path("run", run),
+        require=require,
+        bundles=bundles,
+        run=run,
     )
-    shown = OutcomeReport.of(require, as_json=False)
+    shown = OutcomeReport.of(options.require, as_json=False)
     with _output(progress=progress):
         built = run_all(options, shown)
         assert built is not None  # noqa: S101 - no dry run
@@ -88,21 +94,23 @@ def index(
     Raises
     ------
     TypeError : an argument is unknown or has a wrong type; the message names the argument.
+    ValueError : an argument is not one of its choices.
     VouchError : the images cannot be read, there is too little evidence, or a limit is not met.
     """
     source = _text("images", images)
-    given = IndexOptions(
+    given = _options(
+        IndexOptions,
         source=source,
         encoder=None if encoder is None else _text("encoder", encoder),
         name=name,
         calibrate=calibrate,
         require=require,
-        bundles=_path("bundles", bundles),
-        run=_path("run", run),
+        bundles=bundles,
+        run=run,
         **options,
     )
     given.require_consistent()
-    shown = OutcomeReport.of(require, as_json=False)
+    shown = OutcomeReport.of(given.require, as_json=False)
     with _output(progress=progress):
         indexing = given.indexing(source)
         run_index(indexing, shown)
@@ -133,5 +141,31 @@ def _text(name: str, value: object) -> str:
     return str(os.fspath(value))
 
 
-def _path(name: str, value: Place | None) -> Path | None:
-    return None if value is None else Path(_text(name, value)).expanduser()
+def _options(command: type[Options], **given: Any) -> Options:  # noqa: ANN401 - checked here
+    """Make the options of a command; the types of its fields are the wanted types.
+
+    Raises
+    ------
+    TypeError, ValueError : an argument is unknown, or its value is wrong.
+    """
+    wanted = get_type_hints(command)
+    for name in given:
+        if name not in wanted:
+            raise TypeError(f"{name}: is not an option. Options: {', '.join(wanted)}.")
+    return command(**{name: _value(name, one, wanted[name]) for name, one in given.items()})
+
+
+def _value(name: str, value: object, wanted: Any) -> Any:  # noqa: ANN401 - an annotation
+    """Return a value with the wanted type; a text may name a path or a choice."""
+    types = get_args(wanted) or (wanted,)
+    if Path in types and value is not None:
+        return Path(_text(name, value)).expanduser()
+    if name == "root" and value is not None:  # a folder or an address
+        return _text(name, value)
+    is_choice = isinstance(wanted, type) and issubclass(wanted, StrEnum)
+    try:
+        return TypeAdapter(wanted).validate_python(value, strict=not is_choice)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+    kind = ValueError if problem["type"] in {"enum", "literal_error"} else TypeError
+    raise kind(f"{name}: {problem['msg']} (received {type(value).__name__} {str(value)[:80]!r}).")

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 import vouch_search as vouch
+from index_builder.commands.index import Index, IndexOptions
 from index_builder.progress import console
+from vouch_search import building
 
 DEMO = Path(__file__).parents[2] / "docs" / "demo" / "photographs"
 
@@ -47,6 +49,7 @@ def test_index_takes_the_options_of_the_command(photographs: Path, tmp_path: Pat
         name="few",
         calibrate=False,
         labels=False,
+        index="flat",
         bundles=tmp_path / "elsewhere",
         progress=False,
     )
@@ -77,6 +80,13 @@ def test_script_without_a_main_guard_indexes_and_runs_once(
     assert done.stdout == f"the script runs\n{n_images} {script}\n"
 
 
+def test_path_and_choice_of_an_option_can_be_texts() -> None:
+    options = building._options(IndexOptions, parents="taxa.csv", items="~/a.csv", index="flat")
+    assert options.parents == Path("taxa.csv")
+    assert options.items == Path.home() / "a.csv"
+    assert options.index is Index.flat
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
@@ -86,9 +96,22 @@ def test_script_without_a_main_guard_indexes_and_runs_once(
         (vouch.build, {"images": ""}, "images: received the empty text ''"),
         (vouch.index, {"images": ""}, "images: received the empty text ''"),
         (vouch.index, {"images": "a", "max_eror": 0.1}, "max_eror"),
+        (vouch.build, {"images": "a", "require": 5}, "require: .*string.*int '5'"),
+        (vouch.build, {"images": "a", "require": ["recall_at_1>=0.8"]}, "require: .*string.*list"),
+        (vouch.build, {"images": "a", "name": 5}, "name: .*string.*int '5'"),
+        (vouch.build, {"images": "a", "labels": "no"}, "labels: .*boolean.*str 'no'"),
+        (vouch.build, {"images": "a", "bundles": 5}, "bundles: received int 5, wanted a path"),
+        (vouch.index, {"images": "a", "name": 5}, "name: .*string.*int '5'"),
+        (vouch.index, {"images": "a", "description": 5}, "description: .*string.*int '5'"),
+        (vouch.index, {"images": "a", "calibrate": "no"}, "calibrate: .*boolean.*str 'no'"),
+        (vouch.index, {"images": "a", "max_error": "0.02"}, "max_error: .*number.*str '0.02'"),
+        (vouch.index, {"images": "a", "levels": ["genus"]}, "levels: .*string.*list"),
+        (vouch.index, {"images": "a", "engine": "spark"}, "engine: .*'local' or 'ray'.*'spark'"),
+        (vouch.index, {"images": "a", "provider": "gpu"}, "provider: .*'auto'.*'gpu'"),
+        (vouch.index, {"images": "a", "parents": 5}, "parents: received int 5, wanted a path"),
         (vouch.index, {"images": "a", "calibrate": False, "max_error": 0.1}, "calibrate"),
     ],
 )
 def test_wrong_argument_is_named(function: Any, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises((TypeError, vouch.VouchError), match=message):
+    with pytest.raises((TypeError, ValueError, vouch.VouchError), match=message):
         function(**arguments)
