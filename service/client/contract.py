@@ -7,7 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -53,12 +53,17 @@ class VouchProblem(Exception):
 
     def __init__(self, problem: schemas.Problem, retry_after: float | None = None) -> None:
         super().__init__(f"{problem.status} {problem.code}: {problem.detail}")
+        self._problem = problem
         self.status = problem.status
         self.code = problem.code
         self.detail = problem.detail
         self.request_id = problem.request_id
         self.retry_after = retry_after
         self.errors = tuple(problem.errors or ())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a copy is made from; by default, pickle passes the message to `__init__`."""
+        return type(self), (self._problem, self.retry_after), self.__dict__
 
 
 def problem_of(response: httpx2.Response) -> VouchProblem:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -351,6 +353,21 @@ class TestAtAServiceThatMisbehaves:
         with pytest.raises(VouchProblem):
             self.client(self.in_turn(answers, seen)).galleries()
         assert (waited, len(seen)) == ([], 1)
+
+    @pytest.mark.parametrize("copied", [copy.copy, lambda one: pickle.loads(pickle.dumps(one))])
+    def test_problem_passes_between_processes(self, copied: Callable[[Any], Any]) -> None:
+        wrong = [{"pointer": "/body/limit", "detail": "is too small"}]
+        answer = httpx2.Response(
+            429, json={**BUSY, "status": 429, "errors": wrong}, headers={"Retry-After": "2"}
+        )
+        with pytest.raises(VouchProblem) as caught:
+            self.client(lambda _: answer).galleries()
+        caught.value.add_note("in the second folder")
+        second = copied(caught.value)
+        assert (type(second), str(second)) == (VouchProblem, str(caught.value))
+        assert vars(second) == vars(caught.value)
+        assert second.errors[0].pointer == "/body/limit"
+        assert second.__notes__ == ["in the second folder"]
 
     @pytest.mark.parametrize(
         ("ask", "attempts"),
