@@ -24,7 +24,17 @@ from pydantic import BaseModel
 from model_store.image_inputs import ImageInput, image_file
 from model_store.verdicts import Order
 from service import schemas
-from service.client.contract import Fields, fields_of, headers_of, path_of, read, send, sent_again
+from service.client.contract import (
+    Fields,
+    as_json,
+    fields_of,
+    headers_of,
+    path_of,
+    read,
+    require_text,
+    send,
+    sent_again,
+)
 from service.client.management import GalleryManagement
 from service.client.review import ReviewQueueClient, UnknownQueriesClient
 from service.schemas.keywords import DecisionOptions, ListOptions, SearchOptions
@@ -168,7 +178,7 @@ class VouchClient:
         ... )
         >>> answer = vouch.search_vector("demo", query, limit=3)
         """
-        body = query.model_dump(exclude_none=True) | {**options}
+        body = {**query.model_dump(exclude_none=True), **fields_of(**options)}
         return self._post(path_of(gallery, "search", "vector"), schemas.SearchAnswer, body)
 
     def search_text(
@@ -210,7 +220,7 @@ class VouchClient:
         >>> neighbours = [schemas.Neighbour(id=row.id, similarity=row.cosine) for row in rows]
         >>> verdict = vouch.decide("demo", query, neighbours).verdict
         """
-        body = query.model_dump(exclude_none=True) | {**options}
+        body: dict[str, Any] = {**query.model_dump(exclude_none=True), **fields_of(**options)}
         body["neighbours"] = [one.model_dump(exclude_none=True) for one in neighbours]
         return self._post(path_of(gallery, "decide"), schemas.DecisionAnswer, body)
 
@@ -380,9 +390,9 @@ class VouchClient:
         --------
         >>> vouch.put_item("demo", "chair-7", Path("photo.png"), label="chair")
         """
-        fields = {"metadata": json.dumps(dict(metadata or {}))}
+        fields = {"metadata": json.dumps(as_json("metadata", metadata or {}))}
         if label is not None:
-            fields["label"] = label
+            fields["label"] = require_text("label", label)
         path, files = path_of(gallery, "items", item_id), [("image", image_file(image))]
         request = self._http.build_request(
             "PUT", path, data=fields, files=files, headers=sent_again(idempotency_key)
@@ -405,7 +415,9 @@ class VouchClient:
         --------
         >>> written = vouch.put_items("demo", [("chair-8", Path("photo.png"))], label="chair")
         """
-        entries = [{"id": item_id, "label": label} for item_id, _ in items]
+        if label is not None:
+            require_text("label", label)
+        entries = [{"id": require_text("id", item_id), "label": label} for item_id, _ in items]
         request = self._http.build_request(
             "POST",
             path_of(gallery, "items"),
@@ -437,11 +449,15 @@ class VouchClient:
         --------
         >>> vouch.edit_item("demo", "chair-7", label="armchair")
         """
-        given = {"label": label, "metadata": metadata}
+        given: dict[str, Any] = {}
+        if label is not ...:
+            given["label"] = None if label is None else require_text("label", label)
+        if metadata is not ...:
+            given["metadata"] = as_json("metadata", metadata)
         request = self._http.build_request(
             "PATCH",
             path_of(gallery, "items", item_id),
-            json={name: value for name, value in given.items() if value is not ...},
+            json=given,
             headers=sent_again(idempotency_key),
         )
         return self._ask(request, schemas.ItemWritten)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 import uuid
@@ -120,10 +121,57 @@ def sent_again(key: str | None) -> dict[str, str]:
 def fields_of(**named: str | float | Filter | None) -> Fields:
     """Return the given options as fields of a form or query string; filters become JSON."""
     return {
-        name: json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value
-        for name, value in named.items()
-        if value is not None
+        name: json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+        for name, value in body_of(**named).items()
     }
+
+
+def body_of(**named: object) -> dict[str, Any]:
+    """Return the given arguments as a JSON object; an argument that is None is omitted.
+
+    Raises
+    ------
+    TypeError, ValueError : JSON cannot hold a value; the message names its place.
+    """
+    return {name: as_json(name, value) for name, value in named.items() if value is not None}
+
+
+def as_json(place: str, value: object) -> Any:  # noqa: ANN401 - any JSON value
+    """Return a value in the types of JSON: numbers of NumPy become numbers of Python.
+
+    Raises
+    ------
+    TypeError, ValueError : JSON cannot hold a value; the message names its place.
+    """
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()  # a scalar of NumPy, which the client does not import
+    if isinstance(value, Mapping):
+        return {
+            require_text(f"{place}: key {key!r}", key): as_json(f"{place}.{key}", one)
+            for key, one in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [as_json(f"{place}[{index}]", one) for index, one in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place}: received {value}, wanted a finite number.")
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(
+        f"{place}: received {type(value).__name__}, wanted text, a number, true, false, null, "
+        "a list or a mapping."
+    )
+
+
+def require_text(place: str, value: object) -> str:
+    """Return a text, unchanged.
+
+    Raises
+    ------
+    TypeError : the value is not a text; the message names its place.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{place}: received {type(value).__name__}, wanted text.")
+    return value
 
 
 def path_of(*parts: str) -> str:

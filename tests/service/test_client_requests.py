@@ -1,0 +1,126 @@
+"""What the client makes requests of: values that JSON cannot hold are named before a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import date
+from types import MappingProxyType
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from service.client import VouchClient
+from service.client.contract import fields_of
+from service.schemas import VectorFields
+
+Ask = Callable[[VouchClient], object]
+
+QUERY = VectorFields(mean=[1.0])
+
+
+def sent_by(ask: Ask) -> httpx2.Request:
+    """The request of a method, to a service that refuses it."""
+    seen: list[httpx2.Request] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        return httpx2.Response(400, text="refused")
+
+    with (
+        VouchClient("http://service", transport=httpx2.MockTransport(respond)) as client,
+        pytest.raises(Exception, match="not_vouch"),
+    ):
+        ask(client)
+    [request] = seen
+    return request
+
+
+def test_numbers_of_numpy_and_mappings_are_sent_as_json() -> None:
+    options: dict[str, Any] = {
+        "alpha": np.float32(0.5),
+        "limit": np.int64(3),
+        "filter": MappingProxyType({"year": {"gte": np.int16(2000)}}),
+        "source": None,
+    }
+    found = fields_of(**options)
+    assert found == {"alpha": 0.5, "limit": 3, "filter": '{"year": {"gte": 2000}}'}
+    metadata: Any = MappingProxyType(
+        {"shelf": np.int64(3), "tags": ("a", np.bool_(True)), "n": None}
+    )
+    edited = sent_by(lambda client: client.edit_item("g", "a", metadata=metadata))
+    expected = {"shelf": 3, "tags": ["a", True], "n": None}
+    assert json.loads(edited.read()) == {"metadata": expected}
+    put = sent_by(lambda client: client.put_item("g", "a", b"picture", metadata=metadata))
+    assert json.dumps(expected).encode() in put.read()
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (
+            lambda client: client.put_item("g", "a", b"", metadata={"d": date(2026, 1, 1)}),
+            TypeError,
+            r"metadata\.d: received date, wanted text, a number, true, false, null, a list or",
+        ),
+        (
+            lambda client: client.edit_item("g", "a", metadata={"tags": ["x", {"y": b"z"}]}),
+            TypeError,
+            r"metadata\.tags\[1\]\.y: received bytes",
+        ),
+        (
+            lambda client: client.edit_item("g", "a", metadata={"n": np.longdouble(1)}),
+            TypeError,
+            r"metadata\.n: received longdouble",
+        ),
+        (
+            lambda client: client.edit_item("g", "a", metadata={7: "x"}),
+            TypeError,
+            "metadata: key 7: received int, wanted text",
+        ),
+        *(
+            (ask, ValueError, r"metadata\.n: received nan, wanted a finite number")
+            for ask in (
+                lambda client: client.put_item("g", "a", b"", metadata={"n": float("nan")}),
+                lambda client: client.edit_item("g", "a", metadata={"n": float("nan")}),
+            )
+        ),
+        (
+            lambda client: client.search("g", b"", filter={"year": {"gte": date(2026, 1, 1)}}),
+            TypeError,
+            r"filter\.year\.gte: received date",
+        ),
+        (
+            lambda client: client.search_vector("g", QUERY, alpha=date(2026, 1, 1)),
+            TypeError,
+            "alpha: received date",
+        ),
+        (
+            lambda client: client.decide("g", QUERY, [], source=date(2026, 1, 1)),
+            TypeError,
+            "source: received date",
+        ),
+        *(
+            (ask, TypeError, "label: received int, wanted text")
+            for ask in (
+                lambda client: client.put_item("g", "a", b"", label=7),
+                lambda client: client.put_items("g", [("a", b"")], label=7),
+                lambda client: client.edit_item("g", "a", label=7),
+            )
+        ),
+    ],
+)
+def test_value_that_json_cannot_hold_is_named(
+    ask: Ask, error: type[Exception], message: str
+) -> None:
+    with (
+        VouchClient("http://service", transport=httpx2.MockTransport(unreached)) as client,
+        pytest.raises(error, match=message),
+    ):
+        ask(client)
+
+
+def unreached(request: httpx2.Request) -> httpx2.Response:
+    raise AssertionError(f"{request} was sent")
