@@ -27,6 +27,7 @@ from service import schemas
 from service.client.contract import (
     Fields,
     as_json,
+    body_of,
     fields_of,
     headers_of,
     path_of,
@@ -498,9 +499,8 @@ class VouchClient:
         --------
         >>> vouch.feedback(answer, answer.results[0].id, correct=True)
         """
-        said = schemas.FeedbackRequest(query_id=answer.query.id, item_id=item_id, correct=correct)
-        path = path_of(answer.gallery, "feedback")
-        return self._post(path, schemas.FeedbackAnswer, said.model_dump())
+        body = body_of(query_id=answer.query.id, item_id=item_id, correct=correct)
+        return self._post(path_of(answer.gallery, "feedback"), schemas.FeedbackAnswer, body)
 
     def decide_query(
         self,
@@ -526,18 +526,18 @@ class VouchClient:
         --------
         >>> vouch.decide_query("demo", answer.query.id, "this_item", answer.results[0].id)
         """
-        said = schemas.FeedbackRequest(
+        body = body_of(
             query_id=query_id,
             decision=decision,
             item_id=item_id,
             reviewer=reviewer,
             comment=comment,
-            item=item,
+            item=None if item is None else item.model_dump(),
         )
         request = self._http.build_request(
             "POST",
             path_of(gallery, "feedback"),
-            json=said.model_dump(exclude_none=True),
+            json=body,
             headers=sent_again(idempotency_key),
         )
         return self._ask(request, schemas.FeedbackAnswer)

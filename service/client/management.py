@@ -11,14 +11,15 @@ These calls need a key with the scope `admin`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar, Unpack
 
 import httpx2
 from pydantic import BaseModel
 
 from service import schemas
-from service.client.contract import path_of
+from service.client.contract import body_of, path_of
+from service.schemas.keywords import CalibrationBounds
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -61,8 +62,8 @@ class GalleryManagement:
         --------
         >>> gallery = vouch.manage.create("acme-shoes", like="demo", title="Shoes")
         """
-        said = schemas.NewGallery(name=gallery, like=like, title=title, description=description)
-        return self._send("POST", path_of(), said, schemas.GalleryDetail)
+        body = body_of(name=gallery, like=like, title=title, description=description)
+        return self._send("POST", path_of(), body, schemas.GalleryDetail)
 
     def describe(
         self, gallery: str, *, title: str | None = None, description: str | None = None
@@ -73,8 +74,8 @@ class GalleryManagement:
         --------
         >>> gallery = vouch.manage.describe("acme-shoes", description="Shoes of this season")
         """
-        said = schemas.GalleryChange(title=title, description=description)
-        return self._send("PATCH", path_of(gallery), said, schemas.GalleryDetail)
+        body = body_of(title=title, description=description)
+        return self._send("PATCH", path_of(gallery), body, schemas.GalleryDetail)
 
     def rename(self, gallery: str, name: str) -> schemas.GalleryDetail:
         """Rename a gallery; all its items and records are kept.
@@ -87,8 +88,8 @@ class GalleryManagement:
         --------
         >>> gallery = vouch.manage.rename("acme-shoes", "acme-boots")
         """
-        said = schemas.GalleryRename(name=name)
-        return self._send("POST", path_of(gallery, "rename"), said, schemas.GalleryDetail)
+        body = body_of(name=name)
+        return self._send("POST", path_of(gallery, "rename"), body, schemas.GalleryDetail)
 
     def drop(self, gallery: str) -> None:
         """Drop a gallery, with all its items. This cannot be undone.
@@ -151,8 +152,8 @@ class GalleryManagement:
         --------
         >>> report = vouch.manage.try_bundle("demo", bundle_id, share=0.1)
         """
-        said = schemas.ShadowRequest(bundle_id=bundle_id, share=share)
-        return self._send("PUT", path_of(gallery, "shadow"), said, schemas.ShadowReport)
+        body = body_of(bundle_id=bundle_id, share=share)
+        return self._send("PUT", path_of(gallery, "shadow"), body, schemas.ShadowReport)
 
     def shadow(self, gallery: str) -> schemas.ShadowReport:
         """Return the comparison of the shadow bundle with the served bundle.
@@ -192,8 +193,7 @@ class GalleryManagement:
         path = path_of(gallery, "calibration", "absent-share")
         if share is None:
             return self._ask(self._build("DELETE", path), schemas.OperatorDecision)
-        said = schemas.AdoptedShare(share=share)
-        return self._send("POST", path, said, schemas.OperatorDecision)
+        return self._send("POST", path, body_of(share=share), schemas.OperatorDecision)
 
     def acknowledge_drift(self, gallery: str) -> schemas.OperatorDecision:
         """Clear all drift alarms of a gallery, and restart the tests.
@@ -205,7 +205,9 @@ class GalleryManagement:
         path = path_of(gallery, "calibration", "acknowledge")
         return self._ask(self._build("POST", path), schemas.OperatorDecision)
 
-    def calibrate(self, gallery: str, **bounds: float) -> schemas.CalibrationRun:
+    def calibrate(
+        self, gallery: str, **bounds: Unpack[CalibrationBounds]
+    ) -> schemas.CalibrationRun:
         """Start a calibration with the queries and items that the gallery stores.
 
         The calibration continues after the answer; `calibration_run` returns its state.
@@ -217,14 +219,15 @@ class GalleryManagement:
 
         Raises
         ------
-        VouchProblem : such as ``write_refused``, if a calibration is running already.
+        VouchProblem : such as ``write_refused``, if a calibration is running already, or
+            ``invalid_request``, if a bound is misspelt.
 
         Examples
         --------
         >>> run = vouch.manage.calibrate("acme-shoes", max_error=0.1)
         """
-        said = schemas.CalibrationWanted(**bounds)
-        return self._send("POST", path_of(gallery, "calibration"), said, schemas.CalibrationRun)
+        path = path_of(gallery, "calibration")
+        return self._send("POST", path, body_of(**bounds), schemas.CalibrationRun)
 
     def calibration_run(self, gallery: str) -> schemas.CalibrationRun:
         """Return the state of the last calibration that was started over HTTP.
@@ -246,6 +249,7 @@ class GalleryManagement:
         """
         return self._ask(self._build("GET", "/v1/usage"), schemas.Usage)
 
-    def _send(self, method: str, path: str, said: BaseModel, answer: type[AnswerT]) -> AnswerT:
-        body: dict[str, Any] = said.model_dump(exclude_none=True)
+    def _send(
+        self, method: str, path: str, body: Mapping[str, Any], answer: type[AnswerT]
+    ) -> AnswerT:
         return self._ask(self._build(method, path, json=body), answer)

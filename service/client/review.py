@@ -9,7 +9,7 @@ import httpx2
 
 from service import schemas
 
-from .contract import path_of, read, sent_again
+from .contract import body_of, path_of, read, sent_again
 
 
 class ReviewQueueClient:
@@ -44,10 +44,8 @@ class ReviewQueueClient:
         >>> leases = vouch.review_queue("demo").lease("ann", limit=5, reasons=["ambiguous"])
         """
         chosen = None if reasons is None else list(reasons)
-        wanted = schemas.LeaseRequest(
-            reviewer=reviewer, limit=limit, seconds=seconds, reasons=chosen
-        )
-        response = self._ask("POST", "leases", json=wanted.model_dump())
+        body = body_of(reviewer=reviewer, limit=limit, seconds=seconds, reasons=chosen)
+        response = self._ask("POST", "leases", json=body)
         return read(response, schemas.Leases).leases
 
     def give_back(self, query_id: str, reviewer: str) -> bool:
@@ -216,18 +214,18 @@ class UnknownQueriesClient:
         >>> for group in unknown.groups(precision=0.8).groups:
         ...     unknown.enrol(group.id, label=f"new-{group.id}", precision=0.8)
         """
-        asked = schemas.EnrolRequest(
+        body = body_of(
             label=label,
             query_ids=None if query_ids is None else list(query_ids),
-            item_ids=dict(item_ids or {}),
-            metadata=dict(metadata or {}),
+            item_ids=item_ids,
+            metadata=metadata,
             reviewer=reviewer,
         )
         request = self._http.build_request(
             "POST",
             path_of(self._gallery, "unknown", group, "enrol"),
             params={"precision": precision},
-            json=asked.model_dump(exclude_none=True),
+            json=body,
             headers=sent_again(idempotency_key),
         )
         return read(self._send(request), schemas.Enrolled)

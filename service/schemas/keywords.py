@@ -1,4 +1,4 @@
-"""Search options as Python keyword arguments, with the same values as over HTTP."""
+"""Options as Python keyword arguments, with the same values as over HTTP."""
 
 from __future__ import annotations
 
@@ -88,3 +88,19 @@ class SearchOptions(QueryOptions, ListOptions, total=False):
     >>> options: SearchOptions = {"limit": 3, "filter": {"label": "chair"}, "order": "probability"}
     >>> answer = vouch.search("demo", Path("photo.png"), **options)
     """
+
+
+class CalibrationBounds(TypedDict, total=False):
+    """The error bounds of a calibration: the fields of `CalibrationWanted`.
+
+    Examples
+    --------
+    >>> bounds: CalibrationBounds = {"max_error": 0.1, "coverage": 0.9}
+    >>> run = vouch.manage.calibrate("acme-shoes", **bounds)
+    """
+
+    max_error: float
+    max_false_match_rate: float
+    expected_absent: float
+    alpha: float
+    coverage: float

@@ -25,6 +25,7 @@ from model_store.image_inputs import ImageInput
 from service import schemas
 from service.client import MAX_ATTEMPTS, MAX_WAIT_S, VouchClient, VouchProblem
 from service.schemas import Neighbour, VectorFields
+from service.schemas.keywords import CalibrationBounds
 from tests.end_to_end.processes import Service
 from tests.end_to_end.questions import truncated
 
@@ -270,6 +271,42 @@ class TestAtAService:
         assert [error.pointer for error in caught.value.errors] == ["/body/limit"]
         with pytest.raises(InvalidRequest, match="one part of a path"):
             vouch.gallery("../../livez")
+
+    @pytest.mark.parametrize(
+        ("ask", "field"),
+        [
+            (lambda vouch: vouch.manage.create("A/b"), "name"),
+            (lambda vouch: vouch.manage.describe("digits", title="x" * 5000), "title"),
+            (lambda vouch: vouch.manage.rename("digits", "A/b"), "name"),
+            (lambda vouch: vouch.manage.calibrate("digits", max_eror=0.1), "max_eror"),
+            (lambda vouch: vouch.manage.try_bundle("digits", "x", share=2), "share"),
+            (lambda vouch: vouch.manage.adopt_absent_share("digits", 2), "share"),
+            (lambda vouch: vouch.decide_query("digits", "0" * 64, "this-item", "i"), "decision"),
+            (lambda vouch: vouch.review_queue("digits").lease(""), "reviewer"),
+            (lambda vouch: vouch.unknown("digits").enrol("0" * 16, ""), "label"),
+        ],
+        ids=lambda one: one if isinstance(one, str) else "",
+    )
+    def test_wrong_argument_is_a_problem_of_the_service(
+        self, vouch: VouchClient, ask: Callable[[VouchClient], object], field: str
+    ) -> None:
+        with pytest.raises(VouchProblem) as caught:
+            ask(vouch)
+        assert (caught.value.status, caught.value.code) == (422, "invalid_request")
+        assert [error.pointer for error in caught.value.errors] == [f"/body/{field}"]
+
+    def test_wrong_feedback_is_a_problem_of_the_service(
+        self, vouch: VouchClient, photograph: Path
+    ) -> None:
+        answer = vouch.search("digits", photograph)
+        with pytest.raises(VouchProblem, match="invalid_request"):
+            vouch.feedback(answer, "", correct=True)
+
+    def test_bounds_of_a_calibration_are_those_of_the_service(self, vouch: VouchClient) -> None:
+        """The comment fails the type check as soon as the type allows a misspelt bound."""
+        assert CalibrationBounds.__annotations__.keys() == {*schemas.CalibrationWanted.model_fields}
+        with pytest.raises(VouchProblem, match="did you mean `max_error`"):
+            vouch.manage.calibrate("digits", max_eror=0.1)  # type: ignore[call-arg]
 
     def test_a_file_opened_as_text_is_refused_at_once(
         self, vouch: VouchClient, tmp_path: Path
