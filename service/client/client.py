@@ -14,7 +14,7 @@ encoder.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import EllipsisType, TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
 
@@ -240,13 +240,15 @@ class VouchClient:
     def search_batch(
         self, gallery: str, images: Sequence[ImageInput], **options: Unpack[SearchOptions]
     ) -> list[schemas.BatchItem]:
-        """Return an answer or a problem for each image, in order.
+        """Return an answer or a problem for each image, in order; no images need no request.
 
         Examples
         --------
         >>> answers = vouch.search_batch("demo", [Path("one.png"), Path("two.png")], limit=3)
         """
         files = [("images", image_file(image)) for image in images]
+        if not files:
+            return []
         path = path_of(gallery, "search", "batch")
         return self._upload(path, schemas.BatchAnswer, fields_of(**options), files).items
 
@@ -403,12 +405,12 @@ class VouchClient:
     def put_items(
         self,
         gallery: str,
-        items: Sequence[tuple[str, ImageInput]],
+        items: Iterable[tuple[str, ImageInput]],
         *,
         label: str | None = None,
         idempotency_key: str | None = None,
     ) -> list[schemas.BatchItemWritten]:
-        """Write several items, each with an id and an image.
+        """Write several items, each with an id and an image; no items need no request.
 
         The service writes all valid items in one transaction.
 
@@ -416,6 +418,9 @@ class VouchClient:
         --------
         >>> written = vouch.put_items("demo", [("chair-8", Path("photo.png"))], label="chair")
         """
+        items = list(items)
+        if not items:
+            return []
         if label is not None:
             require_text("label", label)
         entries = [{"id": require_text("id", item_id), "label": label} for item_id, _ in items]

@@ -122,5 +122,20 @@ def test_value_that_json_cannot_hold_is_named(
         ask(client)
 
 
+def test_no_images_and_no_items_need_no_request() -> None:
+    with VouchClient("http://service", transport=httpx2.MockTransport(unreached)) as client:
+        assert client.search_batch("g", []) == []
+        assert client.put_items("g", []) == []
+        assert client.put_items("g", iter([])) == []
+
+
+def test_items_are_taken_from_an_iterator() -> None:
+    sent = sent_by(lambda client: client.put_items("g", iter([("a", b"one"), ("b", b"two")])))
+    content = sent.read()
+    assert b'[{"id": "a", "label": null}, {"id": "b", "label": null}]' in content
+    assert b"one" in content
+    assert b"two" in content
+
+
 def unreached(request: httpx2.Request) -> httpx2.Response:
     raise AssertionError(f"{request} was sent")
