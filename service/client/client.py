@@ -64,6 +64,7 @@ class VouchClient:
 
     Raises
     ------
+    TypeError : ``api_key`` is not text.
     ValueError : ``api_key`` has characters that a header cannot carry; the message does not show
         the key.
 

@@ -27,6 +27,9 @@ MAX_WAIT_S = 10.0
 
 _QUERY = re.compile(r"/v1/galleries/[^/]+/(search|assess|embed|decide)")
 
+_ARGUMENTS = {"items": "item_id", "bundles": "bundle_id", "review": "query_id", "unknown": "group"}
+"""The name of the argument that stands in a path, by the part before it."""
+
 Fields = Mapping[str, str | int | float]
 
 
@@ -110,7 +113,7 @@ def _retry_after(response: httpx2.Response) -> float | None:
     Return None if the header contains a date. The service never sends a date.
     """
     value = response.headers.get("retry-after", "")
-    return float(value) if value.isdigit() else None
+    return float(value) if value.isascii() and value.isdecimal() else None
 
 
 def sent_again(key: str | None) -> dict[str, str]:
@@ -179,9 +182,11 @@ def path_of(*parts: str) -> str:
 
     Raises
     ------
+    TypeError : a part is not text; the message names the argument.
     InvalidRequest : a part is empty, or has characters that would lead to another path.
     """
     for place, part in enumerate(parts):
+        require_text("gallery" if place == 0 else _ARGUMENTS.get(parts[1], "id"), part)
         if place == 2 and parts[1] == "items":
             try:
                 check_item_id(part)
@@ -230,11 +235,12 @@ def headers_of(api_key: str | None) -> dict[str, str]:
 
     Raises
     ------
+    TypeError : the key is not text.
     ValueError : the key has characters that a header cannot carry; the message does not show the
         key.
     """
     if api_key is None:
         return {}
-    if not re.fullmatch(r"[!-~]+", api_key):
+    if not re.fullmatch(r"[!-~]+", require_text("api_key", api_key)):
         raise ValueError("The API key has invalid characters. Copy it again.")
     return {"Authorization": f"Bearer {api_key}"}

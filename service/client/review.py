@@ -9,7 +9,7 @@ import httpx2
 
 from service import schemas
 
-from .contract import body_of, path_of, read, sent_again
+from .contract import body_of, fields_of, path_of, read, sent_again
 
 
 class ReviewQueueClient:
@@ -70,8 +70,7 @@ class ReviewQueueClient:
         --------
         >>> ids = [case.query_id for case in vouch.review_queue("demo").cases(state="open")]
         """
-        chosen = {"reason": reason, "state": state, "limit": page_size}
-        options: dict[str, Any] = {name: value for name, value in chosen.items() if value}
+        options = {**fields_of(reason=reason, state=state, limit=page_size)}
         while True:
             response = self._ask("GET", params=options)
             page = read(response, schemas.CaseList)

@@ -295,6 +295,16 @@ class TestAtAService:
         assert (caught.value.status, caught.value.code) == (422, "invalid_request")
         assert [error.pointer for error in caught.value.errors] == [f"/body/{field}"]
 
+    @pytest.mark.parametrize(
+        ("options", "field"), [({"page_size": 0}, "limit"), ({"state": ""}, "state")]
+    )
+    def test_wrong_choice_of_cases_is_a_problem_of_the_service(
+        self, vouch: VouchClient, options: dict[str, Any], field: str
+    ) -> None:
+        with pytest.raises(VouchProblem) as caught:
+            next(vouch.review_queue("digits").cases(**options))
+        assert [error.pointer for error in caught.value.errors] == [f"/query/{field}"]
+
     def test_wrong_feedback_is_a_problem_of_the_service(
         self, vouch: VouchClient, photograph: Path
     ) -> None:
@@ -378,12 +388,14 @@ class TestAtAServiceThatMisbehaves:
         [
             (503, {}),
             (503, {"Retry-After": "soon"}),
+            (503, {"Retry-After": "²".encode()}),
+            (503, {"Retry-After": "٣".encode()}),
             (500, {"Retry-After": "1"}),
             (429, {"Retry-After": "1"}),
         ],
     )
     def test_nor_where_it_did_not_say_so(
-        self, waited: list[float], status: int, headers: dict[str, str]
+        self, waited: list[float], status: int, headers: dict[str, Any]
     ) -> None:
         seen: list[bytes] = []
         answers = [httpx2.Response(status, json={**BUSY, "status": status}, headers=headers)]

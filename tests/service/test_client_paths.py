@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model_store.errors import InvalidRequest
-from service.client.contract import path_of
+from service.client.contract import headers_of, path_of
 from service.client.vouched import image_named
 
 
@@ -28,6 +29,27 @@ def test_path_is_of_its_parts() -> None:
 def test_name_that_would_ask_another_route_is_refused(parts: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequest):
         path_of(*parts)
+
+
+@pytest.mark.parametrize(
+    ("parts", "argument"),
+    [
+        ((None,), "gallery"),
+        (("shoes", "items", 5), "item_id"),
+        (("shoes", "items", None, "thumbnail"), "item_id"),
+        (("shoes", "bundles", None, "activate"), "bundle_id"),
+        (("shoes", "review", None), "query_id"),
+        (("shoes", "unknown", 5, "enrol"), "group"),
+    ],
+)
+def test_part_that_is_not_text_is_named(parts: tuple[Any, ...], argument: str) -> None:
+    with pytest.raises(TypeError, match=f"{argument}: received (NoneType|int), wanted text"):
+        path_of(*parts)
+
+
+def test_key_that_is_not_text_is_named() -> None:
+    with pytest.raises(TypeError, match="api_key: received int, wanted text"):
+        headers_of(5)  # type: ignore[arg-type] # on purpose
 
 
 @pytest.mark.parametrize("text", ["\0", "a\0b.png", "x" * 5000, "~no-such-user-here/a.png", ""])
