@@ -38,7 +38,7 @@ from service.client.contract import (
 )
 from service.client.management import GalleryManagement
 from service.client.review import ReviewQueueClient, UnknownQueriesClient
-from service.schemas.keywords import DecisionOptions, ListOptions, SearchOptions
+from service.schemas.keywords import DecisionOptions, Filter, ListOptions, SearchOptions
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -277,16 +277,27 @@ class VouchClient:
         path, options = path_of(gallery, "embed"), fields_of(alpha=alpha)
         return self._upload(path, schemas.EmbeddingAnswer, options, [("image", image_file(image))])
 
-    def items(self, gallery: str, page_size: int = 100) -> Iterator[schemas.ItemDetail]:
+    def items(
+        self,
+        gallery: str,
+        page_size: int = 100,
+        *,
+        filter: Filter | None = None,  # noqa: A002 - the service's own name
+    ) -> Iterator[schemas.ItemDetail]:
         """Iterate over the items of a gallery, in the order of their ids.
 
         Pages are fetched on demand.
 
+        Parameters
+        ----------
+        filter : condition on the items, as in a search; if None, all items are listed.
+
         Examples
         --------
         >>> ids = [item.id for item in vouch.items("demo")]
+        >>> chairs = list(vouch.items("demo", filter={"label": "chair"}))
         """
-        options: dict[str, str | int] = {"limit": page_size}
+        options = {**fields_of(limit=page_size, filter=filter)}
         while True:
             page = self._get(path_of(gallery, "items"), schemas.ItemList, options)
             yield from page.items
@@ -591,19 +602,27 @@ class VouchClient:
         """
         return UnknownQueriesClient(gallery, self._http, self._send)
 
-    def calibration(self, gallery: str, *, order: Order | None = None) -> schemas.CalibrationReport:
+    def calibration(
+        self,
+        gallery: str,
+        *,
+        order: Order | None = None,
+        kind: Literal["image", "text"] | None = None,
+    ) -> schemas.CalibrationReport:
         """Fetch the calibration report: the evidence behind probabilities and thresholds.
 
         Parameters
         ----------
         order : order of results that the report describes; None for the gallery's default.
+        kind : kind of the queries that the report describes; None for images.
 
         Examples
         --------
         >>> report = vouch.calibration("demo")
+        >>> report_for_texts = vouch.calibration("demo", kind="text")
         """
         path = path_of(gallery, "calibration")
-        return self._get(path, schemas.CalibrationReport, fields_of(order=order))
+        return self._get(path, schemas.CalibrationReport, fields_of(order=order, kind=kind))
 
     def bundles(self, gallery: str) -> schemas.BundleList:
         """Fetch the history of a gallery's bundles, oldest first, with their calibrations.
@@ -623,6 +642,7 @@ class VouchClient:
         expected_absent: float | None = None,
         source: str | None = None,
         order: Order | None = None,
+        kind: Literal["image", "text"] | None = None,
     ) -> schemas.OperatingPoint | None:
         """Return the threshold that gives the most matches with an error of at most ``max_error``.
 
@@ -634,6 +654,7 @@ class VouchClient:
         expected_absent : share of queries without a match; if None, the gallery's share is used.
         source : source of the queries; None for all sources.
         order : order of results; None for the gallery's default.
+        kind : kind of the queries; None for images.
 
         Examples
         --------
@@ -641,7 +662,11 @@ class VouchClient:
         """
         path = path_of(gallery, "calibration", "operating-points")
         options = fields_of(
-            max_error=max_error, expected_absent=expected_absent, source=source, order=order
+            max_error=max_error,
+            expected_absent=expected_absent,
+            source=source,
+            order=order,
+            kind=kind,
         )
         return self._get(path, schemas.OperatingPointAnswer, options).point
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 
 import vouch_search
@@ -230,7 +231,18 @@ class TestAtAService:
         assert ids == sorted(set(ids))
         assert len(ids) == library.retriever.gallery.n_items
         assert vouch.item("digits", ids[0]).id == ids[0]
+        ones = [item.id for item in vouch.items("digits", page_size=10, filter={"label": "1"})]
+        everything = library.retriever.gallery.items(np.arange(len(ids)))
+        assert ones == sorted(item.id for item in everything if item.label == "1")
+        assert ones
         assert ids[0] not in [r.id for r in vouch.similar("digits", ids[0], limit=5).results]
+
+    def test_it_reports_on_texts_apart_from_images(self, vouch: VouchClient) -> None:
+        assert vouch.calibration("digits", kind="image") == vouch.calibration("digits")
+        assert vouch.calibration("digits").status == "valid"
+        assert vouch.calibration("digits", kind="text").status == "missing"
+        assert vouch.operating_point("digits", 0.2) is not None
+        assert vouch.operating_point("digits", 0.2, kind="text") is None
 
     def test_feedback_shows_in_the_calibration(self, vouch: VouchClient, photograph: Path) -> None:
         answer = vouch.search("digits", photograph)
