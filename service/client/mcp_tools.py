@@ -6,13 +6,13 @@ verdict before the numbers. The numbers follow as structured content.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx2
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
 from model_store.errors import InvalidRequest
 from model_store.installation import how_to_install, installed_version
@@ -21,11 +21,13 @@ from service import schemas
 from service.client.client import VouchClient
 from service.client.contract import VouchProblem
 from service.client.vouched import image_named
+from service.schemas.base import RequestModel
 from service.schemas.keywords import SearchOptions
 
 try:
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.server.mcpserver.tools import Tool
     from mcp.types import CallToolResult, TextContent, ToolAnnotations
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -134,13 +136,25 @@ def _result(answer: BaseModel, message: str) -> CallToolResult:
 
 def mcp_server(client: VouchClient, folders: Sequence[Path] = ()) -> MCPServer[Any]:
     """Return the MCP server with all tools."""
-    server = MCPServer(
-        "vouch", instructions=INSTRUCTIONS, version=installed_version(), log_level="WARNING"
-    )
     tools = Tools(client, folders)
-    for tool in (tools.search_image, tools.assess, tools.decide, tools.calibration):
-        server.add_tool(tool, annotations=ToolAnnotations(read_only_hint=True))
-    return server
+    methods = (tools.search_image, tools.assess, tools.decide, tools.calibration)
+    return MCPServer(
+        "vouch",
+        instructions=INSTRUCTIONS,
+        version=installed_version(),
+        tools=[_tool(method) for method in methods],
+        log_level="WARNING",
+    )
+
+
+def _tool(method: Callable[..., CallToolResult]) -> Tool:
+    """Return a tool that refuses unknown arguments; by default, mcp ignores them."""
+    tool = Tool.from_function(method, annotations=ToolAnnotations(read_only_hint=True))
+    known: type[Any] = tool.fn_metadata.arg_model
+    strict = {"arg_model": create_model(known.__name__, __base__=(known, RequestModel))}
+    tool.fn_metadata = tool.fn_metadata.model_copy(update=strict)
+    tool.parameters = tool.fn_metadata.arg_model.model_json_schema()
+    return tool
 
 
 VERDICT_WORDS: dict[Verdict, str] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -81,6 +82,7 @@ def test_its_tools_are_named_and_read_only(service: Service, tmp_path: Path) -> 
     tools = with_server(service, tmp_path, listed)
     assert {tool.name for tool in tools} == {"search_image", "assess", "decide", "calibration"}
     assert all(tool.annotations.read_only_hint for tool in tools)
+    assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
 
 
 @pytest.mark.parametrize("verdict", ["match", "ambiguous", "out_of_distribution"])
@@ -164,6 +166,26 @@ def test_what_is_wrong_is_said_to_the_model(
     for refused, (_, said) in zip(with_server(service, tmp_path, all_asked), wrong, strict=True):
         assert refused.is_error
         assert said in text(refused)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("search_image", {"limt": 3}),
+        ("assess", {"galery": "digits"}),
+        ("calibration", {"galery": "digits"}),
+        ("decide", {"neighbour": []}),
+    ],
+)
+def test_misspelt_argument_is_named_to_the_model(
+    service: Service, library: Bundle, tool: str, arguments: dict[str, Any]
+) -> None:
+    image = sample(library, verdict="match")
+    given = {"image": str(image)} if tool in {"search_image", "assess"} else {}
+    refused = ask(service, image.parent, tool, **given, **arguments)
+    [name] = arguments
+    assert refused.is_error
+    assert re.search(rf"{name}\n  is not a field here; did you mean `\w+`\?", text(refused))
 
 
 def test_a_service_that_is_not_there_is_said_to_the_model() -> None:
