@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import ConfigDict, Field
+
 from model_store.installation import how_to_install
 from service.client.client import VouchClient
 from service.client.vouched import (
@@ -39,10 +41,12 @@ class VouchRetriever(BaseRetriever):
         id of an item without a label.
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     client: VouchClient
     gallery: str
-    limit: int = 10
-    min_match_probability: float = MIN_MATCH_PROBABILITY
+    limit: int = Field(10, ge=1, le=100)
+    min_match_probability: float = Field(MIN_MATCH_PROBABILITY, ge=0, le=1)
     text_key: str | None = None
 
     def _get_relevant_documents(
@@ -51,8 +55,9 @@ class VouchRetriever(BaseRetriever):
         *,
         run_manager: CallbackManagerForRetrieverRun,  # noqa: ARG002 - LangChain's signature
     ) -> list[Document]:
+        image = image_named(str(query))  # callers may pass a path that is not text
         found = vouched_results(
-            self.client, self.gallery, image_named(query), self.limit, self.min_match_probability
+            self.client, self.gallery, image, self.limit, self.min_match_probability
         )
         return [
             Document(

@@ -97,6 +97,52 @@ def test_what_cannot_be_asked_is_an_error_and_not_an_empty_list(
         retrieve(str(tmp_path / "broken.png"))
 
 
+def test_retriever_of_langchain_takes_a_path(library: Bundle, client: VouchClient) -> None:
+    from service.client.langchain import VouchRetriever
+
+    path = library.directory / library.manifest.samples[0].file
+    retriever = VouchRetriever(client=client, gallery="digits")
+    assert retriever.invoke(path) == retriever.invoke(str(path)) != []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"limt": 3}, {"limit": 0}, {"limit": 101}, {"min_match_probability": 2}],
+    ids=lambda one: next(iter(one)),
+)
+def test_retriever_of_langchain_names_a_wrong_option(
+    client: VouchClient, wrong: dict[str, Any]
+) -> None:
+    from service.client.langchain import VouchRetriever
+
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        VouchRetriever(client=client, gallery="digits", **wrong)
+
+
+def test_retriever_of_langchain_keeps_the_fields_of_langchain(
+    library: Bundle, client: VouchClient
+) -> None:
+    from langchain_core.callbacks import BaseCallbackHandler
+
+    from service.client.langchain import VouchRetriever
+
+    seen: list[dict[str, Any]] = []
+
+    class Handler(BaseCallbackHandler):
+        def on_retriever_start(self, *_: Any, **started: Any) -> None:
+            seen.append(started)
+
+    retriever = VouchRetriever(
+        client=client, gallery="digits", name="digits", tags=["a"], metadata={"b": 1}
+    )
+    path = str(library.directory / library.manifest.samples[0].file)
+    retriever.with_config(callbacks=[Handler()], tags=["c"]).invoke(path)
+    [started] = seen
+    assert started["name"] == "digits"
+    assert {"a", "c"} <= {*started["tags"]}
+    assert started["metadata"]["b"] == 1
+
+
 def test_they_fit_into_their_frameworks(library: Bundle, client: VouchClient) -> None:
     from langchain_core.runnables import RunnableLambda
     from llama_index.core.schema import QueryBundle
