@@ -6,7 +6,8 @@
         answer = vouch.search("digits", Path("photo.png"), limit=3)
         print(answer.verdict, answer.results[0].id, answer.results[0].match_probability)
 
-Methods return the models of `service.schemas`, and raise `VouchProblem` for errors of the service.
+Methods return the models of `service.schemas`. They raise `VouchProblem` for errors of the service,
+and `httpx2.RequestError` if the client cannot reach the service or decompress its response.
 Install the client in a checkout with ``pip install '.[client]'``; it needs no web framework and no
 encoder.
 """

@@ -483,6 +483,25 @@ class TestAtAServiceThatMisbehaves:
         with pytest.raises(VouchProblem, match="answered by another program or release"):
             ask(client)
 
+    @pytest.mark.parametrize(
+        ("ask", "error"),
+        [
+            (lambda: VouchClient("http://127.0.0.1:1").galleries(), httpx2.ConnectError),
+            (lambda: VouchClient("localhost:8471").galleries(), httpx2.UnsupportedProtocol),
+            (
+                lambda: TestAtAServiceThatMisbehaves.client(undecodable).galleries(),
+                httpx2.DecodingError,
+            ),
+        ],
+    )
+    def test_service_that_cannot_be_reached_is_the_error_of_the_documentation(
+        self, ask: Callable[[], object], error: type[Exception]
+    ) -> None:
+        with pytest.raises(httpx2.RequestError) as caught:
+            ask()
+        assert type(caught.value) is error
+        assert "`httpx2.RequestError`" in (sys.modules[VouchClient.__module__].__doc__ or "")
+
     def test_every_write_can_be_told_from_the_one_before(self) -> None:
         """So that it is carried out once, also where it is sent again."""
         seen: list[str] = []
@@ -515,6 +534,11 @@ class TestAtAServiceThatMisbehaves:
         self.client(respond, api_key="s3cret").galleries()
         self.client(respond).galleries()
         assert seen == ["Bearer s3cret", None]
+
+
+def undecodable(request: httpx2.Request) -> httpx2.Response:
+    headers = {"Content-Encoding": "gzip"}
+    return httpx2.Response(200, headers=headers, stream=httpx2.ByteStream(b"no gzip"))
 
 
 def test_it_needs_nothing_of_the_service() -> None:
