@@ -134,7 +134,8 @@ def body_of(**named: object) -> dict[str, Any]:
 
     Raises
     ------
-    TypeError, ValueError : JSON cannot hold a value; the message names its place.
+    TypeError : JSON has no such type; the message names the place of the value.
+    InvalidRequest : a number is infinite or no number; the message names its place.
     """
     return {name: as_json(name, value) for name, value in named.items() if value is not None}
 
@@ -144,7 +145,8 @@ def as_json(place: str, value: object) -> Any:  # noqa: ANN401 - any JSON value
 
     Raises
     ------
-    TypeError, ValueError : JSON cannot hold a value; the message names its place.
+    TypeError : JSON has no such type; the message names the place of the value.
+    InvalidRequest : a number is infinite or no number; the message names its place.
     """
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # a scalar of NumPy, which the client does not import
@@ -156,7 +158,7 @@ def as_json(place: str, value: object) -> Any:  # noqa: ANN401 - any JSON value
     if isinstance(value, list | tuple):
         return [as_json(f"{place}[{index}]", one) for index, one in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{place}: received {value}, wanted a finite number.")
+        raise InvalidRequest(f"{place}: received {value}, wanted a finite number.")
     if value is None or isinstance(value, str | int | float):
         return value
     raise TypeError(

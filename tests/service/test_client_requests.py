@@ -12,6 +12,7 @@ import httpx2
 import numpy as np
 import pytest
 
+from model_store.errors import InvalidRequest
 from service.client import VouchClient
 from service.client.contract import fields_of
 from service.schemas import VectorFields
@@ -81,7 +82,7 @@ def test_numbers_of_numpy_and_mappings_are_sent_as_json() -> None:
             "metadata: key 7: received int, wanted text",
         ),
         *(
-            (ask, ValueError, r"metadata\.n: received nan, wanted a finite number")
+            (ask, InvalidRequest, r"metadata\.n: received nan, wanted a finite number")
             for ask in (
                 lambda client: client.put_item("g", "a", b"", metadata={"n": float("nan")}),
                 lambda client: client.edit_item("g", "a", metadata={"n": float("nan")}),
