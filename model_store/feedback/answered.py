@@ -42,7 +42,7 @@ class AnsweredQuery:
     mean: bytes
     variance: bytes
     features: bytes
-    version: int | None = None
+    version: int | None = field(default=None, kw_only=True)
     noted_at: float = field(default_factory=time.time, compare=False, kw_only=True)
 
     def rows(self) -> tuple[HalfRows, HalfRows, HalfRows]:
@@ -94,7 +94,7 @@ class AnsweredQueries:
                 f"(answered_at >= ? OR {_UNDER_REVIEW})",
                 (gallery, encoder, query_id, time.time() - self._retention_s),
             ).fetchone()
-        return None if row is None else AnsweredQuery(*row)
+        return None if row is None else AnsweredQuery(*row[:4], version=row[4])
 
     def forget(self, gallery: str, query_id: str) -> bool:
         """Delete a query on request; return whether it existed."""

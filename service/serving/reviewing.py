@@ -396,7 +396,9 @@ class ReviewKeeper:
 
 
 def _embedded(case: Case, embeddings: Embeddings, version: int) -> AnsweredQuery:
-    return AnsweredQuery(case.query_id, *_rounded(embeddings), version, noted_at=case.kept_at)
+    return AnsweredQuery(
+        case.query_id, *_rounded(embeddings), version=version, noted_at=case.kept_at
+    )
 
 
 def _rounded(embeddings: Embeddings) -> tuple[bytes, bytes, bytes]:
@@ -428,7 +430,7 @@ class RetainedQueries:
         """Queue the ``embeddings`` of one image query, and the gallery's version, for writing."""
         if self._kept is None:
             return
-        self._waiting[query_id] = AnsweredQuery(query_id, *_rounded(embeddings), version)
+        self._waiting[query_id] = AnsweredQuery(query_id, *_rounded(embeddings), version=version)
         while len(self._waiting) > MOST_WAITING:
             self._waiting.popitem(last=False)
 

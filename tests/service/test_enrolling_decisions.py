@@ -86,7 +86,7 @@ def test_sent_again_it_is_done_once(client: TestClient, stranger: bytes) -> None
     assert len(decisions(client)) == 1
 
 
-def pairs(log: Path) -> dict[str, tuple[bool, float]]:
+def pairs(log: Path) -> dict[str, Any]:
     with sqlite3.connect(log) as connection:
         found = connection.execute("SELECT item_id, correct, match_probability FROM feedback")
         return {item_id: (bool(correct), served) for item_id, correct, served in found}
