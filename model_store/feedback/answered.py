@@ -90,6 +90,7 @@ class AnsweredQueries:
         with opened(self._path) as connection:
             row = connection.execute(
                 "SELECT query_id, mean, variance, features, version FROM answered "  # noqa: S608
+                "LEFT JOIN answered_versions USING (gallery, encoder, query_id) "
                 "WHERE gallery = ? AND encoder = ? AND query_id = ? AND "
                 f"(answered_at >= ? OR {_UNDER_REVIEW})",
                 (gallery, encoder, query_id, time.time() - self._retention_s),
@@ -118,11 +119,18 @@ def add(
     """Store queries, except queries that a user has deleted after the answer."""
     queries = [one for one in queries if not is_forgotten(connection, gallery, one)]
     connection.executemany(
-        "INSERT OR REPLACE INTO answered (gallery, encoder, query_id, answered_at, "
-        "mean, variance, features, version) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
-            (gallery, encoder, one.query_id, now, one.mean, one.variance, one.features, one.version)
+            (gallery, encoder, one.query_id, now, one.mean, one.variance, one.features)
             for one in queries
+        ],
+    )
+    connection.executemany(
+        "INSERT OR REPLACE INTO answered_versions VALUES (?, ?, ?, ?)",
+        [
+            (gallery, encoder, one.query_id, one.version)
+            for one in queries
+            if one.version is not None
         ],
     )
 

@@ -70,10 +70,21 @@ CREATE TABLE IF NOT EXISTS answered (
   mean BLOB NOT NULL,
   variance BLOB NOT NULL,
   features BLOB NOT NULL,
-  version INTEGER,
   PRIMARY KEY (gallery, encoder, query_id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS answered_by_time ON answered (answered_at);
+-- A separate table, because replicas of release 0.2 write `answered` without column names.
+CREATE TABLE IF NOT EXISTS answered_versions (
+  gallery TEXT NOT NULL,
+  encoder TEXT NOT NULL,
+  query_id TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  PRIMARY KEY (gallery, encoder, query_id)
+) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS answered_deleted AFTER DELETE ON answered BEGIN
+  DELETE FROM answered_versions
+  WHERE gallery = OLD.gallery AND encoder = OLD.encoder AND query_id = OLD.query_id;
+END;
 CREATE TABLE IF NOT EXISTS forgotten (
   gallery TEXT NOT NULL,
   query_id TEXT NOT NULL,
@@ -135,7 +146,6 @@ _ADDED = {
         "predicted_before": "REAL",
         "squares_before": "REAL",
     },
-    "answered": {"version": "INTEGER"},
     "cases": {"draw_probability": "REAL", "drawn_evenly": "INTEGER"},
 }
 """Columns that files of earlier releases lack. Rows without these values cannot be used for a

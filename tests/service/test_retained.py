@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,3 +67,23 @@ async def test_one_that_another_process_has_answered_and_writes_later_is_gone_to
     one.note("query", EMBEDDINGS, 7)
     await one.keep()
     assert await other.find("query") is not None
+
+
+async def test_version_is_kept_beside_what_release_0_2_writes(tmp_path: Path) -> None:
+    """During an upgrade, replicas of both releases write to one file."""
+    file = tmp_path / "feedback.sqlite"
+    queries = RetainedQueries("digits", "encoder", AnsweredQueries(file, 3600))
+    queries.note("query", EMBEDDINGS, 7)
+    await queries.keep()
+    with sqlite3.connect(file) as connection:
+        connection.execute(
+            "INSERT OR REPLACE INTO answered "
+            "SELECT gallery, encoder, 'other', answered_at, mean, variance, features FROM answered"
+        )
+    versions = [
+        found and found[1] for found in [await queries.find("query"), await queries.find("other")]
+    ]
+    assert versions == [7, None]
+    await queries.forget("query")
+    with sqlite3.connect(file) as connection:
+        assert connection.execute("SELECT * FROM answered_versions").fetchall() == []
