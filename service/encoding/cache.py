@@ -85,6 +85,10 @@ class Cache(Protocol):
     """
 
     @property
+    def is_shared(self) -> bool:
+        """Return whether other processes can put entries into the store."""
+
+    @property
     def state(self) -> str:
         """Return the name of the store and its state as text."""
 
@@ -119,6 +123,7 @@ class ProcessCache:
 
     state = "process"
     is_reachable = True
+    is_shared = False
 
     def __init__(self, max_bytes: int, life_s: float = math.inf) -> None:
         self._max_bytes, self._life_s = max_bytes, life_s
@@ -167,6 +172,8 @@ class RedisCache:
     ----------
     max_bytes : maximum size of the entries in memory.
     """
+
+    is_shared = True
 
     def __init__(
         self, url: str, timeout_s: float, ttl_s: int, secret: bytes = b"", max_bytes: int = 0

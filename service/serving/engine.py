@@ -8,7 +8,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TypeVar
@@ -43,7 +43,7 @@ from service.observability.metrics import counted_as
 from service.schemas import QueryImage, QueryText
 from service.serving.queries import Encoded, vector_id
 from service.serving.resources import EngineResources, Pace
-from service.serving.reviewing import RetainedQueries, ReviewedGallery, ReviewKeeper
+from service.serving.reviewing import DelayedWrite, RetainedQueries, ReviewedGallery, ReviewKeeper
 from service.serving.shadow import Shadow
 from service.serving.watch import Watch
 
@@ -54,6 +54,13 @@ T = TypeVar("T")
 HASHED_AT_ONCE_BYTES = 2**18
 """Maximum bytes that are hashed in the event loop. Hashing this number of bytes takes half a
 millisecond."""
+
+WRITTEN_WITHIN_S = 2.0
+"""Seconds that a request waits for a query that another process has just answered. They are longer
+than `WRITTEN_AFTER_S`, because the write itself takes time."""
+
+LOOKS_EVERY_S = 0.1
+"""Seconds between two looks for this query."""
 
 EMPTY_PICTURE, _ = encode_thumbnail(np.zeros((8, 8, 3), dtype=np.uint8))
 """The image of canary queries."""
@@ -92,8 +99,12 @@ class SearchEngine:
         }
         self.operator = OperatorSettings()
         self.on_drift = resources.on_drift
+        self._written_soon = DelayedWrite(self._keep_soon)
         self.retained = RetainedQueries(
-            bundle.key, bundle.retriever.encoder.fingerprint, resources.answered
+            bundle.key,
+            bundle.retriever.encoder.fingerprint,
+            resources.answered,
+            self._written_soon.request,
         )
         self.reviews = ReviewKeeper(
             ReviewedGallery(
@@ -102,6 +113,7 @@ class SearchEngine:
                 lambda data, thumbnail: self.decode(data, thumbnail=thumbnail),
                 lambda prepared: self._batcher.encode(prepared.pixels),
                 self.retained.find,
+                self._written_soon.request,
                 resources.telemetry.reviews(counted_as(bundle)),
             ),
             resources.reviews,
@@ -171,11 +183,15 @@ class SearchEngine:
         # Close both at the same time: the queue waits for the encoder, which may hang.
         encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
         queue_closes = self._queues.leave(self._retriever.encoder)
-        await asyncio.gather(queue_closes, encoder_closes, self.keep())
+        await asyncio.gather(queue_closes, encoder_closes, self._close_stores())
         if self.bundle.live is not None:
             await asyncio.to_thread(self.bundle.live.close)
         if self.bundle.hold is not None:
             self.bundle.hold.close()
+
+    async def _close_stores(self) -> None:
+        await self._written_soon.close()
+        await self.keep()
 
     async def keep(self) -> None:
         """Write new statistics and queries; reload reviews and the operator's settings."""
@@ -183,6 +199,15 @@ class SearchEngine:
         for watch in self.watches.values():
             await watch.keep()
         await self.reviews.keep()
+        await self._keep_embeddings()
+
+    async def _keep_soon(self) -> None:
+        """Write new queries. Embeddings of cases wait in memory until `keep`, for later cases."""
+        await self.reviews.keep()
+        if self.retained.keeps_all:
+            await self._keep_embeddings()
+
+    async def _keep_embeddings(self) -> None:
         try:
             await self.retained.keep()
         except (sqlite3.Error, OSError) as error:
@@ -400,6 +425,26 @@ class SearchEngine:
                 "time. Search with the image again, and send the query id of the new answer."
             )
         return entry
+
+    async def once_written(
+        self, query_id: str, find: Callable[[], Awaitable[T | None]]
+    ) -> T | None:
+        """Return the result of ``find``, which looks for stored data of a query.
+
+        If there is no result, but another process may be about to store the query, wait for at most
+        `WRITTEN_WITHIN_S`. Only a query in a shared cache can be of another process.
+        """
+        found = await find()
+        stores = self.reviews.queue is not None or self.retained.keeps_all
+        if found is not None or not stores or not self._cache.is_shared:
+            return found
+        if await self._remembered(self._key(query_id)) is None:
+            return None
+        until = time.monotonic() + WRITTEN_WITHIN_S
+        while found is None and time.monotonic() < until:
+            await asyncio.sleep(LOOKS_EVERY_S)
+            found = await find()
+        return found
 
     async def forget(self, query_id: str) -> None:
         """Delete a query on request; entries in the caches of other processes expire."""

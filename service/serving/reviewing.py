@@ -9,6 +9,8 @@ import sqlite3
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -199,6 +201,40 @@ MOST_WAITING = 10_000
 """Maximum number of queries that wait to be written; the oldest are dropped."""
 
 
+WRITTEN_AFTER_S = 0.5
+"""Seconds after an answer until its query is written. One write, which takes about 20 ms, stores
+all queries that wait."""
+
+
+class DelayedWrite:
+    """Calls ``write`` `WRITTEN_AFTER_S` after a request; a call serves all earlier requests."""
+
+    def __init__(self, write: Callable[[], Awaitable[None]]) -> None:
+        self._write = write
+        self._task: asyncio.Task[None] | None = None
+        self._is_requested = False
+        self._closing = asyncio.Event()
+
+    def request(self) -> None:
+        """Request a call; this takes microseconds."""
+        self._is_requested = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), context=Context())
+
+    async def close(self) -> None:
+        """Make the requested call now, and wait until it ends."""
+        self._closing.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while self._is_requested:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), WRITTEN_AFTER_S)
+            self._is_requested = False  # a request during the call needs another call
+            await self._write()
+
+
 @dataclass(frozen=True, slots=True)
 class ReviewTerms:
     """The operator's choice of queries to keep.
@@ -228,6 +264,7 @@ class ReviewedGallery:
     decode : turns uploaded bytes into an image, with a thumbnail if requested.
     encode : turns an image into its embedding.
     find : see `RetainedQueries.find`.
+    noted : called when a case waits to be written.
     observe : counts cases that were ``kept``, ``expired``, ``displaced`` or ``lost``.
     """
 
@@ -236,13 +273,14 @@ class ReviewedGallery:
     decode: Callable[[bytes, bool], Awaitable[Prepared]]
     encode: Callable[[Prepared], Awaitable[Embeddings]]
     find: Callable[[str], Awaitable[tuple[Embeddings, int | None] | None]]
+    noted: Callable[[], None]
     observe: Callable[[str, int], None]
 
 
 class ReviewKeeper:
     """Keeps queries of one gallery for review.
 
-    The queries are written every few seconds, and before cases are leased to a reviewer.
+    The queries are written soon after their answers, and before cases are leased to a reviewer.
 
     A crash loses the unwritten queries, but no decision.
 
@@ -287,6 +325,7 @@ class ReviewKeeper:
         case = self._case(found, bundle, reason, draw)
         self._waiting[found.query_id] = data, case, version
         self._waiting_bytes += len(data)
+        self._gallery.noted()
 
     async def keep(self) -> None:
         """Write waiting cases, and delete expired ones."""
@@ -411,7 +450,7 @@ def _rounded(embeddings: Embeddings) -> tuple[bytes, bytes, bytes]:
 
 
 class RetainedQueries:
-    """Stores the embeddings of one gallery's queries; writes them every few seconds.
+    """Stores the embeddings of one gallery's queries; writes them soon after the answers.
 
     A crash loses the unwritten queries, but no decisions.
 
@@ -419,12 +458,24 @@ class RetainedQueries:
     ----------
     gallery, encoder : name of the gallery, and fingerprint of its encoder.
     kept : the queries of all galleries; None if no queries are stored.
+    noted : called when a query waits to be written.
     """
 
-    def __init__(self, gallery: str, encoder: str, kept: AnsweredQueries | None) -> None:
-        self._gallery, self._encoder, self._kept = gallery, encoder, kept
+    def __init__(
+        self,
+        gallery: str,
+        encoder: str,
+        kept: AnsweredQueries | None,
+        noted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._gallery, self._encoder, self._kept, self._noted = gallery, encoder, kept, noted
         self._waiting: OrderedDict[str, AnsweredQuery] = OrderedDict()
         self._writing = asyncio.Lock()
+
+    @property
+    def keeps_all(self) -> bool:
+        """See `AnsweredQueries.keeps_all`; False if no queries are stored."""
+        return self._kept is not None and self._kept.keeps_all
 
     def note(self, query_id: str, embeddings: Embeddings, version: int) -> None:
         """Queue the ``embeddings`` of one image query, and the gallery's version, for writing."""
@@ -433,6 +484,8 @@ class RetainedQueries:
         self._waiting[query_id] = AnsweredQuery(query_id, *_rounded(embeddings), version=version)
         while len(self._waiting) > MOST_WAITING:
             self._waiting.popitem(last=False)
+        if self.keeps_all:
+            self._noted()
 
     async def find(self, query_id: str) -> tuple[Embeddings, int | None] | None:
         """Return a query's rounded embeddings and `AnsweredQuery.version`; None if not stored."""
@@ -449,7 +502,7 @@ class RetainedQueries:
         """Write waiting queries; delete expired ones."""
         if self._kept is None:
             return
-        if not self._kept.keeps_all:  # queries under review are written with their cases
+        if not self.keeps_all:  # queries under review are written with their cases
             self._waiting.clear()
             return
         async with self._writing:

@@ -51,6 +51,11 @@ class ReadOnlyCache:
         return self._cache.state
 
     @property
+    def is_shared(self) -> bool:
+        """See `Cache.is_shared`."""
+        return self._cache.is_shared
+
+    @property
     def is_reachable(self) -> bool:
         """See `Cache.is_reachable`."""
         return self._cache.is_reachable

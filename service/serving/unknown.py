@@ -36,7 +36,8 @@ async def item_of_query(lease: Lease, query_id: str, item: ItemOfQuery) -> Upser
     QueryNotFound : no embedding of the query is stored.
     """
     await lease.engine.reviews.keep()  # the query and its image may wait to be written
-    found = await lease.engine.retained.find(query_id)
+    engine = lease.engine
+    found = await engine.once_written(query_id, lambda: engine.retained.find(query_id))
     if found is None:
         raise QueryNotFound(
             f"The embedding of the query {query_id[:12]}… is not stored, so it cannot become an "

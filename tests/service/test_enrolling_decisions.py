@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from model_store.bundles.bundle import Bundle
+from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate
 from model_store.errors import StorageFull
 from model_store.feedback import FeedbackLog, ReviewQueue
@@ -22,7 +22,9 @@ from service.schemas import ItemOfQuery
 from service.serving.registry import Galleries
 from service.serving.reviewing import RetainedQueries
 from tests.end_to_end.keys import KeysFile, bearer
+from tests.end_to_end.processes import Redis
 from tests.end_to_end.questions import search
+from tests.support.narrowing import not_none
 from tests.support.waiting import TIMEOUT_S
 
 StartClient = Callable[..., TestClient]
@@ -205,6 +207,22 @@ def test_a_query_that_waits_to_be_kept_is_enrolled(
     may_end.set()
     assert ended.wait(TIMEOUT_S)
     assert client.post(FEEDBACK, json=said).json()["item"]["id"] == "new/1"
+
+
+@pytest.mark.parametrize("kept", [KEPT, {"query_retention_s": 3600}], ids=["case", "embedding"])
+def test_another_process_enrols_a_query_right_after_its_answer(
+    start: StartClient,
+    changing: Bundle,
+    stranger: bytes,
+    tmp_path: Path,
+    redis_server: Redis,
+    kept: dict[str, Any],
+) -> None:
+    given = {"feedback": tmp_path / "feedback.sqlite3", "canary_period_s": 600, **kept}
+    given |= {"redis_url": redis_server.url, "redis_timeout_s": 60}
+    one, other = (start(open_bundle(not_none(changing.root), "cpu", 1), **given) for _ in range(2))
+    answer = other.post(FEEDBACK, json=said_of(one, stranger)).json()
+    assert answer["item"]["id"] == "new/1"
 
 
 def test_what_cannot_be_written_is_not_decided(

@@ -9,6 +9,7 @@ import logging
 import sqlite3
 import zipfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from starlette.testclient import TestClient
 
 from model_store.feedback import CASE_REASONS
 from tests.end_to_end.keys import KeysFile, bearer
+from tests.end_to_end.processes import Redis
 from tests.end_to_end.questions import picture, search
+from tests.support.waiting import wait_until
 
 StartClient = Callable[..., TestClient]
 
@@ -166,6 +169,32 @@ def test_one_deleted_before_it_is_written_is_gone_too(client: TestClient, log: P
     query_id = search(client, photograph()).json()["query"]["id"]
     assert client.delete(f"{REVIEW}/{query_id}").status_code == 200
     assert client.get(REVIEW).json()["cases"] == []
+
+
+def test_one_is_reviewed_in_another_process_right_after_its_answer(
+    start: StartClient, log: Path, redis_server: Redis
+) -> None:
+    given = {"feedback": log, "canary_period_s": 600, "redis_url": redis_server.url, **EVERYTHING}
+    one, other = (start(redis_timeout_s=60, **given) for _ in range(2))
+    for path in ("", "/image"):
+        query_id = search(one, photograph(len(path))).json()["query"]["id"]
+        assert other.get(f"{REVIEW}/{query_id}{path}").status_code == 200
+    unknown = other.get(f"{REVIEW}/{'0' * 64}")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "query_not_found")
+
+
+def test_each_is_written_soon_and_without_a_request(start: StartClient, log: Path) -> None:
+    client = start(feedback=log, canary_period_s=600, **EVERYTHING)
+    client.get(REVIEW)  # it makes the tables
+    with closing(sqlite3.connect(log)) as connection:
+
+        def n_written() -> int:
+            n: int = connection.execute("SELECT COUNT(*) FROM cases").fetchone()[0]
+            return n
+
+        for n in (1, 2):
+            search(client, photograph(n))
+            wait_until(lambda n=n: n_written() == n)  # type: ignore[misc]
 
 
 def test_neither_logs_nor_metrics_tell_of_a_query(

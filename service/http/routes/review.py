@@ -440,7 +440,9 @@ async def import_decisions(
 )
 async def get_review_case(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> schemas.ReviewCase:
     """Describe one query in the review queue."""
-    case = await asyncio.to_thread(queue.find, lease.bundle.key, query_id)
+    case = await lease.engine.once_written(
+        query_id, lambda: asyncio.to_thread(queue.find, lease.bundle.key, query_id)
+    )
     if case is None:
         raise _not_kept(query_id)
     return _review_case(lease.bundle, case)
@@ -455,7 +457,9 @@ async def get_review_case(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> 
 )
 async def get_review_image(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> Response:
     """Return the stored image of a query: a thumbnail or the uploaded file."""
-    picture = await asyncio.to_thread(queue.picture, lease.bundle.key, query_id)
+    picture = await lease.engine.once_written(
+        query_id, lambda: asyncio.to_thread(queue.picture, lease.bundle.key, query_id)
+    )
     if picture is None:
         raise _not_kept(query_id)
     return Response(picture.data, headers=PRIVATE, media_type=picture.media_type)
