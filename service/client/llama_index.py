@@ -37,6 +37,10 @@ class VouchRetriever(BaseRetriever):
     min_match_probability : minimum match probability of nodes after the first.
     text_key : metadata key of a node's text. If None, the text is the label of the item, or the id
         of an item without a label.
+
+    Raises
+    ------
+    ValueError : ``limit`` or ``min_match_probability`` is out of range.
     """
 
     def __init__(
@@ -47,6 +51,11 @@ class VouchRetriever(BaseRetriever):
         min_match_probability: float = MIN_MATCH_PROBABILITY,
         text_key: str | None = None,
     ) -> None:
+        if not (1 <= limit <= 100 and 0 <= min_match_probability <= 1):
+            raise ValueError(
+                f"received limit {limit} and min_match_probability {min_match_probability}, wanted "
+                "1 to 100 and 0 to 1"
+            )
         super().__init__()
         self._client, self._gallery, self._limit = client, gallery, limit
         self._min_match_probability, self._text_key = min_match_probability, text_key

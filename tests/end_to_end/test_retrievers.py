@@ -97,6 +97,16 @@ def test_what_cannot_be_asked_is_an_error_and_not_an_empty_list(
         retrieve(str(tmp_path / "broken.png"))
 
 
+@pytest.mark.parametrize("wrong", [{"limit": 0}, {"limit": 101}, {"min_match_probability": 2}])
+def test_retriever_of_llama_index_names_a_wrong_option(
+    client: VouchClient, wrong: dict[str, Any]
+) -> None:
+    from service.client.llama_index import VouchRetriever
+
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        VouchRetriever(client, "digits", **wrong)
+
+
 def test_retriever_of_langchain_takes_a_path(library: Bundle, client: VouchClient) -> None:
     from service.client.langchain import VouchRetriever
 
