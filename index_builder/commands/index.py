@@ -323,9 +323,11 @@ class IndexOptions:
         # Imported late, because --help does not need these modules.
         from index_builder.indexing.collection import Indexing  # noqa: PLC0415
         from index_builder.indexing.sources import name_of  # noqa: PLC0415
+        from index_builder.indexing.workdir import require_own  # noqa: PLC0415
 
         called = self.name or name_of(source)
         run = self.run or Path("runs") / called
+        require_own(run)
         storage = Storage(Patience(self.fetch_seconds))
         return Indexing(
             *self._opened(source, run, storage),
@@ -360,6 +362,7 @@ class IndexOptions:
             open_source,
             open_vectors,
         )
+        from index_builder.indexing.workdir import occupied  # noqa: PLC0415
         from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415
 
         if self.encoder_name is not None:
@@ -369,7 +372,8 @@ class IndexOptions:
                     "the table here first."
                 )
             vectors = open_vectors(Path(source), self.items, labelled=self.labels)
-            return vectors, declared(run, vectors.table, self.encoder_name)
+            with occupied(run):
+                return vectors, declared(run, vectors.table, self.encoder_name)
         of_vectors = not is_url(source) and is_of_vectors(Path(source))
         if of_vectors and self.encoder is None:
             raise UsageError(

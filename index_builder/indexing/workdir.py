@@ -29,8 +29,9 @@ import numpy as np
 from filelock import Timeout
 from numpy.typing import NDArray
 
+from index_builder.datasets.image_files import is_system_file
 from index_builder.output import CALIBRATION_TABLE, writing
-from model_store.errors import RunInUse
+from model_store.errors import OutputError, RunInUse
 from model_store.files import lock_between_processes, replacing
 from model_store.gallery import Thumbnail
 
@@ -222,6 +223,9 @@ class ShardStore:
 
 LOCK_FILE = "lock"
 
+_OF_A_RUN = (LOCK_FILE, f"index/{LOCK_FILE}", "training.json")
+"""Files that identify a run directory. Builds of Vouch 0.2 had no lock, only `training.json`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -322,6 +326,25 @@ class Work:
             path.unlink(missing_ok=True)
 
 
+def require_own(directory: Path) -> None:
+    """Check that a run directory is new, empty or of an earlier run, because a run removes files.
+
+    Raises
+    ------
+    OutputError : the directory has other files.
+    """
+    with writing(f"the run directory {directory}"):
+        if not directory.exists() or any((directory / name).exists() for name in _OF_A_RUN):
+            return
+        names = sorted(path.name for path in directory.iterdir() if not is_system_file(path.name))
+    if names:
+        raise OutputError(
+            f"{directory} is not the directory of a run, but it has files, for example "
+            f"{names[0]!r}. A run removes and replaces files in its directory. Name a new or empty "
+            "directory with --run."
+        )
+
+
 @contextmanager
 def occupied(directory: Path) -> Iterator[Work]:
     """Lock the run directory ``directory`` in a context, and return its `Work`.
@@ -329,8 +352,9 @@ def occupied(directory: Path) -> Iterator[Work]:
     Raises
     ------
     RunInUse : another process uses the directory.
-    OutputError : the directory cannot be created or written.
+    OutputError : the directory cannot be created or written, or see `require_own`.
     """
+    require_own(directory)
     with writing(f"the run directory {directory}"):
         try:
             held = lock_between_processes(directory / LOCK_FILE).acquire(blocking=False)

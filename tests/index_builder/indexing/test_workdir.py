@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.indexing.workdir import Work, occupied
-from model_store.errors import RunInUse
+from index_builder.indexing.workdir import Work, occupied, require_own
+from model_store.errors import OutputError, RunInUse
 
 
 @pytest.fixture
@@ -49,3 +49,21 @@ def test_one_run_at_a_time_has_the_directory(tmp_path: Path) -> None:
             assert work.directory == directory
             with pytest.raises(RunInUse, match="name another --run"), occupied(directory):
                 pass
+
+
+@pytest.mark.parametrize("name", ["lock", "index/lock", "training.json", ".DS_Store"])
+def test_the_directory_of_an_earlier_run_is_used_again(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    with occupied(tmp_path):
+        require_own(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["index/photo.jpg", "bundle/a", "config.toml"])
+def test_a_directory_of_others_is_refused_and_gets_no_lock(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OutputError, match="is not the directory of a run"), occupied(tmp_path):
+        pass
+    assert sorted(tmp_path.rglob("*")) == before
