@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path, PurePosixPath
+from shlex import quote
 
 from model_store.images import FORMATS, RAW_SUFFIXES, SUFFIXES, content_of, format_of
 
@@ -90,8 +91,9 @@ _SENTENCES = {
     Reason.not_an_image: "The content has no known image format.",
     Reason.system_file: "An operating system, a NAS device or a program created the file.",
     Reason.linked_folder: (
-        "The file is a link to a folder. To follow the link, set --root to a folder that contains "
-        "the source and the linked folder."
+        "The file is a link to a folder. Links to folders in the source are never followed, "
+        "because their images would be repeated. To follow another link, use `index` with --root, "
+        "the path of a folder that contains the source and the linked folder."
     ),
     Reason.not_opened: (
         "The file cannot be opened: it is a link, a pipe or a device, or a permission is missing."
@@ -221,12 +223,16 @@ class LeftOut:
         said = f"Left out, {_TITLES[reason]}: {self.counts(reason)} ({names})."
         said += f" {_SENTENCES[reason]}"
         if reason is Reason.other_format:
-            suffix = PurePosixPath(found[0].name).suffix or ".heic"
-            said += (
-                " For example with ImageMagick: "
-                f"find FOLDER -iname '*{suffix}' -exec magick mogrify -format jpg {{}} +"
-            )
+            said += f" For example with ImageMagick: {_conversion(found[0].name)}"
         return said
+
+
+def _conversion(name: str) -> str:
+    """Return the command that converts a file of another format, and similar files."""
+    suffix = PurePosixPath(name).suffix or ".heic"
+    if suffix.lower() in SUFFIXES:  # `mogrify` would also overwrite sound images with this suffix
+        return f"magick {quote(name)} {quote(name + '.png')}"
+    return f"find FOLDER -iname '*{suffix}' -exec magick mogrify -format jpg {{}} +"
 
 
 def is_system_file(name: str) -> bool:

@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from index_builder.datasets.folder import folder
 from index_builder.datasets.image_files import LeftOut, Reason, image_files, is_system_file
@@ -183,3 +184,21 @@ def test_system_files_in_a_sample_of_an_archive_do_not_divide_it(tmp_path: Path)
 )
 def test_is_system_file_by_name(name: str, *, wanted: bool) -> None:
     assert is_system_file(name) == wanted
+
+
+def test_advice_to_convert_a_file_leaves_sound_images_with_its_suffix(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "good.jpg")
+    (tmp_path / "an other.jpg").write_bytes(b"\0\0\0\x1cftypavif\0\0\0\0" + bytes(64))
+    left_out = LeftOut()
+    assert list(image_files(tmp_path, left_out)) == ["good.jpg"]
+    (said,) = left_out.sentences
+    assert said.endswith("magick 'an other.jpg' 'an other.jpg.png'")
+
+
+def test_advice_for_a_link_into_the_source_does_not_end_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "run5").mkdir()
+    (tmp_path / "latest").symlink_to(tmp_path / "run5")
+    left_out = LeftOut()
+    assert list(image_files(tmp_path, left_out)) == []
+    (said,) = left_out.sentences
+    assert "Links to folders in the source are never followed" in said
