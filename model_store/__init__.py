@@ -39,6 +39,7 @@ all error classes.
     addresses       addresses of servers in settings, which may hold a password
     image_inputs    image arguments: paths, bytes, Pillow images, arrays
     item_ids        the rule for ids of items
+    item_metadata   the rule for metadata of items
     spreadsheets    CSV cells without formulas
     lists           lists in options and environment variables
     programs        common conventions of all programs: --version, Ctrl+C, help

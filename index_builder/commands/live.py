@@ -20,6 +20,7 @@ from index_builder.progress import error_console, say_what_is_next, track_parts,
 from model_store.bundles.directory import locate, name_problem
 from model_store.errors import ImageError, UsageError
 from model_store.item_ids import check_item_id, check_text
+from model_store.item_metadata import check_metadata
 
 if TYPE_CHECKING:
     from model_store.bundles.backup import BackupSummary
@@ -86,6 +87,7 @@ def put_command(
         )
     from index_builder.configuration.environment import open_with_access  # noqa: PLC0415
 
+    _check_label(label or "")
     known = _metadata(metadata)
     bundle = open_with_access(directory)
     live = bundle.require_live()
@@ -132,10 +134,7 @@ def label_command(
     from model_store.bundles.changes import open_writable  # noqa: PLC0415
     from model_store.gallery import Edit, open_gallery  # noqa: PLC0415
 
-    try:
-        check_text(label)
-    except ValueError as error:
-        raise UsageError(f"The label {error}. Name another with --label.") from error
+    _check_label(label)
     current = locate(directory)
     live = open_writable(directory, current, open_gallery(current, database_access()))
     live.commit([Edit(item_id, {"label": label or None}) for item_id in ids])
@@ -201,6 +200,13 @@ def _checked(item_id: str) -> str:
         raise UsageError(f"The id {error}. Name another with --id.") from error
 
 
+def _check_label(label: str) -> None:
+    try:
+        check_text(label)
+    except ValueError as error:
+        raise UsageError(f"The label {error}. Name another with --label.") from error
+
+
 def _upsert(
     bundle: Bundle, path: Path, item_id: str, label: str | None, metadata: dict[str, object]
 ) -> Upsert:
@@ -228,7 +234,7 @@ def _upsert(
 def _metadata(text: str) -> dict[str, object]:
     try:
         metadata = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"--metadata {text!r} is not JSON ({error}). Give an object: '{{\"year\": 1990}}'."
         ) from error
@@ -236,7 +242,10 @@ def _metadata(text: str) -> dict[str, object]:
         raise UsageError(
             f"--metadata {text!r} is not a JSON object. Give an object: '{{\"year\": 1990}}'."
         )
-    return metadata
+    try:
+        return check_metadata(metadata)
+    except ValueError as error:
+        raise UsageError(f"--metadata {text!r} {error}.") from error
 
 
 def _say(summary: BackupSummary) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from pydantic import (
@@ -18,6 +17,7 @@ from pydantic import (
 
 from model_store.gallery.filters.grammar import RepeatedName, read_json
 from model_store.item_ids import MAX_ID_LENGTH, check_item_id, check_text
+from model_store.item_metadata import check_metadata
 
 from .base import Problem, RequestModel
 
@@ -103,21 +103,8 @@ class NearDuplicateList(_Examined):
     next_cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
-MAX_METADATA_BYTES = 16 * 2**10
-"""Maximum size of metadata as JSON. Keep larger data in another store, under the item's id."""
-
 MAX_CHANGES = 32
 """Maximum number of items in a batch."""
-
-
-def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    try:
-        size = len(json.dumps(metadata, allow_nan=False).encode())
-    except (ValueError, RecursionError) as error:
-        raise ValueError("must be JSON: no NaN, no infinity, and not too deep") from error
-    if size > MAX_METADATA_BYTES:
-        raise ValueError(f"has {size} bytes as JSON, at most {MAX_METADATA_BYTES} are accepted")
-    return metadata
 
 
 ItemId = Annotated[
@@ -137,7 +124,7 @@ Label = Annotated[
     LabelText | None,
     Field(description="What the item shows; a true match has the same label as the query."),
 ]
-Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
+Metadata = Annotated[dict[str, Any], AfterValidator(check_metadata)]
 
 
 def _checked_json(text: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,12 @@ def test_what_cannot_be_is_said(root: Path, digits_bundle: Path) -> None:
         (("--id", "x", sample, sample), "--id needs a single image"),
         (("--metadata", "[1]", sample), "JSON object"),
         (("--metadata", "{", sample), "not JSON"),
+        (("--metadata", '{"a": "\\ud800"}', sample), "no unpaired surrogate"),
+        (("--metadata", os.fsdecode(b'{"a": "F\xfcchse"}'), sample), "and UTF-8"),
+        (("--metadata", '{"a": NaN}', sample), "no NaN"),
+        (("--metadata", '{"a": 1e999}', sample), "no infinity"),
+        (("--metadata", "[" * 9999, sample), "not JSON"),
+        (("--label", os.fsdecode(b"F\xfcchse"), sample), "The label must not have"),
     ):
         result = run("items", "put", root, *arguments)
         assert isinstance(result.exception, UsageError)

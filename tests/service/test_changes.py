@@ -26,7 +26,8 @@ from model_store.gallery.files.items import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
 from model_store.gallery.live.sqlite import commit
 from model_store.item_ids import MAX_ID_LENGTH
-from service.schemas.items import MAX_METADATA_BYTES, BatchOptions, UploadOptions
+from model_store.item_metadata import MAX_METADATA_BYTES
+from service.schemas.items import BatchOptions, UploadOptions
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import picture, search, truncated
 from tests.support.bundle_copies import copied, flip_a_byte, republished
