@@ -60,6 +60,15 @@ _OTHER_SUFFIXES = (
 )
 """File name suffixes of image formats of phones, cameras and programs that Vouch does not read."""
 
+_OUTPUTS = (
+    frozenset({"manifest.json", "encoder.onnx"}),  # a bundle
+    frozenset({"encoder.json", "encoder.onnx"}),  # an encoder that `all` or `index` has exported
+    frozenset({"lock", "config.toml"}),  # the run of a build
+    frozenset({"lock", "shards"}),  # the run of `index`
+    frozenset({"training.json", "bundle"}),  # the run of a build with Vouch 0.2
+)
+"""Names of files and folders that together identify a folder that Vouch has written."""
+
 
 class Reason(StrEnum):
     """The reason why a file of a source is left out; the value is an error name for the report."""
@@ -68,6 +77,7 @@ class Reason(StrEnum):
     not_an_image = "NotAnImage"
     system_file = "SystemFile"
     linked_folder = "LinkedFolder"
+    own_output = "WrittenByVouch"
     not_opened = "NotOpened"
     bad_name = "NameNotUnicode"
     no_label = "NoLabelFolder"
@@ -79,6 +89,7 @@ _TITLES = {
     Reason.not_an_image: "no images",
     Reason.system_file: "files of the system",
     Reason.linked_folder: "linked folders, not entered",
+    Reason.own_output: "folders that Vouch has written",
     Reason.not_opened: "that cannot be opened",
     Reason.bad_name: "names that are not UTF-8",
     Reason.no_label: "in no label folder",
@@ -95,6 +106,7 @@ _SENTENCES = {
         "because their images would be repeated. To follow another link, use `index` with --root, "
         "the path of a folder that contains the source and the linked folder."
     ),
+    Reason.own_output: "The folder is a bundle, an encoder or a run directory.",
     Reason.not_opened: (
         "The file cannot be opened: it is a link, a pipe or a device, or a permission is missing."
     ),
@@ -272,7 +284,8 @@ def files_below(folder: Path, root: Path, left_out: LeftOut) -> Iterator[str]:
 
     A link to a folder is followed if its target is outside ``folder`` and inside ``root``. Links to
     targets within ``folder`` are left out, because files would be repeated. Links to targets
-    outside ``root`` are left out, too.
+    outside ``root`` are left out, too. Bundles, encoders and run directories below ``folder`` are
+    left out.
     """
     top, allowed = folder.resolve(), root.expanduser().resolve()
 
@@ -284,6 +297,10 @@ def files_below(folder: Path, root: Path, left_out: LeftOut) -> Iterator[str]:
             if not is_system_file(prefix):
                 raise
             left_out.add(prefix, Reason.system_file)  # for example lost+found
+            return
+        names = {one.name for one in members}
+        if prefix and any(output <= names for output in _OUTPUTS):
+            left_out.add(prefix, Reason.own_output)
             return
         for member in members:
             name, path = prefix + member.name, Path(member.path)

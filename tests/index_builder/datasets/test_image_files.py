@@ -202,3 +202,30 @@ def test_advice_for_a_link_into_the_source_does_not_end_in_a_circle(tmp_path: Pa
     assert list(image_files(tmp_path, left_out)) == []
     (said,) = left_out.sentences
     assert "Links to folders in the source are never followed" in said
+
+
+@pytest.mark.parametrize(
+    ("names", "is_left_out"),
+    [
+        (["manifest.json", "encoder.onnx"], True),
+        (["encoder.json", "encoder.onnx"], True),
+        (["lock", "config.toml"], True),
+        (["lock", "shards/0"], True),
+        (["training.json", "bundle/gallery.faiss"], True),
+        (["manifest.json", "config.toml"], False),
+        (["lock"], False),
+    ],
+)
+def test_folders_that_vouch_has_written_are_left_out(
+    tmp_path: Path, names: list[str], *, is_left_out: bool
+) -> None:
+    for name in (*names, "samples/1.png", "../../birds/a.png"):
+        path = tmp_path / "runs" / "birds" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(picture()) if name.endswith(".png") else b"")
+    left_out = LeftOut()
+    found = list(image_files(tmp_path, left_out))
+    assert "birds/a.png" in found
+    assert ("runs/birds/samples/1.png" not in found) is is_left_out
+    assert ("runs/birds/" in [one.name for one in left_out.of(Reason.own_output)]) is is_left_out
+    assert "samples/1.png" in image_files(tmp_path / "runs" / "birds", LeftOut()), "as named"
