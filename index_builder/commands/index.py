@@ -26,6 +26,7 @@ from index_builder.indexing.blocks import NONE, parse_tolerance
 from index_builder.progress import console, say_what_is_next, timed_step, working
 from index_builder.storage import Patience, Storage, is_url
 from index_builder.storage.storage import PATIENCE
+from model_store.bundles.directory import name_problem
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import UsageError
 from model_store.gallery.filters.grammar import named_fields
@@ -302,6 +303,8 @@ class IndexOptions:
             return
         if self.source is None:
             raise UsageError("index needs SOURCE, the images or vectors to index, or --config.")
+        if self.name is not None and (problem := name_problem(self.name)) is not None:
+            raise UsageError(f"--name: {problem}")
         of_calibration = self._given(*PROMISES, "parents", "levels")
         if of_calibration and not self.calibrate:
             raise UsageError(
