@@ -15,6 +15,7 @@ from typing import Any, cast
 from index_builder.foreign_encoders.choices import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    Channels,
     InputFormat,
     channels,
 )
@@ -84,6 +85,9 @@ def from_open_clip(fields: Mapping[str, Any]) -> InputFormat:
     grey = int(fields.get("fill_color", 0))
     # As in OpenCLIP, every value except bilinear means bicubic.
     bilinear = fields.get("interpolation") == "bilinear"
+    mean, std = _standardisation(
+        fields.get("mean") or OPEN_CLIP_MEAN, fields.get("std") or OPEN_CLIP_STD
+    )
     return InputFormat(
         Preprocessing(
             height,
@@ -92,8 +96,8 @@ def from_open_clip(fields: Mapping[str, Any]) -> InputFormat:
             "bilinear" if bilinear else "bicubic",
             fill=f"#{grey:02x}{grey:02x}{grey:02x}",
         ),
-        channels(fields.get("mean") or OPEN_CLIP_MEAN),
-        channels(fields.get("std") or OPEN_CLIP_STD),
+        mean,
+        std,
     )
 
 
@@ -109,7 +113,7 @@ def from_timm(fields: Mapping[str, Any]) -> InputFormat:
         raise ValueError(f"the input has {n_channels} channels, wanted 3")
     crop_fraction = fields.get("crop_pct") or 0.875
     sides = {math.floor(height / crop_fraction), math.floor(width / crop_fraction)}
-    mean = channels(fields.get("mean", IMAGENET_MEAN))
+    mean, std = _standardisation(fields.get("mean", IMAGENET_MEAN), fields.get("std", IMAGENET_STD))
     resized = None if sides == {height} == {width} else _only(sides)
     return InputFormat(
         Preprocessing(
@@ -121,7 +125,7 @@ def from_timm(fields: Mapping[str, Any]) -> InputFormat:
             fill="#" + "".join(f"{round(255 * one):02x}" for one in mean),
         ),
         mean,
-        channels(fields.get("std", IMAGENET_STD)),
+        std,
     )
 
 
@@ -141,11 +145,19 @@ def from_transformers(fields: Mapping[str, Any]) -> InputFormat:
     if fields.get("do_normalize", True):
         mean = channels(fields.get("image_mean", IMAGENET_MEAN))
         std = channels(fields.get("image_std", IMAGENET_STD))
-    return InputFormat(
-        _resized_by_transformers(fields),
-        channels([one / scale for one in mean]),
-        channels([one / scale for one in std]),
-    )
+    scaled = _standardisation([one / scale for one in mean], [one / scale for one in std])
+    return InputFormat(_resized_by_transformers(fields), *scaled)
+
+
+def _standardisation(mean: object, std: object) -> tuple[Channels, Channels]:
+    """Return the mean and the standard deviation of pixel values between 0 and 1."""
+    means, stds = channels(mean), channels(std)
+    if not all(0 <= one <= 1 for one in means) or not all(0 < one <= 1 for one in stds):
+        raise ValueError(
+            f"the mean {mean} or the std {std} is not for pixel values between 0 and 1; divide by "
+            "255 the values for pixels up to 255"
+        )
+    return means, stds
 
 
 def _resized_by_transformers(fields: Mapping[str, Any]) -> Preprocessing:

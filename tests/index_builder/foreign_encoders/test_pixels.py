@@ -145,6 +145,11 @@ def test_torchvision(side: int) -> None:
             "stretching and then cropping is not supported",
         ),
         ([1, 2], "list"),
+        ({"input_size": [3, 8, 8], "mean": [127.5] * 3}, "divide by 255"),
+        ({"input_size": [3, 8, 8], "std": [127.5] * 3}, "divide by 255"),
+        ({"size": 8, "mean": 127.5, "std": 127.5}, "divide by 255"),
+        ({"size": 8, "std": [0.5, 0.5, 0]}, "divide by 255"),
+        ({"image_mean": [127.5] * 3, "size": {"height": 9, "width": 9}}, "divide by 255"),
     ],
 )
 def test_what_cannot_be_done_is_said(fields: Any, reason: str, tmp_path: Path) -> None:
