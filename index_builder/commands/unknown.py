@@ -11,8 +11,10 @@ import typer
 from rich.table import Table
 
 from index_builder.commands.evidence import ItemsOption
+from index_builder.configuration.build import parse_promises
 from index_builder.output import writing
 from index_builder.progress import console, working
+from model_store.errors import UsageError
 
 _N_SHOWN = 10
 
@@ -43,8 +45,6 @@ def unknown_command(
     expected_absent: Annotated[
         float | None,
         typer.Option(
-            min=0.0,
-            max=1.0,
             help="Assumed share of queries without a match. [default: the share that the bundle "
             "assumes]",
         ),
@@ -62,6 +62,11 @@ def unknown_command(
     The similarity of two images of one identity is learned from the gallery's labels. At least four
     labels must have two items each.
     """
+    wanted = [path.absolute() for path in (out, table, page) if path is not None]
+    if len(set(wanted)) < len(wanted):
+        raise UsageError("--out, --table and --page name the same file. Name a file for each.")
+    if expected_absent is not None:
+        parse_promises({"expected_absent": expected_absent})
     with working("grouping"):
         module = importlib.import_module("index_builder.indexing.unknown")  # slow
         evidence = module.EvidenceSource(queries, items)
@@ -76,12 +81,12 @@ def unknown_command(
         f"{report['n_queries']:,} queries, {report['n_unknown']:,} match nothing: "
         f"{report['n_grouped']:,} of them in {len(report['groups']):,} groups"
     )
-    wanted = (
+    contents = (
         (out, lambda: json.dumps(report, indent=1) + "\n"),
         (table, found.table),
         (page, found.page),
     )
-    for path, written in wanted:
+    for path, written in contents:
         if path is not None:
             with writing(str(path)):
                 path.write_text(written(), encoding="utf-8")

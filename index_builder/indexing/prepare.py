@@ -139,10 +139,14 @@ def prepare_vectors(block: Block, expected: VectorInput) -> PreparedBlock:
         return _prepared(block, [partial(read, place) for place in block.places], expected)
 
 
-def require_direction(row: NDArray[np.float32], dim: int) -> None:
-    """Raise an error if ``row`` (n,) has a value that is not finite, or a mean that is zero.
+_MOST_NORM = 1e15
+"""Maximum norm of a vector. Sums of products of longer vectors can exceed the range of float32."""
 
-    The mean is ``row[:dim]``.
+
+def require_direction(row: NDArray[np.float32], dim: int) -> None:
+    """Raise an error if ``row`` (n,) has a value that is not finite, or an unusable mean.
+
+    The mean is ``row[:dim]``. It may not be zero or longer than ``_MOST_NORM``.
 
     Raises
     ------
@@ -151,6 +155,10 @@ def require_direction(row: NDArray[np.float32], dim: int) -> None:
     if not np.isfinite(row).all() or not row[:dim].any():
         raise CorruptImage(
             "The vector has numbers that are not finite, or its mean is zero and has no direction."
+        )
+    if (norm := np.linalg.norm(row[:dim].astype(np.float64))) > _MOST_NORM:
+        raise CorruptImage(
+            f"The norm of the vector is {norm:.1e}; at most {_MOST_NORM:.0e} is accepted."
         )
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Entry
-from index_builder.indexing.prepare import read_vector
+from index_builder.indexing.prepare import read_vector, require_direction
 from index_builder.indexing.sources.opening import open_vectors
-from model_store.errors import DatasetError
+from model_store.errors import CorruptImage, DatasetError
 
 ROWS = np.array([[1, 2], [3, 4], [0, 0], [1, 2]], np.float64)
 ITEMS: list[dict[str, Any]] = [
@@ -120,3 +120,16 @@ def test_an_item_has_an_id_of_its_own_and_a_label(
     known = items(table, [ITEMS[0], {**ITEMS[1], **change}, *ITEMS[2:]])
     with pytest.raises(DatasetError, match=said):
         open_vectors(table, known).labelled_vectors()
+
+
+def test_a_row_is_left_out_if_products_of_it_overflow(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(table, ROWS * [[1e30], [1], [1], [1e14]])
+    source = open_vectors(table, items(table, ITEMS))
+    assert source.labelled_vectors().ids == ("b", "d")
+    said = capsys.readouterr().err
+    assert "left out: a: The norm of the vector is 2.2e+30; at most 1e+15 is accepted." in said
+    large = np.array([1e30, 1], np.float32)
+    with pytest.raises(CorruptImage, match=r"at most 1e\+15"):
+        require_direction(large, 2)
