@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +14,7 @@ from threading import Lock
 
 import numpy as np
 
+from index_builder.datasets.copied_items import CopiedItem, copied_items
 from index_builder.datasets.groups import (
     Fingerprint,
     fingerprint,
@@ -23,6 +24,7 @@ from index_builder.datasets.groups import (
 )
 from index_builder.datasets.image_files import LeftOut, Reason, image_files
 from index_builder.datasets.images import LabelledImages, Pixels, from_files
+from index_builder.datasets.similar_labels import similar_labels, similar_labels_message
 from index_builder.progress import track
 from model_store.errors import DatasetError, ImageError
 from model_store.images import FORMATS, decode_image
@@ -63,9 +65,10 @@ class _Picture:
 def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     """Return the images below ``root``; ids are relative paths, and labels are first sub-folders.
 
-    If ``labelled`` is False, every image has its own label. Copies and near-duplicates share a
-    group. Unreadable images and other files are left out. The log states how many files were left
-    out, and why.
+    In a folder of copies, the manifest of the copies gives the ids, labels, groups, sources and
+    metadata; see `CopiedItem`. If ``labelled`` is False, every image has its own label. Copies,
+    near-duplicates and images of one group of the manifest share a group. Unreadable images and
+    other files are left out. The log states how many files were left out, and why.
 
     Raises
     ------
@@ -75,20 +78,21 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     if not root.is_dir():
         raise DatasetError(f"{root} is not a folder.")
     left_out = LeftOut()
-    candidates = []
-    for name in image_files(root, left_out):
-        if labelled and "/" not in name:
-            left_out.add(name, Reason.no_label)
-        else:
-            candidates.append(root / name)
+    copied = copied_items(root)
+    items = list(_of_folders(root, left_out, labelled=labelled) if copied is None else copied)
+    if labelled:
+        for one in items:
+            if one.label is None:
+                left_out.add(one.id, Reason.no_label if copied is None else Reason.unlabelled)
+        items = [one for one in items if one.label is not None]
     if left_out.files:
         logger.warning("%s", left_out.sentence)
     room = _Room(MOST_KEPT_BYTES)
     with ThreadPoolExecutor() as pool:  # Pillow releases the GIL to decode
-        looked_at = pool.map(partial(_look_at, room), candidates)
-        pictures = list(track(looked_at, "checking images", len(candidates)))
-    seen = [(path, one) for path, one in zip(candidates, pictures, strict=True) if one is not None]
-    found = [path for path, _ in seen]
+        looked_at = pool.map(partial(_look_at, room, root), items)
+        pictures = list(track(looked_at, "checking images", len(items)))
+    seen = [(item, one) for item, one in zip(items, pictures, strict=True) if one is not None]
+    found = [item for item, _ in seen]
     losses = Counter(sentence for _, one in seen for sentence in one.losses)
     for sentence, n_images in losses.most_common():
         logger.warning("%d of %d images: %s", n_images, len(seen), sentence)
@@ -101,12 +105,28 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
             f"{root} holds no labelled images: wanted one sub-folder for each label, with images "
             f"({', '.join(FORMATS)}) in it. {left_out.sentence}".strip()
         )
-    names = [path.relative_to(root).as_posix() for path in found]
-    labels = [name.split("/")[0] for name in names] if labelled else names
+    names = [one.path for one in found]
+    labels = [str(one.label) if labelled else one.id for one in found]
+    if message := similar_labels_message(similar_labels(labels) if labelled else []):
+        logger.warning("%s", message)
     decoded = {row: one.pixels for row, (_, one) in enumerate(seen) if one.pixels is not None}
     digests = [one.of_file for _, one in seen]
     images = from_files(root, names, labels, digests, decoded)
-    return replace(images, groups=_groups([picture for _, picture in seen]))
+    sources, metadata = zip(*((one.source or "", one.metadata) for one in found), strict=True)
+    return replace(
+        images,
+        ids=tuple(one.id for one in found),
+        groups=_groups([picture for _, picture in seen], [one.group for one in found]),
+        sources=sources if any(sources) else None,
+        metadata=metadata if any(metadata) else None,
+    )
+
+
+def _of_folders(root: Path, left_out: LeftOut, *, labelled: bool) -> Iterator[CopiedItem]:
+    """Yield the images of a folder that is no folder of copies."""
+    for name in image_files(root, left_out):
+        label, _, rest = name.partition("/")
+        yield CopiedItem(name, name, label if labelled and rest else None)
 
 
 class _Room:
@@ -123,22 +143,29 @@ class _Room:
         return fits
 
 
-def _groups(pictures: Sequence[_Picture]) -> tuple[str, ...] | None:
-    """Return the group of each image; None if no two images are copies or near-duplicates."""
+def _groups(pictures: Sequence[_Picture], known: Sequence[str | None]) -> tuple[str, ...] | None:
+    """Return the group of each image; None if no two images belong together.
+
+    Copies, near-duplicates, and images with the same ``known`` group belong together.
+    """
     digests = np.array([one.digest.hex() for one in pictures])
     copies = pairs_of_equal(np.unique(digests, return_inverse=True)[1].astype(np.int64))
     alike = pairs_among([one.fingerprint for one in pictures])
-    if not len(copies) and not len(alike):
+    code_of = {group: code for code, group in enumerate(dict.fromkeys(known))}
+    codes = [-1 if group is None else code_of[group] for group in known]
+    named = pairs_of_equal(np.array(codes, dtype=np.int64))
+    pairs = [copies, alike, named]
+    if not any(map(len, pairs)):
         return None
-    return tuple(str(number) for number in united(len(pictures), [copies, alike]).tolist())
+    return tuple(str(number) for number in united(len(pictures), pairs).tolist())
 
 
-def _look_at(room: _Room, path: Path) -> _Picture | None:
+def _look_at(room: _Room, root: Path, item: CopiedItem) -> _Picture | None:
     try:
-        data = path.read_bytes()
+        data = (root / item.path).read_bytes()
         decoded = decode_image(data, smallest_side=SEEN_SIDE)
     except (ImageError, OSError) as error:
-        logger.warning("left out %s/%s: %s", path.parent.name, path.name, error)
+        logger.warning("left out %s: %s", item.id, error)
         return None
     pixels = decoded.pixels
     content = repr(pixels.shape).encode() + pixels.tobytes()

@@ -81,7 +81,9 @@ class Reason(StrEnum):
     not_opened = "NotOpened"
     bad_name = "NameNotUnicode"
     no_label = "NoLabelFolder"
+    unlabelled = "NoLabel"
     beside_tables = "BesideTables"
+    no_image = "SidecarWithoutImage"
 
 
 _TITLES = {
@@ -93,7 +95,9 @@ _TITLES = {
     Reason.not_opened: "that cannot be opened",
     Reason.bad_name: "names that are not UTF-8",
     Reason.no_label: "in no label folder",
+    Reason.unlabelled: "without a label",
     Reason.beside_tables: "beside Parquet files",
+    Reason.no_image: "sidecar files without an image",
 }
 """For each reason, the title of its table row."""
 
@@ -112,11 +116,19 @@ _SENTENCES = {
     ),
     Reason.bad_name: "The file name is not UTF-8, so it cannot be an id. Rename the file.",
     Reason.no_label: "The file is in no sub-folder, but the sub-folders are the labels.",
+    Reason.unlabelled: "The source gives the image no label, but training needs labels.",
     Reason.beside_tables: "The Parquet files of the folder are the source; this file is not read.",
+    Reason.no_image: (
+        "No image of this name is next to the file in the archive, so its label and metadata are "
+        "not used. Pack each image next to its sidecar files, in the order of the names."
+    ),
 }
 """For each reason, the sentence in the report."""
 
-_SAID = (Reason.other_format, Reason.linked_folder, Reason.bad_name, Reason.no_label)
+_SAID = (
+    *(Reason.other_format, Reason.linked_folder, Reason.bad_name),
+    *(Reason.no_label, Reason.unlabelled, Reason.no_image),
+)
 """Reasons that are printed immediately, because part of the collection may be missing."""
 
 

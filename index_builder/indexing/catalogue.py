@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.datasets.groups import pairs_of_equal, united
+from index_builder.datasets.similar_labels import similar_labels
 from index_builder.indexing.blocks import BLOCK, Block, Entry, Failure, Place, require_unicode
 from index_builder.indexing.holding_out import chosen, code_of
 from model_store.errors import DatasetError
@@ -101,12 +101,8 @@ class Catalogue:
 
     def alike_labels(self) -> list[list[str]]:
         """Return groups of labels that differ only in case, spaces or Unicode form, sorted."""
-        found: dict[str, list[str]] = {}
-        labels = "SELECT DISTINCT label FROM entries WHERE label IS NOT NULL ORDER BY label"
-        for (label,) in self._connection.execute(labels):
-            plain = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
-            found.setdefault(plain, []).append(label)
-        return [names for names in found.values() if len(names) > 1]
+        labels = "SELECT DISTINCT label FROM entries WHERE label IS NOT NULL"
+        return similar_labels(label for (label,) in self._connection.execute(labels))
 
     def n_to_hold_out(self) -> int:
         """Return the number of images that can be held out if all images are readable.

@@ -20,6 +20,7 @@ from index_builder.configuration.build import CalibrationConfig
 from index_builder.configuration.environment import database_access, signing_key
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason
+from index_builder.datasets.similar_labels import similar_labels_message
 from index_builder.output import read_from, write_table, writing
 from index_builder.progress import console
 from index_builder.storage import Storage
@@ -135,11 +136,6 @@ def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 EngineChoice = Literal["local", "ray"]
 
-_ALIKE = (
-    "{n} groups of labels differ only in case, spaces or Unicode form, and count as different: "
-    "{shown}. If labels of a group mean the same, use one spelling."
-)
-
 DEFAULT_PROMISES = CalibrationConfig()
 DEFAULT_LIMITS = ImageLimits()
 
@@ -228,12 +224,8 @@ class Indexing:
             catalogue.close()
             nothing = "There are no images in the source. Name another, or add images."
             raise DatasetError(f"{nothing} {left_out.sentence}".strip())
-        if alike := catalogue.alike_labels():
-            shown = "; ".join(", ".join(map(repr, names)) for names in alike[:N_SHOWN])
-            console.print(
-                f"[yellow]{escape(_ALIKE.format(n=len(alike), shown=shown))}[/yellow]",
-                soft_wrap=True,
-            )
+        if message := similar_labels_message(catalogue.alike_labels()):
+            console.print(f"[yellow]{escape(message)}[/yellow]", soft_wrap=True)
         return catalogue
 
     def require_named(self, catalogue: Catalogue, left_out: LeftOut) -> None:

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 from urllib.parse import quote
 
+from index_builder.datasets.copied_items import CopiedItem, write_copied_items
 from index_builder.datasets.image_files import LeftOut, is_system_file
 from index_builder.indexing.blocks import Entry, Tolerance
 from index_builder.indexing.sources import open_source
@@ -34,9 +35,10 @@ _PARTIAL = ".partial"
 def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool = True) -> LeftOut:
     """Copy the images of a source into ``folder``, one sub-folder for each label.
 
-    An image from a folder keeps its path; the file name of any other image is derived from the id
-    of the image. If the folder already has a file with the same size and date, the file is not
-    copied again. Files that are no longer in the source are removed.
+    A manifest in ``folder`` keeps the ids, labels, groups, sources and metadata; see
+    `CopiedItem`. An image from a folder keeps its path; the file name of any other image is derived
+    from the id of the image. If the folder already has a file with the same size and date, the file
+    is not copied again. Files that are no longer in the source are removed.
 
     Returns
     -------
@@ -51,6 +53,7 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
     """
     left_out = LeftOut()
     wanted: set[Path] = set()
+    items: list[CopiedItem] = []
     n_bad, n_known = 0, 0
     with (
         closing(storage),
@@ -66,11 +69,14 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
                 if why is not None:
                     n_bad += 1
                     logger.warning("left out %s: %s", entry.id, why)
+                else:
+                    items.append(_item(entry, path.relative_to(folder).as_posix()))
         except SourceUnavailable as error:
             raise SourceUnavailable(
                 f"{error} {len(wanted):,} images are copied and kept. The same command resumes "
                 "from there."
             ) from error
+        wanted.add(write_copied_items(folder, items))
         for path in folder.rglob("*"):
             if path.is_file() and path not in wanted:
                 path.unlink()
@@ -90,7 +96,7 @@ def _copies(
     The error is None if the image was copied.
     """
     waiting: deque[tuple[Entry, Path, IO[bytes] | None, Future[None] | None]] = deque()
-    taken: set[Path] = set()
+    taken: set[Path | str] = set()
     try:
         for entry in entries:
             path = _path_in(folder, entry, taken)
@@ -110,21 +116,25 @@ def _copies(
                 unfinished.close()
 
 
-def _path_in(folder: Path, entry: Entry, taken: set[Path]) -> Path:
-    """Return the target path of an image, and add the path to ``taken``."""
+def _path_in(folder: Path, entry: Entry, taken: set[Path | str]) -> Path:
+    """Return the target path of an image; add the path and the image's id to ``taken``."""
     if entry.place.box is not None:
         raise DatasetError(
             f"{entry.origin} names a part of a picture, but a build takes whole images. Use "
             "`vouch-build index` for parts."
         )
     path = folder / _path_of(entry)
-    if path in taken:
+    if path in taken or entry.id in taken:
         raise DatasetError(
             f"{entry.origin} and another image are both called {entry.id!r}. Give every image "
             "its own id."
         )
-    taken.add(path)
+    taken |= {path, entry.id}
     return path
+
+
+def _item(entry: Entry, path: str) -> CopiedItem:
+    return CopiedItem(path, entry.id, entry.label, entry.group, entry.source, entry.metadata)
 
 
 def _begun(entry: Entry, file: IO[bytes], storage: Storage) -> Future[None]:

@@ -279,3 +279,17 @@ def test_folder_keeps_no_more_decoded_pictures_than_there_is_room_for(
         except TypeError:
             continue
     assert readable == [(40, 30, 3)]
+
+
+def test_labels_of_a_folder_that_look_alike_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, label in enumerate(("Fox", "fox ", "owl")):
+        (tmp_path / label).mkdir()
+        Image.new("RGB", (32, 32), (80 * number, 0, 0)).save(tmp_path / label / "1.png")
+    folder(tmp_path)
+    assert "1 groups of labels differ only in case, spaces or Unicode form" in caplog.text
+    assert "'Fox', 'fox '" in caplog.text
+    caplog.clear()
+    folder(tmp_path, labelled=False)
+    assert "differ only" not in caplog.text

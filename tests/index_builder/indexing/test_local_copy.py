@@ -9,14 +9,21 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
+from index_builder.datasets.copied_items import COPIED_ITEMS
+from index_builder.datasets.folder import folder as read_folder
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.local_copy import AHEAD, copy_images
+from index_builder.indexing.sources import open_source
 from index_builder.storage import Storage
 from model_store.errors import DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.images import ImageLimits
+from tests.index_builder.indexing.test_data_set_sources import png, striped
 from tests.support.elsewhere import Elsewhere
 
 SHOP = "https://shop.example"
@@ -37,7 +44,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
+    """The copies by name, without their manifest."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths.remove(folder / COPIED_ITEMS)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
@@ -158,6 +167,50 @@ def test_two_images_of_one_name_are_refused(source: Path, folder: Path) -> None:
     rows = [(".a", "top.webp", ""), ("item .a", "top.webp", "")]
     with pytest.raises(DatasetError, match=r"line 3 and another image are both called 'item \.a'"):
         copy_images(manifest(source / "list.csv", rows), folder, Storage())
+
+
+def test_two_images_with_one_id_and_two_labels_are_refused(source: Path, folder: Path) -> None:
+    rows = [("1.png", "top.webp", "owl"), ("1.png", "top.webp", "fox")]
+    with pytest.raises(DatasetError, match=r"line 3 and another image are both called '1\.png'"):
+        copy_images(manifest(source / "list.csv", rows), folder, Storage())
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_copy_has_the_items_of_the_source(
+    tmp_path: Path, folder: Path, *, labelled: bool
+) -> None:
+    """Labels that are no folder names, and columns that are no part of a file name."""
+    labels = ["F\u00fcchse", "T-shirt/top", "100%", ".hidden", "node_modules", "#recycle"]
+    lines = ["path,label,group,source,year,metadata"]
+    generator = np.random.default_rng(0)
+    for number, label in enumerate(labels):
+        pixels = generator.integers(0, 255, (32, 32, 3), dtype=np.uint8)
+        (tmp_path / f"{number}.png").write_bytes(png(Image.fromarray(pixels)))
+        lines.append(f'{number}.png,{label},g{number // 2},camera,{1990 + number},"{{""a"": 1}}"')
+    (tmp_path / "list.csv").write_text("\n".join(lines), encoding="utf-8")
+    source = str(tmp_path / "list.csv")
+    left_out = copy_images(source, folder, Storage(), labelled=labelled)
+    entries = list(open_source(source, labelled=labelled).entries(tmp_path, LeftOut()))
+    images = read_folder(folder, labelled=labelled)
+    assert not left_out.files
+    assert images.ids == tuple(one.id for one in entries)
+    assert images.labels == tuple(labels if labelled else images.ids)
+    assert images.metadata == tuple(one.metadata for one in entries)
+    groups = images.groups or ()
+    assert images.sources == ("camera",) * len(labels)
+    assert [groups.index(one) for one in groups] == [0, 0, 2, 2, 4, 4]
+    again = list(open_source(folder / COPIED_ITEMS, labelled=labelled).entries(tmp_path, LeftOut()))
+    assert [one.id for one in again] == list(images.ids)
+
+
+def test_copies_without_a_label_are_left_out_by_name(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "1.png").write_bytes(png(striped()))
+    rows = [("one", "1.png", "owl"), ("two", "1.png", "")]
+    copy_images(manifest(tmp_path / "list.csv", rows), folder, Storage())
+    assert read_folder(folder).ids == ("one",)
+    assert "without a label: 1 (two). The source gives the image no label" in caplog.text
 
 
 def test_parts_of_pictures_are_refused(source: Path, folder: Path) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from index_builder.datasets.copied_items import COPIED_ITEMS
 from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import NONE, Entry, parse_tolerance
 from index_builder.indexing.collection import Indexing, IndexingResult, index_collection
@@ -546,7 +547,7 @@ class TestLocalCopies:
         return {
             one.relative_to(folder).as_posix(): one.read_bytes()
             for one in folder.rglob("*")
-            if one.is_file()
+            if one.is_file() and one.name != COPIED_ITEMS
         }
 
     def test_a_bucket_is_mirrored_and_nothing_is_fetched_twice(
