@@ -7,10 +7,11 @@ import lzma
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -18,7 +19,7 @@ from index_builder.datasets.image_files import HEAD_BYTES, LeftOut, Reason, is_s
 from index_builder.indexing.blocks import Entry, Place
 from model_store.errors import DatasetError
 from model_store.files import PARTIAL, FreeSpace
-from model_store.images import format_of
+from model_store.images import SUFFIXES, format_of
 
 from .manifest import require_names, text_of
 
@@ -86,23 +87,45 @@ class _Sample:
     images: list[tuple[str, Place, str]] = field(default_factory=list)
     sidecars: dict[str, bytes] = field(default_factory=dict)
 
-    def entries(self, left_out: LeftOut, *, labelled: bool) -> Iterator[Entry]:
+    def entries(self, top: str, left_out: LeftOut, *, labelled: bool) -> Iterator[Entry]:
         """Yield the images, with label, metadata and caption from the sidecar files.
 
-        A sidecar file without an image is left out.
+        A sidecar file with the name of an image belongs to this image. The other sidecar files
+        belong to all images of the sample, or are left out if the sample has no image for them.
+
+        Parameters
+        ----------
+        top : see `Archive._top_folder`.
 
         Raises
         ------
-        DatasetError : a sidecar file is not valid text or JSON.
+        DatasetError : a sidecar file is not valid text or JSON, or an image has two sidecar files
+            with one suffix.
         """
-        if not self.images:
-            for name in self.sidecars:
-                left_out.add(name, Reason.not_an_image, PurePosixPath(name).suffix.lower())
-            return
+        own: dict[str, list[str]] = {_stem(name): [] for name, _, _ in self.images}
+        own.pop(self.key, None)
+        shared = [name for name in self.sidecars if _stem(name) not in own]
+        for name in set(self.sidecars).difference(shared):
+            own[_stem(name)].append(name)
+        if not self.images or any(own.values()):  # the names after the first dot tell images apart
+            orphans = [name for name in shared if not self.images or _stem(name) != self.key]
+            for name in orphans:
+                left_out.add(name, Reason.no_image, PurePosixPath(name).suffix.lower())
+            shared = [name for name in shared if name not in orphans]
+        for name, place, origin in self.images:
+            names = _by_suffix(name, shared) | _by_suffix(name, own.get(_stem(name), []))
+            label, known = self._described(names.values())
+            folder = _folder_label(name, top)
+            if not labelled and label is not None:
+                known["label"] = label
+            yield Entry(name, place, (label or folder) if labelled else None, known, origin)
+
+    def _described(self, sidecars: Iterable[str]) -> tuple[str | None, dict[str, Any]]:
+        """Return the label and the metadata in sidecar files."""
         label, metadata = None, {}
-        for name, content in self.sidecars.items():
+        for name in sidecars:
             suffix = PurePosixPath(name).suffix.lower()
-            text = _decoded(name, content)
+            text = _decoded(name, self.sidecars[name])
             if suffix == ".cls":
                 label = text.strip()
             elif suffix == ".txt":
@@ -112,13 +135,7 @@ class _Sample:
                 require_names(found, name, frozenset({"label"}))
                 metadata |= found
         label = label or text_of(metadata, "label", self.key)
-        for name, place, origin in self.images:
-            parts = PurePosixPath(name).parts
-            own = label or (parts[0] if len(parts) > 1 else None)
-            known = {one: value for one, value in metadata.items() if one != "label"}
-            if not labelled and label is not None:
-                known["label"] = label
-            yield Entry(name, place, own if labelled else None, known, origin)
+        return label, {one: value for one, value in metadata.items() if one != "label"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +144,8 @@ class Archive:
 
     A sidecar file (as in webdataset) has the name of its image, but a different suffix. ``.cls``
     contains the label, and ``.txt`` contains a caption. ``.json`` contains an object of metadata,
-    which can have a ``label``.
+    which can have a ``label``. Without such a label, the label is a sub-folder, as in a folder of
+    images: the sub-folder of the folder that contains all images of the archive.
     """
 
     path: Path
@@ -154,6 +172,7 @@ class Archive:
     def _members(self, archive: tarfile.TarFile, plain: Path, left_out: LeftOut) -> Iterator[Entry]:
         changed_ns = self.path.stat().st_mtime_ns
         size = plain.stat().st_size
+        top = self._top_folder(plain) if self.labelled else ""
         sample = _Sample("")
         for member in archive:
             # Without this line, tarfile would keep a list of all members in memory.
@@ -169,7 +188,7 @@ class Archive:
             if member.offset_data + member.size > size:
                 raise tarfile.ReadError(f"it ends within {name}")
             if _key(name) != sample.key:
-                yield from sample.entries(left_out, labelled=self.labelled)
+                yield from sample.entries(top, left_out, labelled=self.labelled)
                 sample = _Sample(_key(name))
             content = cast("IO[bytes]", archive.extractfile(member))
             head = content.read(HEAD_BYTES)
@@ -179,7 +198,29 @@ class Archive:
             elif left_out.takes(name, partial(bytes, head)):
                 place = Place(str(plain), member.offset_data, member.size, changed_ns)
                 sample.images.append((name, place, f"{self.path.name} at byte {member.offset}"))
-        yield from sample.entries(left_out, labelled=self.labelled)
+        yield from sample.entries(top, left_out, labelled=self.labelled)
+
+    def _top_folder(self, plain: Path) -> str:
+        """Return the folder that contains all images, with a slash at its end; or "".
+
+        `tar cf FILE FOLDER` puts the folder's name before all names. If there are images by their
+        suffix, other files do not count.
+        """
+        folders: dict[bool, list[str]] = {}
+        with tarfile.open(plain, "r:") as archive:
+            for member in archive:
+                archive.members = []  # type: ignore[attr-defined]
+                name = member.name.removeprefix("./")
+                if not member.isreg() or is_system_file(name):
+                    continue
+                parts = name.split("/")[:-1]
+                is_image = name.lower().endswith(tuple(SUFFIXES))
+                common = _common(folders.get(is_image, parts), parts)
+                if is_image and not common:
+                    return ""
+                folders[is_image] = common
+        common = folders.get(True, folders.get(False, []))
+        return "".join(f"{part}/" for part in common)
 
     def _plain(self, scratch: Path) -> Path:
         """Return the archive; if it is compressed, return an uncompressed copy."""
@@ -203,6 +244,38 @@ def _key(name: str) -> str:
     """Return the common part of the names in a sample: the name up to its first dot."""
     folder, _, last = name.rpartition("/")
     return f"{folder}/{last.partition('.')[0]}"
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> list[str]:
+    """Return the first parts that two paths have in common."""
+    both = zip(one, other, strict=False)
+    return [part for part, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
+
+
+def _by_suffix(image: str, sidecars: Iterable[str]) -> dict[str, str]:
+    """Return sidecar files by their suffix; refuse two files with one suffix."""
+    found: dict[str, str] = {}
+    for name in sidecars:
+        suffix = PurePosixPath(name).suffix.lower()
+        if suffix in found:
+            raise DatasetError(
+                f"{image} has two {suffix} files: {found[suffix]} and {name}. Give each image one "
+                "file, with the image's own name."
+            )
+        found[suffix] = name
+    return found
+
+
+def _folder_label(name: str, top: str) -> str | None:
+    """Return the first sub-folder below ``top``; None for an image without sub-folder."""
+    label, _, rest = name.removeprefix(top).partition("/")
+    return label if label and rest else None
+
+
+def _stem(name: str) -> str:
+    """Return the name without its suffix, with a folder as in `_key`."""
+    folder, _, last = name.rpartition("/")
+    return f"{folder}/{last.rpartition('.')[0]}"
 
 
 def _decoded(name: str, content: bytes) -> str:

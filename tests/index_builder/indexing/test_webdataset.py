@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.datasets.image_files import LeftOut
+from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.prepare import bytes_of
 from index_builder.indexing.sources import open_source
 from model_store.errors import DatasetError
@@ -57,6 +57,52 @@ class TestWebdataset:
         unlabelled = entries(path, tmp_path, labelled=False)
         assert [one.label for one in unlabelled] == [None] * 5
         assert unlabelled[0].metadata == {"year": 1999, "label": "owl"}
+
+    def test_names_with_dots_have_their_own_sidecars(self, tmp_path: Path) -> None:
+        members = {}
+        for number, label in enumerate(("owl", "fox", "emu")):
+            members[f"IMG_2020.0{number}.png"] = png(striped())
+            members[f"IMG_2020.0{number}.cls"] = label.encode()
+        members |= {"IMG_2020.03.png": png(striped()), "IMG_2020.04.cls": b"eel"}
+        members |= {"IMG_2020.json": b'{"year": 2020}'}
+        left_out = LeftOut()
+        source = open_source(self.write(tmp_path, members))
+        found = list(source.entries(tmp_path, left_out))
+        assert [one.label for one in found] == ["owl", "fox", "emu", None]
+        assert [one.metadata for one in found] == [{"year": 2020}] * 4
+        assert [(one.name, one.reason) for one in left_out.files] == [
+            ("IMG_2020.04.cls", Reason.no_image)
+        ]
+
+    def test_a_field_name_may_follow_the_name_of_the_sample(self, tmp_path: Path) -> None:
+        members = {"1.left.png": b"1", "1.right.png": b"1", "1.kind.cls": b"owl"}
+        assert [one.label for one in entries(self.write(tmp_path, members), tmp_path)] == [
+            "owl",
+            "owl",
+        ]
+
+    def test_two_sidecars_of_one_suffix_are_refused(self, tmp_path: Path) -> None:
+        path = self.write(tmp_path, {"1.a.cls": b"owl", "1.b.cls": b"fox", "1.png": b"1"})
+        with pytest.raises(DatasetError, match=r"two \.cls files: 1\.a\.cls and 1\.b\.cls"):
+            entries(path, tmp_path)
+
+    def test_sidecars_that_are_not_next_to_their_images_are_named(self, tmp_path: Path) -> None:
+        path = self.write(tmp_path, {"1.png": b"1", "2.png": b"2", "1.cls": b"a", "2.cls": b"b"})
+        left_out = LeftOut()
+        list(open_source(path).entries(tmp_path, left_out))
+        (sentence,) = left_out.sentences
+        assert "sidecar files without an image: 2: 2 .cls (1.cls, 2.cls)" in sentence
+        assert "Pack each image next to its sidecar files" in sentence
+
+    @pytest.mark.parametrize("top", ["", "photographs/", "./photographs/", "/home/me/photographs/"])
+    def test_labels_are_sub_folders_of_the_folder_of_all_images(
+        self, top: str, tmp_path: Path
+    ) -> None:
+        names = ["owl/1.png", "owl/deep/2.png", "fox/1.png"]
+        members = {f"{top}{name}": b"1" for name in names} | {"README": b"", "._photographs": b""}
+        found = entries(self.write(tmp_path, members), tmp_path)
+        assert [one.label for one in found] == ["owl", "owl", "fox"]
+        assert [one.id for one in found] == [f"{top}{name}".removeprefix("./") for name in names]
 
     def test_other_files_and_what_is_no_file_are_left_out(self, tmp_path: Path) -> None:
         path = self.write(
