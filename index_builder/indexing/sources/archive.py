@@ -81,17 +81,20 @@ class _Sample:
     ----------
     images : name, place and origin of each image.
     sidecars : content of each sidecar file, by name.
+    orphans : sidecar files without an image, of this sample and of the samples before it.
     """
 
     key: str
     images: list[tuple[str, Place, str]] = field(default_factory=list)
     sidecars: dict[str, bytes] = field(default_factory=dict)
+    orphans: list[str] = field(default_factory=list)
 
-    def entries(self, top: str, left_out: LeftOut, *, labelled: bool) -> Iterator[Entry]:
+    def entries(self, top: str, *, labelled: bool) -> Iterator[Entry]:
         """Yield the images, with label, metadata and caption from the sidecar files.
 
         A sidecar file with the name of an image belongs to this image. The other sidecar files
-        belong to all images of the sample, or are left out if the sample has no image for them.
+        belong to all images of the sample. If the sample has no image for them, they are recorded
+        in `orphans`.
 
         Parameters
         ----------
@@ -109,8 +112,7 @@ class _Sample:
             own[_stem(name)].append(name)
         if not self.images or any(own.values()):  # the names after the first dot tell images apart
             orphans = [name for name in shared if not self.images or _stem(name) != self.key]
-            for name in orphans:
-                left_out.add(name, Reason.no_image, PurePosixPath(name).suffix.lower())
+            self.orphans += orphans
             shared = [name for name in shared if name not in orphans]
         for name, place, origin in self.images:
             names = _by_suffix(name, shared) | _by_suffix(name, own.get(_stem(name), []))
@@ -145,7 +147,8 @@ class Archive:
     A sidecar file (as in webdataset) has the name of its image, but a different suffix. ``.cls``
     contains the label, and ``.txt`` contains a caption. ``.json`` contains an object of metadata,
     which can have a ``label``. Without such a label, the label is a sub-folder, as in a folder of
-    images: the sub-folder of the folder that contains all images of the archive.
+    images: the sub-folder of the folder that contains all images of the archive. If all images are
+    in one folder, this folder is the label.
     """
 
     path: Path
@@ -188,8 +191,8 @@ class Archive:
             if member.offset_data + member.size > size:
                 raise tarfile.ReadError(f"it ends within {name}")
             if _key(name) != sample.key:
-                yield from sample.entries(top, left_out, labelled=self.labelled)
-                sample = _Sample(_key(name))
+                yield from sample.entries(top, labelled=self.labelled)
+                sample = _Sample(_key(name), orphans=sample.orphans)
             content = cast("IO[bytes]", archive.extractfile(member))
             head = content.read(HEAD_BYTES)
             is_sidecar = name.lower().endswith(SIDECARS) and format_of(head) is None
@@ -198,29 +201,51 @@ class Archive:
             elif left_out.takes(name, partial(bytes, head)):
                 place = Place(str(plain), member.offset_data, member.size, changed_ns)
                 sample.images.append((name, place, f"{self.path.name} at byte {member.offset}"))
-        yield from sample.entries(top, left_out, labelled=self.labelled)
+        yield from sample.entries(top, labelled=self.labelled)
+        self._note_orphans(sample.orphans, plain, left_out)
 
     def _top_folder(self, plain: Path) -> str:
-        """Return the folder that contains all images, with a slash at its end; or "".
+        """Return the folder whose sub-folders are labels, with a slash at its end; or "".
 
-        `tar cf FILE FOLDER` puts the folder's name before all names. If there are images by their
-        suffix, other files do not count.
+        It contains all images, because `tar cf FILE FOLDER` puts the folder's name before all
+        names. If all images are in one folder, this folder is their label. Other files count only
+        if no name has the suffix of an image.
         """
         folders: dict[bool, list[str]] = {}
+        is_flat: dict[bool, bool] = {}
+        for name in self._names(plain):
+            parts = name.split("/")[:-1]
+            is_image = name.lower().endswith(tuple(SUFFIXES))
+            before = folders.get(is_image, parts)
+            is_flat[is_image] = is_flat.get(is_image, True) and parts == before
+            folders[is_image] = _common(before, parts)
+            if is_image and not folders[is_image]:
+                return ""
+        common = folders.get(True in folders, [])
+        if is_flat.get(True in folders):
+            common = common[:-1]
+        return "".join(f"{part}/" for part in common)
+
+    def _note_orphans(self, orphans: Sequence[str], plain: Path, left_out: LeftOut) -> None:
+        """Record sidecar files without an image; the reason depends on the rest of the archive."""
+        wanted = {_key(name) for name in orphans}
+        if not wanted:
+            return
+        images = (name for name in self._names(plain) if not name.lower().endswith(SIDECARS))
+        keys = wanted.intersection(map(_key, images))
+        for name in orphans:
+            reason = Reason.no_image if _key(name) in keys else Reason.not_an_image
+            left_out.add(name, reason, PurePosixPath(name).suffix.lower())
+
+    @staticmethod
+    def _names(plain: Path) -> Iterator[str]:
+        """Yield the names of all files, except files of the system."""
         with tarfile.open(plain, "r:") as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]
                 name = member.name.removeprefix("./")
-                if not member.isreg() or is_system_file(name):
-                    continue
-                parts = name.split("/")[:-1]
-                is_image = name.lower().endswith(tuple(SUFFIXES))
-                common = _common(folders.get(is_image, parts), parts)
-                if is_image and not common:
-                    return ""
-                folders[is_image] = common
-        common = folders.get(True, folders.get(False, []))
-        return "".join(f"{part}/" for part in common)
+                if member.isreg() and not is_system_file(name):
+                    yield name
 
     def _plain(self, scratch: Path) -> Path:
         """Return the archive; if it is compressed, return an uncompressed copy."""
