@@ -19,8 +19,9 @@ from rich.markup import escape
 
 from index_builder.calibration.retrieval import LATITUDE, LONGITUDE, place_in, places_of_items
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.image_files import LeftOut
+from index_builder.datasets.image_files import N_SHOWN, LeftOut
 from index_builder.datasets.images import Pixels
+from index_builder.datasets.similar_labels import plain_label
 from index_builder.datasets.splits import QuerySet
 from index_builder.progress import console, track
 from index_builder.storage import Storage
@@ -123,6 +124,7 @@ def read_queries(
     places: NDArray[np.float64] | None = None
     if within is None:
         truth = {entry.id: _truth(entry, gallery) for entry in entries}  # fail before the embedding
+        _warn_of_similar(set(truth.values()), set(gallery.labels))
     else:
         places, truth = _by_place(entries, gallery, within)
         place_of = dict(zip([entry.id for entry in entries], places, strict=True))
@@ -162,6 +164,9 @@ def read_gallery(
             "The source named by --gallery has none of the gallery's items. Name the source that "
             "the gallery was indexed from; ids must be equal."
         )
+    if len(kept) < len(label_of):
+        n_missing = len(label_of) - len({entry.id for entry in kept})
+        _warn(f"{n_missing:,} of {len(label_of):,} items are not in --gallery.")
     kept, hashes, _ = _embedded(kept, encoder, scratch, limits, storage)
     labels = [label_of[entry.id] for entry in kept]
     return _images(kept, labels, hashes, _read(encoder, storage, limits))
@@ -175,7 +180,7 @@ def _entries(source: Source, scratch: Path) -> list[Entry]:
         nothing = "There are no queries in the source. Name another, or add some."
         raise DatasetError(f"{nothing} {left_out.sentence}".strip())
     for sentence in left_out.sentences:
-        console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
+        _warn(sentence)
     return entries
 
 
@@ -207,6 +212,29 @@ def _truth(entry: Entry, gallery: Gallery) -> str:
     if name is not None:
         return label_of_item(gallery, str(name), entry.origin, ITEM)
     return _NOWHERE + entry.id if entry.label is None else entry.label
+
+
+def _warn_of_similar(labels: set[str], known: set[str]) -> None:
+    """Warn of query labels that differ from a gallery label only in case, spaces or Unicode form.
+
+    Such a query counts as a query without a match.
+    """
+    label_of = {plain_label(label): label for label in sorted(known)}
+    found = [
+        (one, label_of[plain_label(one)]) for one in labels - known if plain_label(one) in label_of
+    ]
+    if not found:
+        return
+    shown = ", ".join(f"{one!r} ({other!r})" for one, other in sorted(found)[:N_SHOWN])
+    _warn(
+        f"{len(found):,} labels of queries differ from a label of the gallery (in brackets) only "
+        f"in case, spaces or Unicode form: {shown}. Their queries count as queries without a "
+        "match. If the labels mean the same, use one spelling."
+    )
+
+
+def _warn(message: str) -> None:
+    console.print(f"[yellow]{escape(message)}[/yellow]", soft_wrap=True)
 
 
 def _by_place(
