@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,10 +109,17 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
                     f"{path.name} has no image column; its columns are {', '.join(schema.names)}."
                 )
             classes = _class_names(schema)
+            row = 0
             for batch in opened.iter_batches(_AT_ONCE):
                 for fields in batch.to_pylist(maps_as_pydicts="strict"):
                     data, name = _image(fields.pop(column))
-                    named = {one: _class_name(classes, one, fields[one]) for one in fields}
+                    named = {
+                        one: _class_name(
+                            classes.get(one), value, f"{path.name}, row {row}: {one!r}"
+                        )
+                        for one, value in fields.items()
+                    }
+                    row += 1
                     yield named, data, name
     except error_type as error:
         raise DatasetError(f"{path.name} is not a complete Parquet file ({error}).") from error
@@ -186,10 +193,20 @@ def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
         return {}
 
 
-def _class_name(classes: Mapping[str, Sequence[str]], column: str, value: Any) -> Any:  # noqa: ANN401 - a field's
-    names = classes.get(column)
-    if names is None or not isinstance(value, int) or not 0 <= value < len(names):
-        return value
+def _class_name(names: Sequence[str] | None, value: Any, origin: str) -> Any:  # noqa: ANN401 - a field's
+    """Return the name of a class; None for −1, with which `datasets` marks an unknown class.
+
+    Raises
+    ------
+    DatasetError : no class has the number.
+    """
+    if names is None or not isinstance(value, int) or value == -1:
+        return None if names is not None and value == -1 else value
+    if not 0 <= value < len(names):
+        raise DatasetError(
+            f"{origin} is class {value}, but the column has {len(names)} class names. "
+            "Correct the number, or add the name."
+        )
     return names[value]
 
 
