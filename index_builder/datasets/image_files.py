@@ -84,6 +84,11 @@ class Reason(StrEnum):
     unlabelled = "NoLabel"
     beside_tables = "BesideTables"
     no_image = "SidecarWithoutImage"
+    crowd = "CrowdBox"
+    no_box = "ImageWithoutBox"
+    no_painting = "CanvasWithoutImage"
+    further_image = "FurtherImage"
+    further_sequence = "FurtherSequence"
 
 
 _TITLES = {
@@ -98,6 +103,11 @@ _TITLES = {
     Reason.unlabelled: "without a label",
     Reason.beside_tables: "beside Parquet files",
     Reason.no_image: "sidecar files without an image",
+    Reason.crowd: "boxes of a crowd",
+    Reason.no_box: "images without a box",
+    Reason.no_painting: "canvases without an image",
+    Reason.further_image: "further images of a canvas",
+    Reason.further_sequence: "canvases of further sequences",
 }
 """For each reason, the title of its table row."""
 
@@ -122,12 +132,21 @@ _SENTENCES = {
         "No image of this name is next to the file in the archive, so its label and metadata are "
         "not used. Pack each image next to its sidecar files, in the order of the names."
     ),
+    Reason.crowd: "The box has `iscrowd`: it contains several objects.",
+    Reason.no_box: "No annotation names the image, and each box is an item.",
+    Reason.no_painting: (
+        "The canvas has no whole image that Vouch reads: it is empty, or has a video, a sound or a "
+        "part of an image."
+    ),
+    Reason.further_image: "The canvas has several images; only its first image is used.",
+    Reason.further_sequence: "Only the first sequence of a manifest is read.",
 }
 """For each reason, the sentence in the report."""
 
 _SAID = (
     *(Reason.other_format, Reason.linked_folder, Reason.bad_name),
     *(Reason.no_label, Reason.unlabelled, Reason.no_image),
+    *(Reason.no_painting, Reason.further_image, Reason.further_sequence),
 )
 """Reasons that are printed immediately, because part of the collection may be missing."""
 

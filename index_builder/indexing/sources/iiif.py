@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from index_builder.datasets.image_files import LeftOut
+from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.sources.manifest import without_label
 from index_builder.storage import shown
@@ -24,7 +25,7 @@ much less than a full scan."""
 
 Json = Mapping[str, Any]
 
-_MOTIVATIONS = ("painting", "sc:painting")
+_MOTIVATIONS = frozenset({"painting", "sc:painting"})
 
 
 def is_iiif(content: object) -> bool:
@@ -38,6 +39,9 @@ def is_iiif(content: object) -> bool:
 @dataclass(frozen=True, slots=True)
 class IiifManifest:
     """The canvases of a manifest, in the order of the manifest, each with its first image.
+
+    A canvas without an image that Vouch reads is left out. Further images of a canvas are left out,
+    and so are further sequences.
 
     A canvas is a page, a side or a detail of an object. An item has the id and the label of its
     canvas. It has the metadata of the manifest and of the canvas. The metadata field ``manifest``
@@ -54,7 +58,7 @@ class IiifManifest:
     content: Json
     labelled: bool = True
 
-    def entries(self, _scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
+    def entries(self, _scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
         """Yield an entry for each canvas with an image.
 
         Raises
@@ -71,11 +75,16 @@ class IiifManifest:
         if title := _text(self.content.get("label")):
             of_manifest["manifest"] = title
         try:
+            for canvas in _further_canvases(self.content):
+                left_out.add(shown(str(_id(canvas))), Reason.further_sequence)
             for number, canvas in enumerate(_canvases(self.content)):
-                image = next(_images(canvas), None)
-                if image is None:
+                images = list(_images(canvas))
+                if len(images) != 1:
+                    reason = Reason.further_image if images else Reason.no_painting
+                    left_out.add(shown(str(_id(canvas) or f"canvas {number}")), reason)
+                if not images:
                     continue
-                entry = _entry(canvas, image, of_manifest, f"{self.name}, canvas {number}")
+                entry = _entry(canvas, images[0], of_manifest, f"{self.name}, canvas {number}")
                 yield entry if self.labelled else without_label(entry)
         except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise DatasetError(
@@ -105,19 +114,32 @@ def _canvases(manifest: Json) -> Iterator[Json]:
         yield from _list(manifest.get("sequences"))[0]["canvases"]
 
 
+def _further_canvases(manifest: Json) -> Iterator[Json]:
+    """Yield the canvases of version 2 that are in no first sequence."""
+    if "items" in manifest:
+        return
+    known = {_id(canvas) for canvas in _canvases(manifest)}
+    for sequence in _list(manifest.get("sequences"))[1:]:
+        for canvas in _list(sequence.get("canvases")):
+            if _id(canvas) not in known:
+                yield canvas
+
+
 def _images(canvas: Json) -> Iterator[Json]:
-    """Yield the images painted on a canvas, in order."""
+    """Yield the first image of each annotation that paints on a canvas, in order."""
     for page in _list(canvas.get("items")):
         for annotation in _list(page.get("items")):
-            if annotation.get("motivation") in _MOTIVATIONS:
-                yield from _bodies(annotation.get("body"))
+            if not _MOTIVATIONS.isdisjoint(_list(annotation.get("motivation"))):
+                yield from islice(_bodies(annotation.get("body")), 1)
     for annotation in _list(canvas.get("images")):
-        yield from _bodies(annotation.get("resource"))
+        yield from islice(_bodies(annotation.get("resource")), 1)
 
 
 def _bodies(body: object) -> Iterator[Json]:
     for one in _list(body):
-        kind = str(one.get("type") or one.get("@type"))
+        kind = str(one.get("type") or one.get("@type") or "Image")
+        if one.get("selector"):
+            continue  # a part of an image: the whole image is another picture
         if kind == "Choice":
             yield from _bodies(one.get("items"))
         elif kind == "oa:Choice":

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from index_builder.datasets.image_files import LeftOut
+from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.sources import open_source
@@ -209,6 +209,52 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, change: dict[str, Any], 
     path.write_text(json.dumps({**manifest_3("https://m.org", 1), **change}), encoding="utf-8")
     with pytest.raises(DatasetError, match=said):
         entries(path)
+
+
+def painted(*bodies: object, motivation: object = "painting") -> list[dict[str, Any]]:
+    """The annotation pages of a canvas."""
+    return [{"items": [{"motivation": motivation, "body": body} for body in bodies]}]
+
+
+def test_canvases_that_are_left_out_are_named(tmp_path: Path) -> None:
+    plain = {"id": "https://m.org/1.png", "type": "Image"}
+    part = {"type": "SpecificResource", "source": plain, "selector": {"region": "0,0,9,9"}}
+    content = manifest_3("https://m.org", 6)
+    pages = (
+        painted(plain, motivation=["painting"]),
+        painted({"id": "https://m.org/1.png"}),
+        painted({"id": "https://m.org/1.mp4", "type": "Video"}),
+        painted(None),
+        painted(plain, plain),
+        painted(part),
+    )
+    for canvas, page in zip(content["items"], pages, strict=True):
+        canvas["items"] = page
+    (tmp_path / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
+    left_out = LeftOut()
+    found = list(open_source(tmp_path / "manifest.json").entries(tmp_path, left_out))
+    assert [one.id[-1] for one in found] == ["0", "1", "4"]
+    assert [(one.name[-1], one.reason) for one in left_out.files] == [
+        ("2", Reason.no_painting),
+        ("3", Reason.no_painting),
+        ("4", Reason.further_image),
+        ("5", Reason.no_painting),
+    ]
+    assert "https://m.org/canvas/2, https://m.org/canvas/3" in " ".join(left_out.sentences)
+
+
+def test_canvases_of_a_second_sequence_are_named(tmp_path: Path) -> None:
+    content = manifest_2()
+    first = content["sequences"][0]["canvases"][0]
+    more = {**first, "@id": "https://m.org/c/9"}
+    content["sequences"] += [{"canvases": [first, more]}, {"@id": "https://m.org/s/3"}]
+    (tmp_path / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
+    left_out = LeftOut()
+    assert len(list(open_source(tmp_path / "manifest.json").entries(tmp_path, left_out))) == 2
+    assert [(one.name, one.reason) for one in left_out.files] == [
+        ("https://m.org/c/9", Reason.further_sequence),
+        ("https://m.org/c/3", Reason.no_painting),
+    ]
 
 
 def test_a_manifest_names_no_file_of_its_reader(tmp_path: Path) -> None:
