@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from index_builder.datasets.image_files import LeftOut
+from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.manifest import read_box
 from index_builder.indexing.sources.places import Places, named
@@ -21,7 +21,7 @@ class CocoAnnotations:
 
     The item's id is the name of the image and the id of the annotation, joined by ``#``. The item's
     label is the name of the category. All boxes of an image form a group, which is never split
-    between gallery and queries. Boxes with ``iscrowd`` are left out.
+    between gallery and queries. Boxes with ``iscrowd`` and images without boxes are left out.
 
     Attributes
     ----------
@@ -35,26 +35,45 @@ class CocoAnnotations:
     places: Places
     labelled: bool = True
 
-    def entries(self, _scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
+    def entries(self, _scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
         """Yield an entry for each box.
 
         Raises
         ------
-        DatasetError : the file is not in COCO's format.
+        DatasetError : the file is not in COCO's format, an id is repeated, or a category is
+            unknown.
         """
         content = self._require_format()
         try:
-            files = {one["id"]: str(one["file_name"]) for one in content["images"]}
-            categories = {one["id"]: str(one["name"]) for one in content.get("categories", [])}
+            files = self._by_id(content["images"], "images", "file_name")
+            categories = self._by_id(content.get("categories", []), "categories", "name")
+            without_box = dict(files)
             for number, found in enumerate(content["annotations"]):
                 origin = f"{self.name}, annotation {number}"
-                if not found.get("iscrowd"):
+                without_box.pop(found["image_id"], None)
+                if found.get("iscrowd"):
+                    left_out.add(origin, Reason.crowd)
+                else:
                     yield self._entry(found, origin, files, categories)
+            for file in without_box.values():
+                left_out.add(named(file), Reason.no_box)
         except (KeyError, TypeError, AttributeError) as error:
             raise DatasetError(
                 f"{self.name} is not in COCO's format: {type(error).__name__}: {error}. "
                 "Wanted `images` with id and file_name, `annotations` with id, image_id and bbox."
             ) from error
+
+    def _by_id(self, records: Sequence[Mapping[str, Any]], part: str, field: str) -> dict[Any, str]:
+        """Return a field of each record by the record's id; refuse a repeated id."""
+        found: dict[Any, str] = {}
+        for one in records:
+            if one["id"] in found:
+                raise DatasetError(
+                    f"{self.name}: two records of `{part}` have the id {one['id']!r}: "
+                    f"{found[one['id']]!r} and {one[field]!r}. Give each its own id."
+                )
+            found[one["id"]] = str(one[field])
+        return found
 
     def _entry(
         self,
@@ -67,7 +86,13 @@ class CocoAnnotations:
         name = named(file)
         box = read_box(found["bbox"], origin)
         place = replace(self.places.place(file, f"{origin}: {shown(file)!r}"), box=box)
-        category = categories.get(found.get("category_id"))
+        number = found.get("category_id")
+        if categories and number is not None and number not in categories:
+            raise DatasetError(
+                f"{origin}: the category {number!r} is not in `categories`. Add it, or correct "
+                "the annotation."
+            )
+        category = categories.get(number)
         metadata = {"image": name, "bbox": list(box or ())}
         if category is not None and not self.labelled:
             metadata["label"] = category

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from index_builder.datasets.image_files import LeftOut
+from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Block, Entry
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.prepare import prepare_files, read_again
@@ -99,7 +99,17 @@ class TestBoxes:
 
     @pytest.mark.parametrize(
         "box",
-        [[1, 2, 3], "x", [0, 0, 0, 5], [0, 0, 5, 0], [0, 0, 5, -1], {"x": 1}, [0, 0, "a", 1], 7],
+        [
+            [1, 2, 3],
+            "x",
+            [0, 0, 0, 5],
+            [0, 0, 5, 0],
+            [0, 0, 5, -1],
+            {"x": 1},
+            [0, 0, "a", 1],
+            7,
+            [0, 0, 10**400, 3],
+        ],
     )
     def test_what_is_none_is_said(self, box: Any, tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=r"list.jsonl, line 1: the box is .* wanted \[left"):
@@ -147,6 +157,15 @@ class TestCoco:
         assert found[1].metadata == {"image": "in/a.png", "bbox": [40.0, 0.0, 20.0, 30.0]}
         assert prepared(found) == [COLOURS["red"], COLOURS["blue"]]
 
+    def test_crowds_and_images_without_boxes_are_counted(self, tmp_path: Path) -> None:
+        images = [*self.CONTENT["images"], {"id": 8, "file_name": "in/b.png"}]
+        path, left_out = self.write(tmp_path, {**self.CONTENT, "images": images}), LeftOut()
+        assert len(list(open_source(path).entries(tmp_path, left_out))) == 2
+        assert [(one.name, one.reason) for one in left_out.files] == [
+            ("instances.json, annotation 2", Reason.crowd),
+            ("in/b.png", Reason.no_box),
+        ]
+
     def test_categories_may_be_left_out(self, tmp_path: Path) -> None:
         content = {name: self.CONTENT[name] for name in ("images", "annotations")}
         found = entries(self.write(tmp_path, content), tmp_path)
@@ -168,6 +187,15 @@ class TestCoco:
                 "annotation 0: the box",
             ),
             ({"images": [{"id": 7, "file_name": "../a.png"}]}, "outside"),
+            (
+                {"images": [{"id": 7, "file_name": name} for name in ("a.png", "b.png")]},
+                "two records of `images` have the id 7: 'a.png' and 'b.png'",
+            ),
+            (
+                {"categories": [{"id": 1, "name": name} for name in ("cat", "dog")]},
+                "two records of `categories` have the id 1: 'cat' and 'dog'",
+            ),
+            ({"categories": [{"id": 1, "name": "cat"}]}, "annotation 1: the category 2 is not in"),
         ],
     )
     def test_what_is_none_is_said(
@@ -250,6 +278,18 @@ class TestParquetImages:
         pairs = pa.array([[("price", 3)]], pa.map_(pa.string(), pa.int64()))
         parquet.write_table(pa.table({"image": [b"1"], "metadata": pairs}), path)
         assert [one.metadata for one in entries(path, tmp_path)] == [{"price": 3}]
+
+    def test_a_class_without_a_name_is_no_label_or_refused(self, tmp_path: Path) -> None:
+        def labelled(number: int) -> Path:
+            table = pa.table({"image": [png(striped())], "label": [number]})
+            table = table.replace_schema_metadata({**self.HUGGING_FACE})
+            parquet.write_table(table, tmp_path / "a.parquet")
+            return tmp_path / "a.parquet"
+
+        assert [one.label for one in entries(labelled(-1), tmp_path)] == [None]
+        for number in (-2, 2):
+            with pytest.raises(DatasetError, match=f"row 0: 'label' is class {number}, but"):
+                entries(labelled(number), tmp_path)
 
     def test_plain_bytes_and_missing_images(self, tmp_path: Path) -> None:
         pictures = [png(striped()), None, png(striped()), None]
