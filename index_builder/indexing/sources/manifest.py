@@ -35,6 +35,9 @@ _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
 """Pattern of a text that is read as a number. 007 and 1E5 do not match, because they are probably
 names."""
 
+_UNNAMED = "\0"
+"""Prefix of the number of a CSV column without a name. No named column begins with it."""
+
 Line = tuple[str, Mapping[str, Any]]
 """The position of a line (for messages), and the fields of the line."""
 
@@ -50,8 +53,8 @@ class ImageManifest:
     object), ``group`` (the same for images that are not independent), ``source`` (the image's
     origin) and ``bbox`` (left, top, width and height of the part to use, in pixels). If the columns
     ``metadata`` and ``bbox`` contain text, the text is JSON. Every other column becomes a metadata
-    field, unless ``metadata`` has the field already. In CSV, a text that looks like a plain number
-    becomes a number. Empty fields are left out.
+    field; ``metadata`` must not have another value of this field. In CSV, a text that looks like a
+    plain number becomes a number. Empty fields are left out.
 
     Attributes
     ----------
@@ -202,11 +205,14 @@ def read_box(value: object, origin: str) -> Box | None:
         except ValueError as error:
             raise DatasetError(wanted) from error
     numbers = list(value) if isinstance(value, list | tuple) else []
-    if len(numbers) != 4 or not all(
-        isinstance(one, int | float) and math.isfinite(one) for one in numbers
-    ):
+    if len(numbers) != 4 or not all(isinstance(one, int | float) for one in numbers):
         raise DatasetError(wanted)
-    left, top, width, height = map(float, numbers)
+    try:
+        left, top, width, height = map(float, numbers)
+    except OverflowError as error:
+        raise DatasetError(wanted) from error
+    if not all(map(math.isfinite, (left, top, width, height))):
+        raise DatasetError(wanted)
     if width <= 0 or height <= 0:
         raise DatasetError(wanted)
     return left, top, width, height
@@ -230,9 +236,9 @@ def without_label(entry: Entry) -> Entry:
 
 
 def text_of(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
-    """Return a field as text; None for an empty field."""
+    """Return a field as text; None for a field that is empty or has only spaces."""
     value = fields.get(name)
-    if value is None or value == "":
+    if value is None or (isinstance(value, str) and not value.strip()):
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise DatasetError(f"{origin}: {name} is {value!r}; wanted text.")
@@ -248,14 +254,22 @@ def _metadata(fields: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
         for name, value in fields.items()
         if name not in COLUMNS and value is not None and value != ""
     }
-    try:
-        json.dumps(columns, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    for name, value in columns.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise DatasetError(
+                f"{origin}: {name!r} cannot be metadata, which is written as JSON ({error}). "
+                "Leave this column out."
+            ) from error
+    written = _written_metadata(fields.get("metadata"), origin)
+    twice = [name for name in columns if name in written and written[name] != columns[name]]
+    if twice:
         raise DatasetError(
-            f"{origin}: {', '.join(map(repr, columns))} cannot be metadata, which is written as "
-            f"JSON ({error}). Leave such a column out."
-        ) from error
-    return {**columns, **_written_metadata(fields.get("metadata"), origin)}
+            f"{origin}: {', '.join(map(repr, twice))} has one value in `metadata` and another in "
+            "its own column. Keep one."
+        )
+    return {**columns, **written}
 
 
 def _plain(value: object) -> object:
@@ -274,7 +288,11 @@ def _written_metadata(value: object, origin: str) -> Mapping[str, Any]:
         return {}
     if isinstance(value, str):
         try:
-            value = json.loads(value, parse_constant=_no_constant)
+            value = json.loads(
+                value,
+                parse_constant=_no_constant,
+                object_pairs_hook=partial(_object, origin=f"{origin}: metadata"),
+            )
         except (ValueError, RecursionError) as error:
             raise DatasetError(f"{origin}: metadata is not JSON ({error}).") from error
     if not isinstance(value, dict):
@@ -295,17 +313,33 @@ def _csv(path: Path, texts: Collection[str]) -> Iterator[tuple[int, Mapping[str,
         reader = csv.DictReader(file, strict=True)
         try:
             _require_once(reader.fieldnames or (), f"{path.name}, line 1")
+            header = list(reader.fieldnames or ())
+            reader.fieldnames = [
+                name or f"{_UNNAMED}{number}" for number, name in enumerate(header, start=1)
+            ]
             for fields in reader:
                 if None in fields or None in fields.values():
                     raise DatasetError(
                         f"{path.name}, line {reader.line_num}: the number of values differs from "
-                        f"the number of columns ({', '.join(reader.fieldnames or ())})."
+                        f"the number of columns ({', '.join(header)})."
                     )
-                yield reader.line_num, _with_numbers(fields, texts)
+                named = _named_only(fields, f"{path.name}, line {reader.line_num}")
+                yield reader.line_num, _with_numbers(named, texts)
         except csv.Error as error:
             raise DatasetError(
                 f"{path.name}, line {reader.line_num} is not CSV ({error})."
             ) from error
+
+
+def _named_only(fields: Mapping[str, str], origin: str) -> Mapping[str, str]:
+    """Leave out columns without a name; refuse them if they have a value."""
+    for name, text in fields.items():
+        if name.startswith(_UNNAMED) and text.strip():
+            raise DatasetError(
+                f"{origin}: column {name.removeprefix(_UNNAMED)} has the value {text[:60]!r}, but "
+                "no name. Name the column, or leave it out (pandas: `index=False`)."
+            )
+    return {name: text for name, text in fields.items() if not name.startswith(_UNNAMED)}
 
 
 def _with_numbers(fields: Mapping[str, str], texts: Collection[str]) -> Mapping[str, Any]:

@@ -147,6 +147,12 @@ def test_what_is_not_there_is_an_entry_all_the_same(folder: Path) -> None:
         ("id,path,metadata\na,0/x.png,[1]\n", r"line 2: metadata is \[1\]; wanted an object"),
         ("id,path,metadata\na,0/x.png,{\n", "line 2: metadata is not JSON"),
         ('id,path,metadata\na,0/x.png,"{""x"": NaN}"\n', "line 2: metadata is not JSON"),
+        ('path,metadata\n0/x.png,"{""y"": 1, ""y"": 2}"\n', "metadata: 'y' appears more than once"),
+        (
+            'path,y,metadata\n0/x.png,1,"{""y"": 2}"\n',
+            "'y' has one value in `metadata`",
+        ),
+        ("path,label,,\n0/x.png,a,,2\n", "line 2: column 4 has the value '2', but no name"),
         ("id,path\na,../secret.png\n", "line 2.*outside .*--root"),
         ("id,path\na,/etc/passwd\n", "line 2.*outside .*--root"),
         ("id,path\na,0/x\0.png\n", "null character|is not CSV"),
@@ -176,14 +182,27 @@ def test_other_columns_are_metadata(folder: Path) -> None:
     path = folder / "list.csv"
     path.write_text(
         "path,label,price,sku,code,note,group,source,metadata\n"
-        '0/x.png,a,12.50,00123,1E5,,g,camera,"{""in"": [1], ""price"": 3}"\n'
+        '0/x.png,a,12.50,00123,1E5,,g,camera,"{""in"": [1], ""price"": 12.5}"\n'
         "0/z.png,b,-7,ABC,12,new,g,camera,\n",
         encoding="utf-8",
     )
     assert [dict(entry.metadata) for entry in entries(path)] == [
-        {"price": 3, "sku": "00123", "code": "1E5", "in": [1]},
+        {"price": 12.5, "sku": "00123", "code": "1E5", "in": [1]},
         {"price": -7, "sku": "ABC", "code": 12, "note": "new"},
     ]
+
+
+def test_empty_columns_without_a_name_and_blank_labels_are_left_out(folder: Path) -> None:
+    path = folder / "list.csv"
+    path.write_text('path,label,,\n0/x.png," ",, \n', encoding="utf-8")
+    assert [(entry.label, entry.metadata) for entry in entries(path)] == [(None, {})]
+
+
+def test_only_the_unsuitable_column_is_named(folder: Path) -> None:
+    rows = {"path": ["0/x.png"], "year": [1999], "length": [dt.timedelta(seconds=3)]}
+    parquet.write_table(pa.table(rows), folder / "list.parquet")
+    with pytest.raises(DatasetError, match=r"line 1: 'length' cannot be metadata"):
+        entries(folder / "list.parquet")
 
 
 def test_a_value_keeps_its_line_breaks(folder: Path) -> None:
@@ -205,7 +224,7 @@ def test_dates_of_a_table_are_text(folder: Path) -> None:
     assert dict(entry.metadata) == {"taken": "2024-05-06T07:08:00"}
     binary = pa.table({"path": ["0/x.png"], "raw": [b"1"]})
     parquet.write_table(binary, folder / "list.parquet")
-    with pytest.raises(DatasetError, match=r"'raw' cannot be metadata.*Leave such a column out"):
+    with pytest.raises(DatasetError, match=r"'raw' cannot be metadata.*Leave this column out"):
         entries(folder / "list.parquet")
     places = pa.table({"path": ["0/x.png", None]})
     parquet.write_table(places, folder / "list.parquet")
