@@ -160,9 +160,11 @@ def _calibrated(options: CalibrateOptions, shown: OutcomeReport) -> Path | None:
             "--decisions recalibrates BUNDLES with its stored queries. "
             + (f"Remove {elsewhere}, or --decisions." if elsewhere else "Name BUNDLES.")
         )
+    if options.gallery_items is not None and options.gallery is None:
+        raise UsageError("--gallery-items needs --gallery, a table of vectors.")
     others = _given(options, *_OF_QUERIES, *_OF_LABELS, *PROMISES)
     place = options.bundles, options.queries, options.config
-    if _of_configuration("calibrate", *place, others):
+    if _of_configuration("calibrate", *place, others, options.run):
         build = load_config(str(options.config))
         with opened_run(build, options.run) as opened:
             calibrate_step = step_of("calibrate_step")
@@ -190,6 +192,7 @@ def _calibrate_again(
     options: CalibrateOptions, bundles: Path, promises: Mapping[str, float], check: Check
 ) -> Path:
     """Recalibrate a bundle with its stored queries, or correct it by feedback."""
+    _refuse_run(options.run)
     of_labels = _given(options, *_OF_LABELS)
     if of_labels:
         raise UsageError(
@@ -255,7 +258,7 @@ def evaluate_command(
     """
     shown = OutcomeReport.of(require, as_json, to_stdout=True)
     others = given_options({"items": items, "out": out, "page": page, "within": within})
-    if _of_configuration("evaluate", bundles, queries, config, others):
+    if _of_configuration("evaluate", bundles, queries, config, others, run):
         build = load_config(str(config))
         with opened_run(build, run) as opened:
             evaluate_step = step_of("evaluate_step")
@@ -342,23 +345,31 @@ def _write(report: dict[str, Any], out: Path | None, drawn: str | None, page: Pa
 
 
 def _of_configuration(
-    command: str, bundles: Path | None, queries: str | None, config: str | None, others: str
+    command: str,
+    bundles: Path | None,
+    queries: str | None,
+    config: str | None,
+    others: str,
+    run: Path | None,
 ) -> bool:
     """Return True for a step of a build, False for the user's own queries.
 
     Parameters
     ----------
     others : the given options that need the user's own queries.
+    run : the given run directory, which needs a configuration.
 
     Raises
     ------
-    UsageError : neither --config nor queries are given, or both are given.
+    UsageError : neither --config nor queries are given, or both are given; or a run directory is
+        given without --config.
     """
     if config is None:
         if bundles is None:
             raise UsageError(f"{command} needs a directory of bundles and --queries, or --config.")
         if queries is None:
             raise UsageError(f"{command} needs --queries: images or vectors.")
+        _refuse_run(run)
         return False
     named = ["BUNDLES"] * (bundles is not None) + ["--queries"] * (queries is not None)
     excluded = ", ".join([*named, *([others] if others else [])])
@@ -368,6 +379,11 @@ def _of_configuration(
             "these options."
         )
     return True
+
+
+def _refuse_run(run: Path | None) -> None:
+    if run is not None:
+        raise UsageError("--run is the run directory of a build, so it needs --config. Remove it.")
 
 
 def _given(options: CalibrateOptions, *names: str) -> str:

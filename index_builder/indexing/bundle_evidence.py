@@ -36,7 +36,7 @@ from index_builder.vectors.table import VectorTable, holds_vectors, open_table
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest
 from model_store.decision import outcome_of
-from model_store.errors import CalibrationError, DatasetError
+from model_store.errors import CalibrationError, DatasetError, UsageError
 from model_store.feedback import FeedbackLog
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
@@ -216,8 +216,18 @@ class OpenedEvidence:
     tables: dict[str, VectorTable] = field(default_factory=dict)
 
     def source(self, name: str, items: Path | None) -> Source:
-        """Open a source of images or of vectors, depending on the encoder's input."""
+        """Open a source of images or of vectors, depending on the encoder's input.
+
+        Raises
+        ------
+        UsageError : images have a manifest of rows.
+        """
         if self.encoder.metadata.takes_images:
+            if items is not None:
+                raise UsageError(
+                    f"{items} cannot be used: --items and --gallery-items are for a table of "
+                    f"vectors, but {name} is a source of images. Remove the option."
+                )
             return open_source(name, storage=self.storage, texts=TEXTS)
         table = self.tables.get(name) or _table(name)
         table.require(self.encoder.metadata.input)

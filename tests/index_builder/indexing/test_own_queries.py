@@ -253,7 +253,51 @@ def test_two_bundles_are_compared_on_the_same_queries(where: Path, calibrated: P
     assert "broken: 0 of" in same
 
 
+def test_query_labels_in_another_spelling_are_named(where: Path, calibrated: Path) -> None:
+    rows = rows_of(where / "others.csv")
+    lines = [f"{row['id']},{row['path']},{row['label']}" for row in rows]
+    lines = [f"{line} " if line.endswith(",1") else line for line in lines]
+    (where / "spaces.csv").write_text("\n".join(["id,path,label", *lines]) + "\n")
+    told = succeeded(where, "evaluate", calibrated, "--queries", "spaces.csv")
+    assert "1 labels of queries differ from a label of the gallery" in told
+    assert "'1 ' ('1')" in told
+    assert "differ from a label" not in succeeded(
+        where, "evaluate", calibrated, "--queries", "some.csv"
+    )
+
+
+def test_items_that_are_not_in_the_source_of_the_gallery_are_counted(
+    where: Path, root: Path
+) -> None:
+    heading, *rows = (where / "gallery.csv").read_text().splitlines()
+    (where / "half.csv").write_text("\n".join([heading, *rows[::2]]) + "\n")
+    told = succeeded(where, "calibrate", root, "--queries", "queries.csv", "--gallery", "half.csv")
+    assert f"{len(rows) // 2} of {len(rows)} items are not in --gallery." in told
+
+
 class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (("evaluate", "--items", "none.csv"), "none.csv cannot be used: --items"),
+            (("calibrate", "--items", "none.csv"), "none.csv cannot be used: --items"),
+            (
+                ("calibrate", "--gallery", "gallery.csv", "--gallery-items", "none.csv"),
+                "none.csv cannot be used: --items and --gallery-items",
+            ),
+            (("calibrate", "--gallery-items", "none.csv"), "--gallery-items needs --gallery"),
+            (("evaluate", "--run", "x"), "--run is the run directory of a build"),
+            (("calibrate", "--run", "x"), "--run is the run directory of a build"),
+        ],
+    )
+    def test_options_that_would_be_ignored(
+        self, where: Path, calibrated: Path, options: Sequence[str], said: str
+    ) -> None:
+        command, *others = options
+        done = build(where, command, calibrated, "--queries", "queries.csv", *others)
+        assert done.returncode == 2
+        assert said in " ".join(done.stderr.replace("│", " ").split())
+
     def test_a_query_of_an_item_that_is_not_there(self, where: Path, root: Path) -> None:
         (where / "bad.csv").write_text("path,item\n0/0000.png,nobody\n")
         said = refused(where, "calibrate", root, "--queries", "bad.csv")
