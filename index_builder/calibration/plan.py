@@ -34,6 +34,8 @@ class Plan:
     n_withheld : numbers of queries of withheld labels: for calibration, for evaluation.
     n_withheld_labels : number of withheld labels.
     promises : the error bounds of the answers.
+    of_vectors : whether the source has vectors. Vectors without labels give no queries, because
+        they have no augmented views.
     """
 
     n_images: int
@@ -46,9 +48,12 @@ class Plan:
     n_withheld: tuple[int, int]
     n_withheld_labels: int
     promises: CalibrationConfig
+    of_vectors: bool = False
 
     @classmethod
-    def of_splits(cls, splits: Splits, promises: CalibrationConfig) -> Plan:
+    def of_splits(
+        cls, splits: Splits, promises: CalibrationConfig, *, of_vectors: bool = False
+    ) -> Plan:
         """Count the images of a build."""
         calibration, evaluation = splits.calibration, splits.evaluation
         withheld = (*calibration.withheld.labels, *evaluation.withheld.labels)
@@ -68,6 +73,7 @@ class Plan:
             (len(calibration.withheld), len(evaluation.withheld)),
             len(set(withheld)),
             promises,
+            of_vectors,
         )
 
     @property
@@ -91,9 +97,11 @@ class Plan:
         wanted = f"an error of `match` of at most {100 * self.promises.max_error:g} %"
         guarantee = f"guarantee: {wanted} needs {self.least_queries} confident queries"
         if self.least_queries > self.n_matched[0]:
+            error = math.ceil(1000 * self.least_error) / 1000
             guarantee += (
                 f". With {self.n_matched[0]:,} the verdict is never `match`: add images, or accept "
-                f"an error of {math.ceil(1000 * self.least_error) / 10:g} % (--max-error)"
+                f"an error of {100 * error:g} % (afterwards, `vouch-build calibrate BUNDLES "
+                f"--max-error {error:g}`)"
             )
         return [*lines, guarantee]
 
@@ -109,14 +117,17 @@ class Plan:
         ------
         DatasetError
         """
-        advice = "Add images"
-        if self.is_labelled:
-            advice += "; or, if each image is its own class, use --no-labels"
+        advice = "Add vectors" if self.of_vectors else "Add images"
+        without = "; or, if each image is its own class, use --no-labels"
+        if self.of_vectors or not self.is_labelled:
+            without = ""
         if self.is_labelled and self.n_gallery_labels < 2:
+            place = "Put images of each label into a separate sub-folder"
+            if self.of_vectors:
+                place = "Add vectors of other labels"
             raise DatasetError(
                 f"The gallery has {self.n_gallery_labels} label; at least two are needed to tell a "
-                "match from a non-match. Put images of each label into a separate sub-folder; "
-                "or, if each image is its own class, use --no-labels."
+                f"match from a non-match. {place}{without}."
             )
         if self.n_matched[0] < MIN_QUERIES:
             cause = ""
@@ -124,7 +135,7 @@ class Plan:
                 cause = ", not counting copies and labels with one image"
             raise DatasetError(
                 f"There are {self.n_matched[0]} queries to calibrate with{cause}; at least "
-                f"{MIN_QUERIES} are needed. {advice}."
+                f"{MIN_QUERIES} are needed. {advice}{without}."
             )
 
     @property

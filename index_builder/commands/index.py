@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -28,7 +30,7 @@ from index_builder.storage import Patience, Storage, is_url
 from index_builder.storage.storage import PATIENCE
 from model_store.bundles.directory import name_problem
 from model_store.bundles.manifest import ENCODER_FILE
-from model_store.errors import UsageError
+from model_store.errors import ConfigError, UsageError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
 from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE, ImageLimits
@@ -303,8 +305,17 @@ class IndexOptions:
             return
         if self.source is None:
             raise UsageError("index needs SOURCE, the images or vectors to index, or --config.")
+        if self.strict and self._given("max_bad"):
+            raise UsageError("--strict and --max-bad exclude each other. Give one of them.")
         if self.name is not None and (problem := name_problem(self.name)) is not None:
             raise UsageError(f"--name: {problem}")
+        if self.database is not None:
+            from model_store.gallery.opening import engine_at  # noqa: PLC0415 - slow
+
+            try:
+                engine_at(self.database).require_address(self.database)
+            except ConfigError as error:
+                raise UsageError(f"--database: {error}") from None
         of_calibration = self._given(*PROMISES, "parents", "levels")
         if of_calibration and not self.calibrate:
             raise UsageError(
@@ -374,6 +385,7 @@ class IndexOptions:
                     f"--encoder-name needs a local table of vectors, but {source} is a URL. Copy "
                     "the table here first."
                 )
+            self._require_no_options_of_images(source)
             vectors = open_vectors(Path(source), self.items, labelled=self.labels)
             with occupied(run):
                 return vectors, declared(run, vectors.table, self.encoder_name)
@@ -385,13 +397,39 @@ class IndexOptions:
             )
         encoder = find_encoder(resolve_encoder(self.encoder))
         if of_vectors:
+            self._require_no_options_of_images(source)
             return open_vectors(Path(source), self.items, labelled=self.labels), encoder
         if self.items is not None:
             raise UsageError(
                 f"--items needs a table of vectors, but {source} holds images. Give a manifest of "
                 "the images as SOURCE."
             )
-        return open_source(source, self.root, labelled=self.labels, storage=storage), encoder
+        opened = open_source(source, self.root, labelled=self.labels, storage=storage)
+        if self.root is not None and _contains_images(opened):
+            raise UsageError(
+                f"--root applies to a local folder and to a manifest, but {source} contains its "
+                "images. Remove --root."
+            )
+        return opened, encoder
+
+    def _require_no_options_of_images(self, source: str) -> None:
+        """Refuse options that have no effect on vectors."""
+        of_images = self._given("root", "max_pixels", "max_bytes")
+        if of_images:
+            raise UsageError(
+                f"{of_images} applies to images, but {source} holds vectors. Remove it."
+            )
+
+
+def _contains_images(source: Source) -> bool:
+    """Return whether a source contains its images, so that they have no base folder."""
+    from index_builder.indexing.sources.archive import ARCHIVE_SUFFIXES, Archive  # noqa: PLC0415
+    from index_builder.indexing.sources.opening import BucketFolder, RemoteFile  # noqa: PLC0415
+    from index_builder.indexing.sources.parquet_images import ParquetImages  # noqa: PLC0415
+
+    if isinstance(source, RemoteFile):
+        return source.url.partition("?")[0].endswith(ARCHIVE_SUFFIXES)
+    return isinstance(source, Archive | ParquetImages | BucketFolder)
 
 
 def declared(run: Path, table: VectorTable, name: str) -> Path:
@@ -455,7 +493,7 @@ def index_command(options: IndexOptions) -> None:
         with working("loading libraries"):
             indexing = options.indexing(options.source)
         if options.dry_run:
-            _preview(indexing)
+            _preview(indexing, as_json=options.as_json)
             return
         shown.show(run_index(indexing, shown))
         say_what_is_next(indexing.bundles)
@@ -467,13 +505,16 @@ def index_command(options: IndexOptions) -> None:
                 index_step(build, run)
 
 
-def _preview(indexing: Indexing) -> None:
-    """Print the estimates of a dry run."""
+def _preview(indexing: Indexing, *, as_json: bool) -> None:
+    """Print the estimates of a dry run on stdout, because they are its result."""
     with working("looking through the source"):
         from index_builder.indexing.dry_run import inspect_collection  # noqa: PLC0415
 
         preview = inspect_collection(indexing)
-    _print_table("before anything is embedded", preview.rows())
+    if as_json:
+        print(json.dumps(preview.report(), indent=1))
+    else:
+        _print_table("before anything is embedded", preview.rows(), Console())
     _say(preview.left_out)
 
 
@@ -505,8 +546,8 @@ def _say(left_out: LeftOut) -> None:
         console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
 
 
-def _print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
+def _print_table(title: str, rows: Sequence[tuple[str, str]], where: Console = console) -> None:
     table = Table(title, "")
     for name, value in rows:
         table.add_row(name, escape(value))
-    console.print(table)
+    where.print(table)

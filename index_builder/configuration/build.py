@@ -244,7 +244,11 @@ class IndexConfig(Section):
             return
         from model_store.gallery.opening import engine_at  # noqa: PLC0415 - slow
 
-        engine = engine_at(self.database_uri)
+        try:
+            engine = engine_at(self.database_uri)
+        except ConfigError as error:
+            yield "database_uri", str(error)
+            return
         try:
             engine.require_address(self.database_uri)
         except ConfigError as error:

@@ -70,16 +70,19 @@ def plan_of(catalogue: Catalogue, promises: CalibrationConfig, *, of_images: boo
             "matches are known (`vouch-build calibrate --vectors`)."
         )
     if found.n_labels == 1:
+        advice = "Use --no-labels, which makes each image its own class"
         raise CalibrationError(
             f"All {found.n_labelled} labelled images have the same label, so there are no queries "
-            "without a match. Use --no-labels, which makes each image its own class, or index "
-            "without --calibrate."
+            f"without a match. {advice if of_images else 'Add other labels'}, or index without "
+            "--calibrate."
         )
     n_queries = catalogue.n_to_hold_out() if found.n_labels else catalogue.n_different()
     if n_queries < MIN_QUERIES:
-        raise too_few_queries(n_queries) if found.n_labels else too_few_images(n_queries)
+        if found.n_labels:
+            raise too_few_queries(n_queries, of_images=of_images)
+        raise too_few_images(n_queries)
     if found.n_labels and catalogue.n_labels_to_hold_out() < 2:
-        raise one_label(n_queries)
+        raise one_label(n_queries, of_images=of_images)
     n_images, n_queries = found.n_images - found.n_missing, min(n_queries, N_QUERIES)
     return Plan(
         n_images=n_images,
@@ -95,13 +98,17 @@ def plan_of(catalogue: Catalogue, promises: CalibrationConfig, *, of_images: boo
     )
 
 
-def one_label(n_queries: int) -> CalibrationError:
-    """Return the error for queries that all have the same label."""
+def one_label(n_queries: int, *, of_images: bool = True) -> CalibrationError:
+    """Return the error for queries that all have the same label.
+
+    Vectors without labels have no augmented views, so the error for vectors does not name
+    --no-labels.
+    """
+    without_labels = "use --no-labels, which makes each image its own class; or " * of_images
     return CalibrationError(
         f"All {n_queries} queries would have the same label, so there are no queries without a "
         "match. The other labels have one image each, or copies of one image. Add images of these "
-        "labels; or use --no-labels, which makes each image its own class; or index without "
-        "--calibrate."
+        f"labels; or {without_labels}index without --calibrate."
     )
 
 
@@ -113,14 +120,17 @@ def too_few_images(n_images: int) -> CalibrationError:
     )
 
 
-def too_few_queries(n_queries: int) -> CalibrationError:
-    """Return the error for a collection whose labels give too few queries."""
+def too_few_queries(n_queries: int, *, of_images: bool = True) -> CalibrationError:
+    """Return the error for a collection whose labels give too few queries; see `one_label`."""
+    without_labels = (
+        "use --no-labels, which makes each image its own class and calibrates with augmented "
+        "views; or " * of_images
+    )
     return CalibrationError(
         f"A fifth of each label's images is {n_queries} queries to calibrate with; at least "
         f"{MIN_QUERIES} are needed. Copies count as one image. A label with one image gives no "
-        "query; five labels with two images each give two queries. Add images; or use "
-        "--no-labels, which makes each image its own class and calibrates with augmented views; "
-        "or index without --calibrate."
+        "query; five labels with two images each give two queries. Add images; or "
+        f"{without_labels}index without --calibrate."
     )
 
 
@@ -160,9 +170,9 @@ def calibrate_collection(
         if labelled:
             matched = _images(connection.execute(held_out), read)
             if len(matched) < MIN_QUERIES:
-                raise too_few_queries(len(matched))
+                raise too_few_queries(len(matched), of_images=encoder.metadata.takes_images)
             if len(set(matched.labels)) < 2:
-                raise one_label(len(matched))
+                raise one_label(len(matched), of_images=encoder.metadata.takes_images)
         else:
             n_images = len(set(images.groups or images.ids))
             if n_images < MIN_QUERIES:

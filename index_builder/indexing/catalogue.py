@@ -9,7 +9,7 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,6 +103,15 @@ class Catalogue:
         """Return groups of labels that differ only in case, spaces or Unicode form, sorted."""
         labels = "SELECT DISTINCT label FROM entries WHERE label IS NOT NULL"
         return similar_labels(label for (label,) in self._connection.execute(labels))
+
+    def has_metadata(self, path: Sequence[str]) -> bool:
+        """Return whether the metadata of an image has a value at a path of keys."""
+        found = self._connection.execute(
+            "SELECT 1 FROM entries WHERE CASE WHEN json_valid(metadata) "
+            "THEN json_type(metadata, ?) END IS NOT NULL LIMIT 1",
+            ("$" + "".join(f'."{key}"' for key in path),),
+        )
+        return found.fetchone() is not None
 
     def n_to_hold_out(self) -> int:
         """Return the number of images that can be held out if all images are readable.

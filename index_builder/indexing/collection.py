@@ -38,6 +38,7 @@ from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ConfigError, DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.files import json_text, replacing
 from model_store.gallery import IndexSettings, open_gallery
+from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
 from model_store.gallery.opening import engine_at, index_description
 from model_store.images import ImageLimits
@@ -136,6 +137,8 @@ def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 EngineChoice = Literal["local", "ray"]
 
+_NO_SUCH_FIELD = "No image has the metadata of --filter-field {names}. Check the spelling."
+
 DEFAULT_PROMISES = CalibrationConfig()
 DEFAULT_LIMITS = ImageLimits()
 
@@ -226,6 +229,14 @@ class Indexing:
             raise DatasetError(f"{nothing} {left_out.sentence}".strip())
         if message := similar_labels_message(catalogue.alike_labels()):
             console.print(f"[yellow]{escape(message)}[/yellow]", soft_wrap=True)
+        named = named_fields(self.index.filter_fields) or ()
+        paths = {field.name: field.path for field in named if field.path}
+        missing = [name for name, path in paths.items() if not catalogue.has_metadata(path)]
+        if missing:
+            console.print(
+                f"[yellow]{escape(_NO_SUCH_FIELD.format(names=', '.join(missing)))}[/yellow]",
+                soft_wrap=True,
+            )
         return catalogue
 
     def require_named(self, catalogue: Catalogue, left_out: LeftOut) -> None:

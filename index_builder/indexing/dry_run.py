@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +62,18 @@ class DryRun:
             ("written, about", f"{self.n_bytes / 2**20:,.1f} MiB"),
             ("free on the disk", f"{self.n_free / 2**20:,.1f} MiB"),
         ]
+
+    def report(self) -> dict[str, Any]:
+        """Return the estimates as JSON; sizes are in bytes, and the duration is in seconds."""
+        return {
+            **asdict(self.contents),
+            "n_left_out": dict(Counter(one.reason.value for one in self.left_out.files)),
+            "n_sample": self.n_sample,
+            "n_unreadable": dict(self.unreadable),
+            "seconds": self.seconds,
+            "n_bytes_to_write": self.n_bytes,
+            "n_bytes_free": self.n_free,
+        }
 
 
 def inspect_collection(indexing: Indexing) -> DryRun:

@@ -223,8 +223,13 @@ class ShardStore:
 
 LOCK_FILE = "lock"
 
-_OF_A_RUN = (LOCK_FILE, f"index/{LOCK_FILE}", "training.json")
-"""Files that identify a run directory. Builds of Vouch 0.2 had no lock, only `training.json`."""
+_OF_A_RUN = (
+    {LOCK_FILE},
+    {f"index/{LOCK_FILE}"},
+    {"training.json", "checkpoint.safetensors"},
+    {"training.json", "members"},
+)
+"""Files and folders that together identify a run directory. Builds of Vouch 0.2 had no lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +339,9 @@ def require_own(directory: Path) -> None:
     OutputError : the directory has other files.
     """
     with writing(f"the run directory {directory}"):
-        if not directory.exists() or any((directory / name).exists() for name in _OF_A_RUN):
+        if not directory.exists() or any(
+            all((directory / name).exists() for name in names) for names in _OF_A_RUN
+        ):
             return
         names = sorted(path.name for path in directory.iterdir() if not is_system_file(path.name))
     if names:

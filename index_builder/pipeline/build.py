@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from index_builder.calibration.plan import Plan
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.requirements import Check, accept_any
@@ -18,6 +17,7 @@ from index_builder.pipeline.gallery_steps import (
     calibrate_step,
     evaluate_step,
     index_step,
+    planned,
     publish_step,
     read_samples,
     splits_of,
@@ -49,7 +49,7 @@ def build_all(
     check : see `Check`.
     """
     splits = splits_of(config)
-    Plan.of_splits(splits, config.calibration).require_feasible()
+    planned(splits, config).require_feasible()
     read_samples(config.samples, splits)
     shutil.rmtree(run.staging, ignore_errors=True)
     of_encoder = steps_for(config)

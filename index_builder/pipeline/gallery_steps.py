@@ -37,7 +37,7 @@ from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.decision.calibration import CALIBRATION_FILE
 from model_store.encoder.contract import Encoder
-from model_store.errors import ConfigError, ImageError
+from model_store.errors import ConfigError, DatasetError, ImageError
 from model_store.feedback import FeedbackLog
 from model_store.gallery import Gallery, open_gallery
 from model_store.gallery.files.fields import ITEMS_FILE
@@ -48,6 +48,7 @@ from model_store.gallery.opening import (
     is_in_database,
 )
 from model_store.images import decode_image
+from model_store.item_ids import check_item_id
 from model_store.processors import PROVIDERS, ProviderChoice
 from model_store.retriever import Retriever
 from model_store.threads import one_blas_thread
@@ -267,7 +268,13 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
 def plan_of(config: BuildConfig) -> Plan:
     """Read the data of a build, without the cache, and count the queries."""
     _loaded.cache_clear()  # a folder may have changed since the last read
-    return Plan.of_splits(splits_of(config), config.calibration)
+    return planned(splits_of(config), config)
+
+
+def planned(splits: Splits, config: BuildConfig) -> Plan:
+    """Return the plan of a build with this data."""
+    of_vectors = config.dataset.kind == "vectors"
+    return Plan.of_splits(splits, config.calibration, of_vectors=of_vectors)
 
 
 def splits_of(config: BuildConfig) -> Splits:
@@ -277,11 +284,20 @@ def splits_of(config: BuildConfig) -> Splits:
 
 @lru_cache(maxsize=1)
 def _loaded(choices: SplitChoices) -> Splits:
-    if choices.dataset.kind != "vectors":
-        return load_splits(choices)
-    assert choices.dataset.path is not None  # noqa: S101 - the configuration has checked it
-    table = open_vectors(choices.dataset.path, choices.dataset.items)
-    return load_splits(choices, table.labelled_vectors())
+    vectors = None
+    if choices.dataset.kind == "vectors":
+        assert choices.dataset.path is not None  # noqa: S101 - the configuration has checked it
+        vectors = open_vectors(choices.dataset.path, choices.dataset.items).labelled_vectors()
+    splits = load_splits(choices, vectors)
+    for name in splits.gallery.ids:  # before training, which can take hours
+        try:
+            check_item_id(name)
+        except ValueError as error:
+            raise DatasetError(
+                f"{name!r} cannot be the id of an item: it {error}. Rename the file or folder, or "
+                "give the item another id."
+            ) from error
+    return splits
 
 
 def _exported(run: Run) -> StoredEncoder:

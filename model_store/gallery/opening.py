@@ -195,8 +195,26 @@ DATABASE_CLIENTS = {engine.module: engine.extra for engine in _ENGINES}
 
 
 def engine_at(uri: str) -> DatabaseEngine:
-    """Return the engine of a database's address."""
-    return _POSTGRES if _is_postgres(uri) else _MILVUS
+    """Return the engine of a database's address.
+
+    Raises
+    ------
+    ConfigError : no engine has addresses of this kind. The message has no password.
+    """
+    if uri.startswith(tuple(_beginnings(postgres.SCHEMES))):
+        return _POSTGRES
+    if uri.startswith(tuple(_beginnings(milvus.SCHEMES))) or uri.endswith(".db"):
+        return _MILVUS
+    beginning = uri.partition("://")[0].rpartition("@")[2]
+    raise ConfigError(
+        f"The address of the database begins with {beginning!r}. Wanted: "
+        f"{' or '.join(_beginnings(postgres.SCHEMES))} for PostgreSQL, or "
+        f"{', '.join(_beginnings(milvus.SCHEMES))} or a file that ends in .db for Milvus."
+    )
+
+
+def _beginnings(schemes: Iterable[str]) -> list[str]:
+    return [f"{scheme}://" for scheme in schemes]
 
 
 def engine_of(directory: Path) -> DatabaseEngine | None:

@@ -7,9 +7,11 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.main import get_command
@@ -93,6 +95,14 @@ def test_version_is_one_line(option: str, before: tuple[str, ...], tmp_path: Pat
         (("index", "a", "--name", "../evil"), "--name: A gallery cannot be called '../evil'"),
         (("index", "a", "--name", "a/b"), "A gallery cannot be called 'a/b'"),
         (("index", "a", "--name", ""), "A gallery cannot be called ''"),
+        (("index", "a", "--database", "foo"), "begins with 'foo'. Wanted: postgresql://"),
+        (("index", "a", "--database", "postgre://u:pw@h/d"), "begins with 'postgre'. Wanted"),
+        (("index", "a", "--database", "http://u:pw@h"), "--database: The address of Milvus names"),
+        (
+            ("all", "--images", ".", "--database", "foo"),
+            '--database "foo": The address of the data',
+        ),
+        (("index", "a", "--strict", "--max-bad", "50%"), "--strict and --max-bad exclude"),
         (("index", "a", "--encoder", "b", "--levels", "c"), "--levels needs --calibrate"),
         (("evaluate",), "evaluate needs a directory of bundles"),
         (("evaluate", "b"), "evaluate needs --queries"),
@@ -132,6 +142,26 @@ def test_wrong_usage_has_status_2_and_names_the_help(
     assert error.startswith("error: ")
     assert said in error
     assert re.fullmatch(r"Try 'vouch-build[ \w]* --help' for help\.", hint)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    [
+        ("b.tar", ("--root", "."), "--root applies to a local folder and to a manifest"),
+        ("v.npy", ("--root", "."), "--root applies to images"),
+        ("v.npy", ("--max-pixels", "9", "--max-bytes", "9"), "--max-pixels, --max-bytes applies"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    source: str, options: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "v.npy", np.eye(3))
+    with tarfile.open(tmp_path / "b.tar", "w"):
+        pass
+    encoder = ("--encoder-name", "x") if source == "v.npy" else ()
+    done = vouch_build("index", source, *options, *encoder, "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
 
 
 def test_an_error_has_status_1_and_verbose_shows_where(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_plan_with_too_few_queries_for_the_error_names_the_error_they_allow() ->
     said = few.lines()[-1]
     assert "at most 1 % needs 230 confident queries" in said
     assert "accept an error of 5.6 %" in said  # 1 − 0.1^(1/40)
+    assert "`vouch-build calibrate BUNDLES --max-error 0.056`" in said
 
 
 def test_plan_of_held_out_images_and_views_names_them() -> None:
@@ -67,6 +68,9 @@ def test_plan_without_a_possible_calibration_is_refused(plan: Plan, cause: str) 
     with pytest.raises(DatasetError, match=cause) as refused:
         plan.require_feasible()
     assert ("--no-labels" in str(refused.value)) == plan.is_labelled
+    with pytest.raises(DatasetError, match=cause) as of_vectors:
+        replace(plan, of_vectors=True).require_feasible()
+    assert "--no-labels" not in str(of_vectors.value), "it is refused for vectors"
 
 
 def test_plan_of_splits_counts_copies_as_one_image() -> None:

@@ -206,6 +206,19 @@ def test_too_few_queries_are_told_before_anything_is_computed(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_name_that_is_no_id_is_told_before_anything_is_computed(
+    folder_of_digits: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder_of_digits, tmp_path / "digits")
+    (tmp_path / "digits" / "1").rename(tmp_path / "digits" / "l\t1")
+    done = vouch_build("all", "--images", "digits", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert r"'l\t1/" in done.stderr
+    assert "must not have control characters" in done.stderr
+    assert "Rename the file or folder" in done.stderr
+    assert "--max-bad" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("step", "missing"),
     [

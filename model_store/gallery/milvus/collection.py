@@ -80,6 +80,10 @@ _UNAVAILABLE = (
 )
 
 
+SCHEMES = ("http", "https", "tcp", "unix")
+"""Schemes of a server's address."""
+
+
 @dataclass(frozen=True, slots=True)
 class MilvusAccess:
     """The address of a Milvus server, and the token.
@@ -129,7 +133,7 @@ class MilvusAccess:
 def check_address(uri: str) -> None:
     """Raise `ValueError` if ``uri`` is a URL of another kind, or contains a user."""
     if "://" in uri:
-        require_no_user(split_address(uri, ("http", "https", "tcp", "unix")), "VOUCH_MILVUS_TOKEN")
+        require_no_user(split_address(uri, SCHEMES), "VOUCH_MILVUS_TOKEN")
 
 
 def check_log(url: str) -> None:

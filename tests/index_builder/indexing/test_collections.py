@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,7 +37,8 @@ from model_store.errors import (
 from model_store.gallery import IndexSettings
 from model_store.images import ImageLimits, decode_image
 from tests.support import hostile_images
-from tests.support.collection_files import N_IMAGES, lines
+from tests.support.build_command import vouch_build
+from tests.support.collection_files import N_IMAGES, lines, write_drawings
 
 At = Callable[[Path], Indexing]
 
@@ -400,3 +402,29 @@ def test_a_tolerance_is_a_share_or_a_number(text: str) -> None:
     assert parse_tolerance("100%").allows(7, 7)
     assert parse_tolerance("2").allows(2, 10)
     assert not parse_tolerance("2").allows(3, 10)
+
+
+@pytest.mark.process
+def test_a_dry_run_prints_its_result(tmp_path: Path) -> None:
+    (tmp_path / "drawn").mkdir()
+    write_drawings(tmp_path / "drawn", 20)
+    command = ("-q", "index", "drawn", "--dry-run")
+    done = vouch_build(*command, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"images +│ +20 \(", done.stdout)
+    found = json.loads(vouch_build(*command, "--json", cwd=tmp_path).stdout)
+    assert (found["n_images"], found["n_labels"], found["n_unreadable"]) == (20, 10, {})
+
+
+@pytest.mark.process
+def test_a_filter_field_that_no_image_has_is_named(tmp_path: Path) -> None:
+    (tmp_path / "drawn").mkdir()
+    write_drawings(tmp_path / "drawn", 20)
+    paths = sorted((tmp_path / "drawn").rglob("*.png"))
+    rows = [f"{path.relative_to(tmp_path)},1990" for path in paths]
+    (tmp_path / "list.csv").write_text("\n".join(["path,year", *rows]))
+    command = ("index", "list.csv", "--dry-run", "--filter-field", "year,yaer,label")
+    done = vouch_build(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = "No image has the metadata of --filter-field yaer. Check the spelling."
+    assert said in " ".join(done.stderr.split())

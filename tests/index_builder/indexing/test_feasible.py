@@ -134,6 +134,9 @@ def test_a_directory_is_tried_before_anything_is_embedded(tmp_path: Path) -> Non
         ((1_000, 1_000, 2, 0), (MIN_QUERIES, 2), False, None),
         ((1_000, 1_000, 2, 0), (MIN_QUERIES - 1, 2), True, rf"is {MIN_QUERIES - 1} queries"),
         ((1_000, 1_000, 2, 0), (MIN_QUERIES, 1), True, "queries would have the same label"),
+        ((1_000, 7, 1, 0), (1_000, 1), False, "All 7 labelled images have the same label"),
+        ((1_000, 1_000, 2, 0), (MIN_QUERIES - 1, 2), False, rf"is {MIN_QUERIES - 1} queries"),
+        ((1_000, 1_000, 2, 0), (MIN_QUERIES, 1), False, "queries would have the same label"),
     ],
 )
 def test_there_are_enough_queries(
@@ -152,8 +155,9 @@ def test_there_are_enough_queries(
     if said is None:
         plan_of(cast("Catalogue", found), PROMISES, of_images=of_images)
     else:
-        with pytest.raises(CalibrationError, match=said):
+        with pytest.raises(CalibrationError, match=said) as refused:
             plan_of(cast("Catalogue", found), PROMISES, of_images=of_images)
+        assert of_images or "--no-labels" not in str(refused.value), "it is refused for vectors"
 
 
 def test_images_of_a_catalogue_are_read_where_they_lie() -> None:

@@ -51,15 +51,25 @@ def test_one_run_at_a_time_has_the_directory(tmp_path: Path) -> None:
                 pass
 
 
-@pytest.mark.parametrize("name", ["lock", "index/lock", "training.json", ".DS_Store"])
-def test_the_directory_of_an_earlier_run_is_used_again(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).touch()
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["lock", "config.toml"],
+        ["index/lock"],
+        ["training.json", "checkpoint.safetensors"],
+        ["training.json", "members/0"],
+        [".DS_Store"],
+    ],
+)
+def test_the_directory_of_an_earlier_run_is_used_again(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
     with occupied(tmp_path):
         require_own(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["index/photo.jpg", "bundle/a", "config.toml"])
+@pytest.mark.parametrize("name", ["index/photo.jpg", "bundle/a", "config.toml", "training.json"])
 def test_a_directory_of_others_is_refused_and_gets_no_lock(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
