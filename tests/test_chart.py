@@ -171,6 +171,14 @@ def test_kubernetes_schemas_refuse_a_misspelt_field(helm: str, tmp_path: Path) -
         kubernetes_validate.validate(deployment, "1.37", strict=True)
 
 
+def test_upgrade_signs_with_the_key_of_the_service(helm: str, tmp_path: Path) -> None:
+    settings = {"VOUCH_SIGNING_KEY": "/more/publisher.key"}
+    manifests = rendered(helm, tmp_path, {**EVERYTHING, "settings": settings})
+    for kind in ("Deployment", "Job"):
+        (container,) = pod(manifests, kind)["containers"]
+        assert variables(container)["VOUCH_SIGNING_KEY"] == "/more/publisher.key"
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_chart_passes_lint(helm: str, tmp_path: Path, name: str) -> None:
     status, text = run(helm, tmp_path, "lint --strict", VALUES[name])

@@ -36,6 +36,13 @@ def test_every_setting_is_passed_on_and_no_other(services: dict[str, Any]) -> No
     assert passed == {f"VOUCH_{name}" for name in wanted}
 
 
+def test_operator_commands_sign_with_the_keys_of_the_service(services: dict[str, Any]) -> None:
+    operate = services["operate"]
+    assert set(operate["environment"]) == {"VOUCH_BUNDLE_KEYS", "VOUCH_SIGNING_KEY"}
+    (keys,) = [one for one in services["service"]["volumes"] if ":/keys" in one]
+    assert keys in operate["volumes"]
+
+
 def test_the_service_can_be_scaled(services: dict[str, Any]) -> None:
     """Several of it cannot have one name, or one port of the host."""
     assert {"ports", "container_name"}.isdisjoint(services["service"])

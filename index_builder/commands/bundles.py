@@ -16,6 +16,7 @@ import typer
 from index_builder.configuration.environment import (
     BUNDLE_KEYS_VARIABLE,
     SIGNING_KEY_VARIABLE,
+    next_signing_key,
     trusted_keys,
 )
 from index_builder.progress import console, say_what_is_next, waiting_for, working
@@ -144,11 +145,11 @@ def upgrade_command(
         if found:
             raise typer.Exit(1)
         return
-    from index_builder.configuration.environment import signing_key  # noqa: PLC0415
-
     for root in roots:
+        # A bundle that stays needs no key.
+        key = next_signing_key(locate(root)) if upgrades.old_schema(root) is not None else None
         with working(f"upgrading {root}"):
-            done = upgrades.upgrade(root, signing_key())
+            done = upgrades.upgrade(root, key)
         if done is None:
             before = current_id(root)
             if recalibrate.can_be_renewed(root):

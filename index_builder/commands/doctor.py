@@ -12,17 +12,18 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from filelock import Timeout
 
-from index_builder.configuration.environment import open_with_access
+from index_builder.configuration.environment import open_with_access, trusted_keys
 from index_builder.indexing.workdir import LOCK_FILE, ShardStore, Work
 from model_store.addresses import split_address
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import CURRENT_FILE, bundle_directory, bundle_ids, current_id
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
+from model_store.bundles.signatures import require_signature
 from model_store.bundles.upgrade import old_schema_of
 from model_store.decision import outcome_of
 from model_store.decision.drift import NOT_TESTED
@@ -32,6 +33,9 @@ from model_store.gallery import ChangesFile
 from model_store.gallery.opening import DATABASE_CLIENTS
 from model_store.installation import how_to_install
 from model_store.processors import usable_processors
+
+if TYPE_CHECKING:
+    from model_store.bundles.bundle import Bundle
 
 State = Literal["good", "note", "wrong"]
 
@@ -222,6 +226,8 @@ def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[CheckResu
         f"bundle {name}: {retriever.gallery.n_items:,} items of {opened.name!r}, complete; it "
         "answers a query",
     )
+    # Services can continue without an earlier bundle.
+    yield from _signature(opened, "wrong" if with_outcome else "note")
     if retriever.stale is not None:
         yield CheckResult("note", f"bundle {name}: its calibration is stale", retriever.stale)
     if retriever.calibration is not None and retriever.calibration.absent_outlier_scores is None:
@@ -229,6 +235,15 @@ def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[CheckResu
     if with_outcome:
         for line in outcome_of(retriever.calibration, opened.manifest.metrics).lines:
             yield CheckResult("good" if line.severity == "fact" else "note", line.sentence)
+
+
+def _signature(opened: Bundle, state: State) -> Iterator[CheckResult]:
+    """Check that services which trust the keys in ``VOUCH_BUNDLE_KEYS`` open the bundle."""
+    try:
+        if trusted := trusted_keys():
+            require_signature(opened.directory, opened.manifest, trusted)
+    except VouchError as error:
+        yield CheckResult(state, f"signature: {error}")
 
 
 def _bundles(root: Path) -> Iterator[CheckResult]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from model_store.errors import ConfigError
+from model_store.bundles.manifest import SIGNATURE_FILE
+from model_store.errors import ConfigError, WriteRefused
 from model_store.gallery.opening import DatabaseAccess
 from model_store.lists import split_list
 from model_store.processors import ProviderChoice
@@ -54,6 +55,32 @@ def signing_key() -> Ed25519PrivateKey | None:
     """
     path = os.environ.get(SIGNING_KEY_VARIABLE)
     return read_private_key(Path(path)) if path else None
+
+
+def next_signing_key(current: Path) -> Ed25519PrivateKey | None:
+    """Read the key that signs the successor of the bundle ``current``; None if none is needed.
+
+    An unsigned successor would be an outage: services that require signatures do not open it.
+
+    Raises
+    ------
+    WriteRefused : the successor needs a signature, and there is no key.
+    SigningKeyError : a key file is missing or invalid.
+    """
+    key = signing_key()
+    if key is not None:
+        return key
+    reasons = {
+        f"{BUNDLE_KEYS_VARIABLE} requires signed bundles": os.environ.get(BUNDLE_KEYS_VARIABLE),
+        f"the bundle {current.name} is signed": (current / SIGNATURE_FILE).exists(),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise WriteRefused(
+                f"No bundle is published: {reason}, and there is no key to sign the new bundle. "
+                f"Set {SIGNING_KEY_VARIABLE} to the file of the private key."
+            )
+    return None
 
 
 def trusted_keys(named: Sequence[Path] = ()) -> list[str]:

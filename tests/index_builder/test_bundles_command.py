@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
-from index_builder.configuration.environment import signing_key
+from index_builder.configuration.environment import next_signing_key, signing_key
 from model_store.bundles.directory import activate, current_id, locate
-from model_store.bundles.manifest import MANIFEST_FILE, Manifest, read_manifest
+from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, read_manifest
 from model_store.bundles.operator import read_operator
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import prune
@@ -28,6 +28,7 @@ from model_store.errors import (
     ConfigError,
     SigningKeyError,
     UsageError,
+    WriteRefused,
 )
 from model_store.signing import new_key, read_public_key
 from tests.support.kept_worlds import calibrated
@@ -164,6 +165,49 @@ def test_what_is_published_is_signed_with_the_key_of_the_environment(
     monkeypatch.setenv("VOUCH_SIGNING_KEY", str(tmp_path / "none.key"))
     with pytest.raises(SigningKeyError, match=r"none\.key is no private key"):
         signing_key()
+
+
+def test_successor_of_a_signed_bundle_needs_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, bundle = tmp_path / "publisher.key", tmp_path / ("0" * 16)
+    public = new_key(key)
+    bundle.mkdir()
+    assert next_signing_key(bundle) is None
+    (bundle / SIGNATURE_FILE).touch()
+    with pytest.raises(WriteRefused, match=r"the bundle 0{16} is signed.*Set VOUCH_SIGNING_KEY"):
+        next_signing_key(bundle)
+    (bundle / SIGNATURE_FILE).unlink()
+    monkeypatch.setenv("VOUCH_BUNDLE_KEYS", str(public))
+    with pytest.raises(WriteRefused, match=r"VOUCH_BUNDLE_KEYS requires.*Set VOUCH_SIGNING_KEY"):
+        next_signing_key(bundle)
+    monkeypatch.setenv("VOUCH_SIGNING_KEY", str(key))
+    assert next_signing_key(bundle) is not None
+
+
+def test_upgrade_that_cannot_sign_converts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = released("schema-7", tmp_path)
+    before, key = current_id(root), tmp_path / "publisher.key"
+    monkeypatch.setenv("VOUCH_BUNDLE_KEYS", str(new_key(key)))
+    assert isinstance(run("upgrade", root).exception, WriteRefused)
+    assert current_id(root) == before
+    monkeypatch.setenv("VOUCH_SIGNING_KEY", str(key))
+    assert run("upgrade", root).exit_code == 0
+    monkeypatch.delenv("VOUCH_SIGNING_KEY")
+    unneeded = run("upgrade", root)
+    assert (unneeded.exit_code, "needs no upgrade" in unneeded.stdout) == (0, True)
+
+
+def test_recalibration_that_cannot_sign_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = calibrated(tmp_path, np.empty(0, dtype=np.int64))
+    before = current_id(root)
+    monkeypatch.setenv("VOUCH_BUNDLE_KEYS", str(new_key(tmp_path / "publisher.key")))
+    assert isinstance(run("calibrate", root).exception, WriteRefused)
+    assert current_id(root) == before
 
 
 def test_upgrade_check_fails_before_and_passes_after_the_upgrade(tmp_path: Path) -> None:

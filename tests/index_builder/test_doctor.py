@@ -18,8 +18,10 @@ from index_builder.indexing.workdir import Shard, ShardStore
 from model_store.bundles.changes import changes_path, open_live
 from model_store.bundles.directory import CURRENT_FILE, activate
 from model_store.bundles.manifest import ENCODER_FILE, read_manifest
+from model_store.bundles.signatures import write_signature
 from model_store.decision import Calibration, outcome_of
 from model_store.gallery import Delete
+from model_store.signing import new_key, read_private_key
 from service.decoding.pool import DecoderPool
 from service.decoding.sandbox import PARTS
 from tests.support.bundle_copies import copied
@@ -96,6 +98,21 @@ def test_a_bundle_and_what_happened_to_it(digits_bundle: Path, tmp_path: Path) -
     found = doctor(copy)
     assert found.exit_code == 1
     assert "variances.npy differs from its manifest" in found.stdout
+
+
+def test_bundle_that_services_would_refuse_is_wrong(
+    digits_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, key = tmp_path / "bundles", tmp_path / "publisher.key"
+    bundle = root / digits_bundle.name
+    copied(digits_bundle, bundle)
+    activate(root, bundle.name)
+    monkeypatch.setenv("VOUCH_BUNDLE_KEYS", str(new_key(key)))
+    found = doctor(root)
+    assert found.exit_code == 1
+    assert f"wrong signature: The bundle {bundle.name} is not signed." in found.stdout
+    write_signature(bundle, read_manifest(bundle), read_private_key(key))
+    assert doctor(root).exit_code == 0
 
 
 def test_a_directory_of_bundles(digits_bundle: Path, tmp_path: Path) -> None:

@@ -10,8 +10,11 @@ from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle
-from model_store.bundles.directory import activate, bundle_ids, current_id
-from model_store.errors import ItemNotFound, UsageError
+from model_store.bundles.directory import activate, bundle_ids, current_id, locate
+from model_store.bundles.manifest import read_manifest
+from model_store.bundles.signatures import require_signature, write_signature
+from model_store.errors import ItemNotFound, UsageError, WriteRefused
+from model_store.signing import new_key, read_private_key, read_public_key
 from tests.support.build_command import vouch_build
 from tests.support.bundle_copies import copied
 
@@ -62,6 +65,29 @@ def test_from_put_to_restored(root: Path, digits_bundle: Path, tmp_path: Path) -
         assert gallery.item(images[1].as_posix()).label == "new"
         with pytest.raises(ItemNotFound):
             gallery.item(images[0].as_posix())
+
+
+@pytest.mark.parametrize("keys_are_set", [True, False])
+def test_compaction_that_cannot_sign_publishes_nothing(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, keys_are_set: bool
+) -> None:
+    """Services that require signatures would not open the new bundle."""
+    before, key = locate(root), tmp_path / "publisher.key"
+    public = new_key(key)
+    write_signature(before, read_manifest(before), read_private_key(key))
+    if keys_are_set:
+        monkeypatch.setenv("VOUCH_BUNDLE_KEYS", str(public))
+    put = run("items", "put", root, before / "samples" / "1.png", "--id", "new")
+    assert put.exit_code == 0
+    refused = run("compact", root)
+    assert refused.exit_code == 1
+    assert isinstance(refused.exception, WriteRefused)
+    assert "Set VOUCH_SIGNING_KEY" in str(refused.exception)
+    assert bundle_ids(root) == [before.name]
+    monkeypatch.setenv("VOUCH_SIGNING_KEY", str(key))
+    assert run("compact", root).exit_code == 0
+    assert locate(root) != before
+    require_signature(locate(root), read_manifest(locate(root)), {read_public_key(public)})
 
 
 def test_a_bad_image_is_named_and_harms_no_other(

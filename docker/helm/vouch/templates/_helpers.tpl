@@ -108,6 +108,9 @@ env:
   {{- if .root.Values.bundle.trust }}
   - { name: VOUCH_BUNDLE_KEYS, value: /trust/publisher.pub }
   {{- end }}
+  {{- with .root.Values.settings.VOUCH_SIGNING_KEY }}
+  - { name: VOUCH_SIGNING_KEY, value: {{ . | quote }} }
+  {{- end }}
 {{- with .root.Values.bundle.credentialsSecret }}
 envFrom:
   - secretRef: { name: {{ . }} }
