@@ -27,6 +27,7 @@ from model_store.bundles.directory import (
     bundle_ids,
     current_id,
     locate,
+    locate_current,
     previous_id,
 )
 from model_store.bundles.manifest import SCHEMA_VERSION, read_manifest
@@ -188,6 +189,7 @@ def absent_share_command(
     operator = importlib.import_module("model_store.bundles.operator")
     if share is not None and reset:
         raise UsageError("A share and --reset were both given. Give one of them.")
+    locate_current(directory)
     if share is None and not reset:
         settings = operator.read_operator(directory)
     else:
@@ -203,6 +205,7 @@ def acknowledge_command(directory: DirectoryArgument) -> None:
     served queries.
     """
     operator = importlib.import_module("model_store.bundles.operator")
+    locate_current(directory)
     operator.change_operator(directory, operator.OperatorSettings.acknowledged)
 
 

@@ -18,7 +18,7 @@ from index_builder.indexing.bundle_evidence import opened
 from index_builder.progress import console
 from model_store.bundles.changes import open_writable
 from model_store.bundles.compaction import RENAMED_LABELS, Calibrate, Compaction
-from model_store.bundles.directory import is_bundle_id, locate
+from model_store.bundles.directory import is_bundle_id, locate, refuse_bundle
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifest
 from model_store.bundles.retention import Hold
 from model_store.decision import Calibration, outcome_of
@@ -129,10 +129,7 @@ def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
     ------
     WriteRefused : the bundle cannot be changed, or its gallery is in a database.
     """
-    if directory == root:
-        raise WriteRefused(
-            f"{root} is a single bundle, which never changes. Name the directory of bundles."
-        )
+    refuse_bundle(root)
     hold, manifest = Hold(directory), read_manifest(directory)
     live = open_writable(root, directory, open_gallery(directory, database_access()))
     try:

@@ -34,7 +34,7 @@ from model_store.bundles.directory import (
     is_bundle_id,
     locate,
 )
-from model_store.bundles.manifest import read_manifest
+from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.retention import Hold
 from model_store.errors import ArchiveError
 from model_store.files import FreeSpace, abandoned_folders, flush, relative_name, work_folder
@@ -77,10 +77,17 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
 
     Raises
     ------
-    ArchiveError : the file exists or cannot be written, or the gallery is in a database.
+    ArchiveError : the file exists, cannot be written or is in a bundle; or the gallery is in a
+        database.
     BundleError : there is no current bundle, or it is damaged.
     """
     _require_new(archive)
+    for folder in archive.resolve().parents:
+        if is_bundle_id(folder.name) and (folder / MANIFEST_FILE).is_file():
+            raise ArchiveError(
+                f"{archive} is in the bundle {folder.name}, which never changes. Name a file "
+                "outside this directory."
+            )
     directory = locate(root)
     with Hold(directory):
         return _back_up(root, directory, archive)

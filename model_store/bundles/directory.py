@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from model_store.bundles.manifest import ID_LENGTH, MANIFEST_FILE
-from model_store.errors import BundleNotFound, GallerySuperseded, PointerUnreadable
+from model_store.errors import BundleNotFound, GallerySuperseded, PointerUnreadable, WriteRefused
 from model_store.files import lock_between_processes, replacing
 
 ACTIVATION_LOCK = ".activating"
@@ -188,6 +188,26 @@ def locate(path: Path) -> Path:
         f"No bundle at {path}: wanted a directory with {MANIFEST_FILE}, or one whose "
         f"{CURRENT_FILE} names a bundle. Build one with `vouch-build all`."
     )
+
+
+def locate_current(root: Path) -> Path:
+    """Return the current bundle in the directory ``root``, which must not be a bundle.
+
+    Raises
+    ------
+    WriteRefused : ``root`` is a bundle.
+    BundleNotFound, PointerUnreadable : see `locate`.
+    """
+    refuse_bundle(root)
+    return locate(root)
+
+
+def refuse_bundle(root: Path) -> None:
+    """Raise `WriteRefused` if ``root`` is a bundle instead of a directory of bundles."""
+    if (root / MANIFEST_FILE).is_file():
+        raise WriteRefused(
+            f"{root} is a single bundle, which never changes. Name the directory of bundles."
+        )
 
 
 def _read_pointer(pointer: Path) -> str | None:

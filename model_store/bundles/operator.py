@@ -12,7 +12,7 @@ from pathlib import Path
 from model_store.errors import ConfigError, PointerUnreadable
 from model_store.files import FileMark, file_mark, lock_between_processes, replacing
 
-from .directory import ACTIVATION_LOCK, is_bundle_id
+from .directory import ACTIVATION_LOCK, is_bundle_id, refuse_bundle
 
 OPERATOR_FILE = "OPERATOR"
 
@@ -92,8 +92,10 @@ def change_operator(
 
     Raises
     ------
+    WriteRefused : ``root`` is a bundle. An additional file would make the bundle invalid.
     OSError : the directory cannot be written to.
     """
+    refuse_bundle(root)
     with lock_between_processes(root / ACTIVATION_LOCK):
         try:
             settings = read_operator(root)

@@ -111,6 +111,20 @@ def test_acknowledge_is_written_for_services(root: Path) -> None:
     assert read_operator(root).acknowledged_at == pytest.approx(time.time(), abs=60)
 
 
+@pytest.mark.parametrize(
+    "arguments", [("acknowledge",), ("absent-share", 0.2), ("absent-share",)], ids=str
+)
+def test_operator_settings_are_of_a_gallery(root: Path, arguments: tuple[object, ...]) -> None:
+    bundle = locate(root)
+    before = sorted(bundle.iterdir())
+    command, *values = arguments
+    refused = run(command, bundle, *values)
+    assert refused.exit_code == 1
+    assert isinstance(refused.exception, WriteRefused)
+    assert f"{bundle} is a single bundle" in str(refused.exception)
+    assert sorted(bundle.iterdir()) == before
+
+
 def test_one_that_is_verified_to_be_activated_is_not_removed_meanwhile(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

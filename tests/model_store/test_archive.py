@@ -75,6 +75,15 @@ def test_a_gallery_without_changes_too(root: Path, tmp_path: Path) -> None:
     assert contents(opened(tmp_path / "new" / "bundles")) == contents(opened(root))
 
 
+@pytest.mark.parametrize("folder", [".", "samples"])
+def test_archive_is_not_written_into_a_bundle(root: Path, folder: str) -> None:
+    bundle = root / str(current_id(root))
+    before = everything(bundle)
+    with pytest.raises(ArchiveError, match=f"is in the bundle {bundle.name}"):
+        back_up(root, bundle / folder / "a.tar")
+    assert everything(bundle) == before
+
+
 def test_it_is_restored_to_where_one_is(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
