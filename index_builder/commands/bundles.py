@@ -54,6 +54,8 @@ def bundles_command(
     """
     marks = {current_id(directory): "current", previous_id(directory): "previous"}
     ids = bundle_ids(directory)
+    if not ids:
+        locate_current(directory)
     found = importlib.import_module("model_store.bundles.history").bundle_history(
         [bundle_directory(directory, bundle_id) for bundle_id in ids]
     )
@@ -242,6 +244,7 @@ def prune_command(
 ) -> None:
     """Remove old bundles with their changes; keep the current, the previous, and bundles in use."""
     prune = importlib.import_module("model_store.bundles.retention").prune
+    locate_current(directory)  # else `prune` would silently remove nothing
     for bundle_id in prune(directory, keep, dry_run=dry_run):
         print(bundle_id)
 

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from model_store.bundles.changes import changes_path
-from model_store.bundles.directory import CURRENT_FILE, current_id, locate
+from model_store.bundles.directory import CURRENT_FILE, current_id, locate_current
 from model_store.bundles.manifest import (
     EVALUATION_FILE,
     MANIFEST_FILE,
@@ -104,11 +104,12 @@ def old_schema(root: Path) -> int | None:
 
     Raises
     ------
+    WriteRefused : ``root`` is a bundle.
     BundleNotFound : there is no current bundle.
     BundleMismatch : the bundle is from a later release.
     BundleTampered : the manifest is damaged.
     """
-    return old_schema_of(locate(root))
+    return old_schema_of(locate_current(root))
 
 
 def old_schema_of(directory: Path) -> int | None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
 from index_builder.configuration.environment import next_signing_key, signing_key
-from model_store.bundles.directory import activate, current_id, locate
+from model_store.bundles.directory import CURRENT_FILE, activate, current_id, locate
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, read_manifest
 from model_store.bundles.operator import read_operator
 from model_store.bundles.publish import publish
@@ -28,6 +28,7 @@ from model_store.errors import (
     ConfigError,
     SigningKeyError,
     UsageError,
+    VouchError,
     WriteRefused,
 )
 from model_store.signing import new_key, read_public_key
@@ -123,6 +124,51 @@ def test_operator_settings_are_of_a_gallery(root: Path, arguments: tuple[object,
     assert isinstance(refused.exception, WriteRefused)
     assert f"{bundle} is a single bundle" in str(refused.exception)
     assert sorted(bundle.iterdir()) == before
+
+
+IN_A_GALLERY = [
+    ("acknowledge",),
+    ("absent-share",),
+    ("absent-share", 0.2),
+    ("absent-share", "--reset"),
+    ("prune",),
+    ("prune", "--dry-run"),
+    ("bundles",),
+    ("bundles", "--json"),
+    ("upgrade",),
+    ("upgrade", "--check"),
+    ("rollback",),
+    ("compact",),
+]
+
+
+@pytest.mark.parametrize("arguments", IN_A_GALLERY, ids=str)
+def test_path_without_a_gallery_is_refused(
+    root: Path, tmp_path: Path, arguments: tuple[object, ...]
+) -> None:
+    command, *values = arguments
+    missing = run(command, tmp_path / "none", *values)
+    assert missing.exit_code == 1
+    assert isinstance(missing.exception, BundleNotFound)
+    assert not (tmp_path / "none").exists()
+    of_bundle = run(command, locate(root), *values)
+    assert of_bundle.exit_code == 1
+    assert isinstance(of_bundle.exception, VouchError)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("garbage", "CURRENT names no bundle"), ("", "CURRENT names no bundle"), (None, "No bundle")],
+)
+def test_prune_needs_to_know_the_current_bundle(
+    root: Path, content: str | None, problem: str
+) -> None:
+    (root / CURRENT_FILE).unlink()
+    if content is not None:
+        (root / CURRENT_FILE).write_text(content, encoding="ascii")
+    refused = run("prune", root, "--keep", 1)
+    assert refused.exit_code == 1
+    assert problem in str(refused.exception)
 
 
 def test_one_that_is_verified_to_be_activated_is_not_removed_meanwhile(
