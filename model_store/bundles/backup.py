@@ -32,7 +32,7 @@ from model_store.bundles.directory import (
     bundle_directory,
     current_id,
     is_bundle_id,
-    locate,
+    locate_current,
 )
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.retention import Hold
@@ -79,6 +79,7 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
     ------
     ArchiveError : the file exists, cannot be written or is in a bundle; or the gallery is in a
         database.
+    WriteRefused : ``root`` is a bundle, whose live changes are not in its directory.
     BundleError : there is no current bundle, or it is damaged.
     """
     _require_new(archive)
@@ -88,7 +89,7 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
                 f"{archive} is in the bundle {folder.name}, which never changes. Name a file "
                 "outside this directory."
             )
-    directory = locate(root)
+    directory = locate_current(root)
     with Hold(directory):
         return _back_up(root, directory, archive)
 

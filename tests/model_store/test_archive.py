@@ -26,7 +26,7 @@ from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import CURRENT_FILE, current_id
 from model_store.bundles.manifest import read_manifest
 from model_store.bundles.retention import remove_leftovers
-from model_store.errors import ArchiveError, BundleTampered
+from model_store.errors import ArchiveError, BundleTampered, WriteRefused
 from model_store.gallery import (
     Delete,
 )
@@ -73,6 +73,13 @@ def test_a_gallery_without_changes_too(root: Path, tmp_path: Path) -> None:
     assert (made.version, made.log_sha256) == (0, None)
     restore(tmp_path / "a.tar", tmp_path / "new" / "bundles")
     assert contents(opened(tmp_path / "new" / "bundles")) == contents(opened(root))
+
+
+def test_bundle_is_not_backed_up_without_its_live_changes(root: Path, tmp_path: Path) -> None:
+    opened(root).commit([upsert("new", 1)])
+    with pytest.raises(WriteRefused, match="Name the directory of bundles"):
+        back_up(root / str(current_id(root)), tmp_path / "a.tar")
+    assert not (tmp_path / "a.tar").exists()
 
 
 @pytest.mark.parametrize("folder", [".", "samples"])
