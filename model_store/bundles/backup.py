@@ -1,10 +1,11 @@
-"""Backup and restore: stores the current bundle and its live changes in one file.
+"""Backup and restore: stores the current bundle, its live changes and settings in one file.
 
 ::
 
     vouch-backup.json     id of the bundle, number of changes, digest of the log
     bundle/…              a copy of the bundle's directory
     changes.sqlite        a consistent copy of the log of changes
+    OPERATOR              the operator's settings, if there are any
 
 During a backup, a service can answer queries and change the gallery. This is safe, because a bundle
 never changes, and SQLite copies a consistent state of the log. A restore verifies every byte.
@@ -35,8 +36,9 @@ from model_store.bundles.directory import (
     locate_current,
 )
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
+from model_store.bundles.operator import OPERATOR_FILE, OperatorSettings, read_operator
 from model_store.bundles.retention import Hold
-from model_store.errors import ArchiveError
+from model_store.errors import ArchiveError, PointerUnreadable
 from model_store.files import FreeSpace, abandoned_folders, flush, relative_name, work_folder
 from model_store.gallery import ChangesFile, FaissGallery, GallerySnapshot, LiveGallery
 from model_store.gallery.live.high_water import HighWater
@@ -51,6 +53,9 @@ FORMAT = 1
 _ITEMS_AT_ONCE = 10_000
 _MOST_SUMMARY_BYTES = 2**16
 """Maximum size of the summary in bytes. Real summaries are much smaller."""
+
+_MOST_OPERATOR_BYTES = 2**16
+"""Maximum size of the operator's settings in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
         database.
     WriteRefused : ``root`` is a bundle, whose live changes are not in its directory.
     BundleError : there is no current bundle, or it is damaged.
+    PointerUnreadable : the operator's settings cannot be read.
     """
     _require_new(archive)
     for folder in archive.resolve().parents:
@@ -95,7 +101,7 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
 
 
 def _back_up(root: Path, directory: Path, archive: Path) -> BackupSummary:
-    bundle_id = read_manifest(directory).id
+    bundle_id, settings = read_manifest(directory).id, read_operator(root)
     try:
         # Each backup has its own folder, because another backup to the same file may be running.
         with work_folder(archive.parent, f".{archive.name}.backup-") as folder:
@@ -106,6 +112,8 @@ def _back_up(root: Path, directory: Path, archive: Path) -> BackupSummary:
                 tar.add(directory, BUNDLE_FOLDER)
                 if summary.log_sha256 is not None:
                     tar.add(copy, LOG_FILE)
+                if settings != OperatorSettings():
+                    _add_text(tar, OPERATOR_FILE, settings.to_text())
             flush(partial)
             _require_new(archive)
             partial.rename(archive)
@@ -182,7 +190,7 @@ def _remove_interrupted(root: Path) -> None:
     """Remove the files of a killed restore to ``root``."""
     for partial in abandoned_folders(root, RESTORING):
         unpacked = current_id(partial)
-        moved = {ACTIVATION_LOCK, CHANGES_FOLDER, unpacked}
+        moved = {ACTIVATION_LOCK, CHANGES_FOLDER, OPERATOR_FILE, unpacked}
         others = {path.name for path in root.iterdir()} - {partial.name}
         if others <= moved:  # if other files were added, keep all files
             for name in others:
@@ -239,7 +247,11 @@ def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo:
     is_wanted = (member.isdir() and folder == BUNDLE_FOLDER) or (
         member.isreg()
         and not member.issparse()
-        and (member.name in {SUMMARY_FILE, LOG_FILE} or folder == BUNDLE_FOLDER)
+        and (
+            member.name in {SUMMARY_FILE, LOG_FILE}
+            or folder == BUNDLE_FOLDER
+            or (member.name == OPERATOR_FILE and member.size <= _MOST_OPERATOR_BYTES)
+        )
     )
     with suppress(ValueError):
         relative_name(member.name)
@@ -279,6 +291,7 @@ def _verify(root: Path, summary: BackupSummary) -> None:
     checks: dict[str, Callable[[], bool]] = {
         "it contains another bundle": lambda: manifest.id == summary.bundle_id,
         "its log of changes is damaged": lambda: log_sha256 == summary.log_sha256,
+        "its settings of the operator are damaged": lambda: _has_sound_settings(root),
         "its log of changes is incomplete": lambda: log_sha256 is None or _is_sound(path),
     }
     for problem, holds in checks.items():
@@ -309,6 +322,13 @@ def _verify_gallery(gallery: GallerySnapshot, summary: BackupSummary) -> None:
                     "item in the original gallery, and take another backup."
                 ) from error
         rows = gallery.page(int(rows[-1]), _ITEMS_AT_ONCE)
+
+
+def _has_sound_settings(root: Path) -> bool:
+    with suppress(PointerUnreadable):
+        read_operator(root)
+        return True
+    return False
 
 
 def _is_sound(path: Path) -> bool:

@@ -52,6 +52,10 @@ class OperatorSettings:
         """Return the settings with the current time in ``acknowledged_at``."""
         return replace(self, acknowledged_at=time.time())
 
+    def to_text(self) -> str:
+        """Return the content of the file ``OPERATOR``."""
+        return json.dumps(asdict(self)) + "\n"
+
 
 def read_operator(root: Path) -> OperatorSettings:
     """Read ``root/OPERATOR``; return the defaults if there is no such file.
@@ -72,7 +76,7 @@ def read_operator(root: Path) -> OperatorSettings:
             return settings
     except FileNotFoundError:
         return OperatorSettings()
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         pass
     raise PointerUnreadable(
         f"{OPERATOR_FILE} cannot be read, or its share of absent queries is invalid. Remove the "
@@ -103,7 +107,7 @@ def change_operator(
             settings = OperatorSettings()  # the file is replaced
         settings = change(settings)
         with replacing(root / OPERATOR_FILE) as staged:
-            staged.write_text(json.dumps(asdict(settings)) + "\n", encoding="ascii")
+            staged.write_text(settings.to_text(), encoding="ascii")
     return settings
 
 

@@ -25,6 +25,7 @@ from model_store.bundles.changes import changes_path
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import CURRENT_FILE, current_id
 from model_store.bundles.manifest import read_manifest
+from model_store.bundles.operator import OPERATOR_FILE, change_operator, read_operator
 from model_store.bundles.retention import remove_leftovers
 from model_store.errors import ArchiveError, BundleTampered, WriteRefused
 from model_store.gallery import (
@@ -73,6 +74,27 @@ def test_a_gallery_without_changes_too(root: Path, tmp_path: Path) -> None:
     assert (made.version, made.log_sha256) == (0, None)
     restore(tmp_path / "a.tar", tmp_path / "new" / "bundles")
     assert contents(opened(tmp_path / "new" / "bundles")) == contents(opened(root))
+
+
+def test_adopted_share_of_absent_queries_is_restored(root: Path, tmp_path: Path) -> None:
+    back_up(root, tmp_path / "without.tar")
+    restore(tmp_path / "without.tar", tmp_path / "without")
+    assert not (tmp_path / "without" / OPERATOR_FILE).exists()
+    written = change_operator(root, lambda now: now.with_share(0.3).acknowledged())
+    back_up(root, tmp_path / "a.tar")
+    restore(tmp_path / "a.tar", tmp_path / "new")
+    assert read_operator(tmp_path / "new") == written
+
+
+@pytest.mark.parametrize("content", ["", '{"absent_share": 2}', "[" * 60_000, " " * 70_000])
+def test_archive_with_damaged_settings_of_the_operator_is_refused(
+    root: Path, tmp_path: Path, content: str
+) -> None:
+    back_up(root, tmp_path / "a.tar")
+    rewritten(tmp_path / "a.tar", tmp_path / "bad.tar", {OPERATOR_FILE: content})
+    with pytest.raises(ArchiveError, match=r"settings of the operator are damaged|'OPERATOR'"):
+        restore(tmp_path / "bad.tar", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_bundle_is_not_backed_up_without_its_live_changes(root: Path, tmp_path: Path) -> None:
@@ -377,6 +399,7 @@ def test_restore_whose_disk_fills_up_meanwhile_leaves_nothing(
 def test_restore_that_was_killed_is_repeated(root: Path, tmp_path: Path, is_there: bool) -> None:
     """Wherever it was: nothing is in the way, and nothing of the first is left."""
     opened(root).commit([upsert("new", 1)])
+    change_operator(root, lambda now: now.with_share(0.3))
     disk = tmp_path / "disk"
     disk.mkdir()
     archive, new = disk / "a.tar", disk / "new"
