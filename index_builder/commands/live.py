@@ -6,6 +6,7 @@ Modules are imported late, because the help of the commands does not need them.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -174,12 +175,24 @@ def compact_command(directory: Root) -> None:
 def backup_command(
     directory: Root, archive: Annotated[Path, typer.Argument(help="File to write.")]
 ) -> None:
-    """Write the current bundle and its live changes to one file; services keep running."""
+    """Write the current bundle and its live changes to one file; services keep running.
+
+    The file does not contain the galleries that were created over HTTP in the directory. The
+    command prints how to back them up.
+    """
     from model_store.bundles.backup import back_up  # noqa: PLC0415
+    from model_store.bundles.galleries import name_of_created  # noqa: PLC0415
+    from model_store.bundles.upgrade import created_below  # noqa: PLC0415
 
     with working("writing"):
         summary = back_up(directory, archive)
     _say(summary)
+    for root in created_below(directory):
+        command = shlex.join(["vouch-build", "backup", str(root), f"{root.name}.tar"])
+        print(
+            f"The created gallery {name_of_created(root) or root.name} is not in this backup. "
+            f"Back it up: {command}"
+        )
 
 
 def restore_command(

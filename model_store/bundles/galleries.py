@@ -22,7 +22,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,6 +67,15 @@ class GalleryEntry:
     title: str
     description: str
     created_at: str
+
+
+def name_of_created(root: Path) -> str | None:
+    """Return the name of the created gallery in ``root``; None if it was dropped or not created."""
+    for file in (root.parent / _NAMES).glob("[a-z0-9]*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            if json.loads(file.read_bytes())["id"] == root.name:
+                return file.stem
+    return None
 
 
 class GalleryFolder:

@@ -17,6 +17,7 @@ from index_builder.commands.app import app
 from index_builder.indexing.workdir import Shard, ShardStore
 from model_store.bundles.changes import changes_path, open_live
 from model_store.bundles.directory import CURRENT_FILE, activate
+from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.manifest import ENCODER_FILE, read_manifest
 from model_store.bundles.signatures import write_signature
 from model_store.decision import Calibration, outcome_of
@@ -113,6 +114,21 @@ def test_bundle_that_services_would_refuse_is_wrong(
     assert f"wrong signature: The bundle {bundle.name} is not signed." in found.stdout
     write_signature(bundle, read_manifest(bundle), read_private_key(key))
     assert doctor(root).exit_code == 0
+
+
+def test_created_galleries_are_checked(digits_bundle: Path, tmp_path: Path) -> None:
+    root = tmp_path / "bundles"
+    copied(digits_bundle, root / digits_bundle.name)
+    activate(root, digits_bundle.name)
+    folder = GalleryFolder(root / "galleries", most=1)
+    created = folder.root(folder.create("shelf", (digits_bundle, read_manifest(digits_bundle))))
+    good = doctor(root)
+    assert good.exit_code == 0
+    assert "0 items of 'shelf', complete" in good.stdout
+    (created / CURRENT_FILE).write_text("0123456789abcdef\n", encoding="ascii")
+    found = doctor(root)
+    assert found.exit_code == 1
+    assert f"{created / CURRENT_FILE} names 0123456789abcdef" in found.stdout
 
 
 def test_a_directory_of_bundles(digits_bundle: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id, locate
+from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.manifest import read_manifest
 from model_store.bundles.signatures import require_signature, write_signature
 from model_store.errors import ItemNotFound, UsageError, WriteRefused
@@ -65,6 +66,21 @@ def test_from_put_to_restored(root: Path, digits_bundle: Path, tmp_path: Path) -
         assert gallery.item(images[1].as_posix()).label == "new"
         with pytest.raises(ItemNotFound):
             gallery.item(images[0].as_posix())
+
+
+def test_backup_names_the_created_galleries_that_it_leaves_out(root: Path, tmp_path: Path) -> None:
+    folder = GalleryFolder(root / "galleries", most=1)
+    entry = folder.create("shelf", (locate(root), read_manifest(locate(root))))
+    folder.rename("shelf", "loans")
+    created = folder.root(entry)
+    taken = run("backup", root, tmp_path / "a.tar")
+    assert taken.exit_code == 0
+    _, said = taken.stdout.splitlines()
+    assert said == (
+        "The created gallery loans is not in this backup. "
+        f"Back it up: vouch-build backup {created} {entry.id}.tar"
+    )
+    assert run("backup", created, tmp_path / "b.tar").exit_code == 0
 
 
 @pytest.mark.parametrize("keys_are_set", [True, False])

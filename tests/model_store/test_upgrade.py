@@ -169,7 +169,7 @@ def test_upgrade_of_gallery_in_milvus_is_refused(tmp_path: Path) -> None:
 
 
 def test_galleries_below_finds_created_galleries(tmp_path: Path) -> None:
-    for folder in (".", "galleries/0123456789abcdef"):
+    for folder in (".", "galleries/0123456789abcdef", "galleries/.unfinished.partial"):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / "CURRENT").write_text("x", encoding="ascii")
     assert galleries_below(tmp_path) == [tmp_path, tmp_path / "galleries/0123456789abcdef"]
