@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -269,7 +270,11 @@ def doctor_command(
 
 
 def rollback_command(directory: DirectoryArgument) -> None:
-    """Make the previous bundle the current bundle again."""
+    """Make the previous bundle the current bundle again.
+
+    After the rollback of an upgrade, the command prints how to roll back the created galleries in
+    the directory that the upgrade converted.
+    """
     before = previous_id(directory)
     if before is None:
         raise BundleNotFound(
@@ -281,6 +286,27 @@ def rollback_command(directory: DirectoryArgument) -> None:
     print(before)
     if (schema := upgrades.old_schema(directory)) is not None:
         print(f"It has schema {schema}: start the release that built it.")
+    if _is_of_earlier_release(bundle_directory(directory, before)):
+        for root in filter(_can_go_back, upgrades.created_below(directory)):
+            command = shlex.join(["vouch-build", "rollback", str(root)])
+            print(f"The upgrade also converted a created gallery. Roll it back: {command}")
+
+
+def _can_go_back(root: Path) -> bool:
+    """Return whether an upgrade has replaced the previous bundle of ``root``."""
+    before = previous_id(root)
+    return (
+        before in bundle_ids(root)
+        and _is_of_earlier_release(bundle_directory(root, before))
+        and not _is_of_earlier_release(locate_current(root))
+    )
+
+
+def _is_of_earlier_release(bundle: Path) -> bool:
+    """Return whether `upgrade` converts the bundle, or fits its calibration again."""
+    upgrades = importlib.import_module("model_store.bundles.upgrade")
+    recalibrate = importlib.import_module("index_builder.indexing.recalibrate")
+    return upgrades.old_schema_of(bundle) is not None or recalibrate.is_outdated(bundle)
 
 
 ADDRESS = "A directory of bundles, s3://BUCKET/PREFIX (or gs://, az://), or hf://OWNER/NAME."

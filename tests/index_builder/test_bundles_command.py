@@ -323,6 +323,37 @@ def test_rollback_of_an_upgrade_names_the_release_to_start(tmp_path: Path) -> No
     assert run("upgrade", root).exit_code == 0
 
 
+def test_rollback_of_an_upgrade_names_the_created_galleries(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    root, created = released("schema-7", tmp_path), tmp_path / "bundles/galleries/0123456789abcdef"
+    created.parent.mkdir()
+    released("schema-6", tmp_path / "other").rename(created)
+    before = current_id(created)
+    assert run("upgrade", root).exit_code == 0
+    assert current_id(created) != before
+    rolled_back = run("rollback", root)
+    assert rolled_back.exit_code == 0
+    *_, said = rolled_back.stdout.splitlines()
+    assert said == (
+        "The upgrade also converted a created gallery. Roll it back: "
+        f"vouch-build rollback {created}"
+    )
+    assert run("rollback", created).exit_code == 0
+    assert current_id(created) == before
+
+
+def test_rollback_of_no_upgrade_names_no_created_gallery(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    root, created = released("schema-7", tmp_path), tmp_path / "bundles/galleries/0123456789abcdef"
+    assert run("upgrade", root).exit_code == 0
+    (root / "PREVIOUS").write_text(str(current_id(root)), encoding="ascii")
+    created.parent.mkdir()
+    released("schema-6", tmp_path / "other").rename(created)
+    assert run("upgrade", created).exit_code == 0
+    rolled_back = run("rollback", root)
+    assert (rolled_back.exit_code, "created" in rolled_back.stdout) == (0, False)
+
+
 def test_doctor_notes_the_bundle_before_an_upgrade(tmp_path: Path) -> None:
     root = released("schema-6", tmp_path)
     assert "vouch-build upgrade DIR" in run("doctor", root).stdout
