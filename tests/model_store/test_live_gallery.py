@@ -357,6 +357,38 @@ class TestSeveralWriters:
         monkeypatch.setattr(Path, "exists", lambda _: pytest.fail("looked for the file"))
         assert (live.log.mark(), live.refresh()) == before
 
+    @pytest.mark.parametrize("has_written", [True, False])
+    @pytest.mark.parametrize("is_restored", [True, False])
+    def test_a_log_whose_directory_was_moved_is_not_written(
+        self,
+        live: LiveGallery,
+        base: FaissGallery,
+        path: Path,
+        *,
+        has_written: bool,
+        is_restored: bool,
+    ) -> None:
+        live.commit([some_upsert("a")])
+        live.log.close()
+        restored = shutil.copytree(path.parent, path.parent.with_name("restored"))
+        live = opened(base, path)
+        if has_written:
+            live.commit([some_upsert("b")])
+        moved = path.parent.rename(path.parent.with_name("moved"))
+        if is_restored:
+            restored.rename(path.parent)
+        for _ in range(2):
+            with pytest.raises(StorageFailed, match="moved or replaced") as refused:
+                live.commit([some_upsert("lost")])
+            assert type(refused.value) is StorageFailed  # neither log is damaged
+        assert live.snapshot().version == live.refresh().version == 1 + has_written
+        assert opened(base, moved / path.name).snapshot().version == 1 + has_written
+        if is_restored:
+            assert opened(base, path).snapshot().version == 1
+            opened(base, path).commit([some_upsert("c")])  # as after a restart
+        else:
+            assert not path.parent.exists()
+
     def test_its_mark_waits_for_nobody(self, live: LiveGallery, path: Path) -> None:
         live.commit([some_upsert("a")])
         mark = live.log.mark()

@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import BundleMismatch, LogDamaged
+from model_store.errors import BundleMismatch, LogDamaged, StorageFailed
 from model_store.files import flush
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field, Filter
@@ -85,6 +85,7 @@ class ChangesFile:
         self._writer: sqlite3.Connection | None = None
         self._watcher: sqlite3.Connection | None = None
         self._n_watchers = 0
+        self._opened: tuple[int, int] | None = None
         self._high = HighWater(path)
         self._damage: LogDamaged | None = None
 
@@ -192,6 +193,7 @@ class ChangesFile:
         ChangeUnconfirmed : see `commit`.
         """
         with self._writing, self._told(), errors_in_words(self.path):
+            self._require_in_place()
             if self._writer is None:
                 self._writer = self._open_writer()
             connection = self._writer
@@ -201,6 +203,7 @@ class ChangesFile:
                 require_reached(rows.last_sequence(connection), self._high.read())
                 turn = Transaction(connection)
                 yield turn
+                self._require_in_place()
                 commit(connection)
             except BaseException:
                 if connection.in_transaction:
@@ -223,7 +226,19 @@ class ChangesFile:
             self._close_readers()
             if self._writer is not None:
                 self._writer.close()
-            self._writer = None
+            self._writer = self._opened = None
+
+    def _require_in_place(self) -> None:
+        """Raise `StorageFailed` if the open log is no longer the file at `path`.
+
+        An open file keeps its name only until its directory is moved. A write would then be stored
+        in the moved directory, and its number in the directory that has taken its place.
+        """
+        if self._opened is not None and _file_at(self.path) != self._opened:
+            raise StorageFailed(
+                "The directory of this gallery's changes was moved or replaced while the service "
+                "ran. Nothing was changed. The operator must restart the service."
+            )
 
     def _close_readers(self) -> None:
         for connection in (self._reader, self._watcher):
@@ -282,6 +297,7 @@ class ChangesFile:
             connection.close()
             return None
         self._verify(connection)
+        self._opened = self._opened or _file_at(self.path)
         connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
         return connection
 
@@ -299,6 +315,7 @@ class ChangesFile:
             use_write_ahead_log(connection)
             connection.execute("PRAGMA synchronous=FULL")
             rows.make(connection, self._identity, 0)
+            self._opened = self._opened or _file_at(self.path)
             self._high.make(rows.last_sequence(connection))
         except OSError as error:
             connection.close()
@@ -383,6 +400,15 @@ class Transaction:
             rows.verify_all(target)  # verify the copied changes
             target.execute("COMMIT")
             target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of the file at ``path``; None if there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _receipt(connection: sqlite3.Connection, retry: Retry) -> Receipt | None:
