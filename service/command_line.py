@@ -137,7 +137,9 @@ def _problem(error: ErrorDetails, given: Mapping[str, object]) -> str:
     """Describe the error of one option or variable."""
     name = str(error["loc"][0])
     place = _option(name) if name in given else _variable(name)
-    return f"{place}: {error['msg'].removeprefix('Value error, ')}"
+    index = error["loc"][1] if len(error["loc"]) > 1 else None
+    which = f"value {index + 1}: " if isinstance(index, int) else ""  # of a list
+    return f"{place}: {which}{error['msg'].removeprefix('Value error, ')}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from importlib import import_module
+from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -129,6 +130,27 @@ OnDrift = Literal["warn", "withhold"]
 """The effect of drift on the verdict `match`."""
 
 Origin = Annotated[str, AfterValidator(_check_origin)]
+
+
+EVERY = "*"
+"""Value that stands for all proxies, origins or hosts."""
+
+
+def _read_proxy(text: str) -> str:
+    """Return an address or network in the form that the proxy middleware compares with."""
+    if text == EVERY:
+        return text
+    try:
+        if "/" in text:
+            return str(ip_network(text, strict=False))  # host bits, as in 10.1.2.3/16, are dropped
+        address = ip_address(text)
+    except ValueError:
+        raise ValueError("must be an address or network, such as 10.0.0.7 or 10.1.0.0/16") from None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
+
+
+Proxy = Annotated[str, AfterValidator(_read_proxy)]
 
 
 def _check_record_url(text: str) -> str:
@@ -317,7 +339,7 @@ class Settings(BaseSettings):
         "the service has no keys and listens on loopback, only the names of this machine]",
         examples=["search.example,*.shop.example"],
     )
-    trusted_proxies: List[str] = Field(
+    trusted_proxies: List[Proxy] = Field(
         (),
         description="Proxies whose X-Forwarded-For, -Proto and -Prefix are trusted: addresses and "
         "networks, such as 10.0.0.7,10.1.0.0/16; * trusts every client.",

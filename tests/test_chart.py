@@ -320,6 +320,7 @@ REFUSED = [
     ({**PULLED, "settings": {"VOUCH_RATE": "1/minute"}}, "VOUCH_RATE"),
     ({**PULLED, "settings": {"VOUCH_PORT": 80}}, "VOUCH_PORT"),
     ({**PULLED, "replica": 3}, "replica"),
+    ({**PULLED, "trustedProxies": ["10.0.0.7 10.0.0.8"]}, "trustedProxies"),
 ]
 
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from model_store.errors import InvalidHead, MisdirectedRequest
-from service.settings import read_prefix
+from service.settings import EVERY, read_prefix
 
 _HOST = re.compile(rb"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[\w.-]{1,255}))(?::\d{0,5})?")
 
@@ -145,7 +145,8 @@ class KnownProxies:
 
     def __init__(self, app: ASGIApp, trusted: Sequence[str], prefix: str = "") -> None:
         self._app, self._prefix = app, prefix
-        self._proxied = ProxyHeadersMiddleware(app, [*trusted]) if trusted else None  # type: ignore[arg-type]
+        known = [EVERY] if EVERY in trusted else [*trusted]
+        self._proxied = ProxyHeadersMiddleware(app, known) if trusted else None  # type: ignore[arg-type]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""

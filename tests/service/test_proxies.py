@@ -76,8 +76,9 @@ def test_anyone_may_be_allowed_to_read_and_write_all_the_same(start: StartClient
     assert client.post(COMPACT, headers=headers).status_code == 401
 
 
-def test_a_proxy_that_is_named_is_believed(start: StartClient) -> None:
-    client = start(trusted_proxies=("127.0.0.1",))
+@pytest.mark.parametrize("named", [("127.0.0.1",), ("127.0.0.1/8",), ("10.0.0.7", "*")])
+def test_a_proxy_that_is_named_is_believed(start: StartClient, named: tuple[str, ...]) -> None:
+    client = start(trusted_proxies=named)
     assert client.post(COMPACT, headers={"X-Forwarded-For": "127.0.0.1"}).status_code == 404
     refused = client.post(COMPACT, headers={"X-Forwarded-For": ELSEWHERE})
     assert refused.status_code == 401

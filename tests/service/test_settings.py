@@ -213,6 +213,9 @@ def test_another_variable_of_that_name_is_no_mistake(monkeypatch: pytest.MonkeyP
         ("record_urls", "hunter2"),
         ("record_urls", "shoes=ftp://hunter2/"),
         ("image_origins", "https://hunter2@a.example"),
+        ("trusted_proxies", "10.0.0.7 10.0.0.8"),
+        ("trusted_proxies", "10.0.0.0/33"),
+        ("trusted_proxies", "10.0.0.7,balancer.example"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
@@ -226,6 +229,26 @@ def test_what_cannot_be_is_refused_by_name(
     assert line.startswith(f"VOUCH_{name.upper()}: ")
     assert "\n" not in line
     assert "hunter2" not in line + str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("127.0.0.1/8", "127.0.0.0/8"),
+        ("2001:DB8::1/32", "2001:db8::/32"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("*", "*"),
+    ],
+)
+def test_proxy_is_read_in_the_form_that_is_compared(text: str, known: str) -> None:
+    assert Settings(trusted_proxies=(text,)).trusted_proxies == (known,)
+
+
+def test_message_of_a_list_says_which_value_is_wrong() -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings(trusted_proxies=("10.0.0.7", "10.0.0.0/33"))
+    line = settings_problem(refused.value, {})
+    assert line.startswith("VOUCH_TRUSTED_PROXIES: value 2: must be an address or network")
 
 
 @pytest.mark.parametrize("url", ["redis://cache:6379/0", "rediss://cache", "unix:///run/redis"])
