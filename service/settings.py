@@ -136,6 +136,29 @@ EVERY = "*"
 """Value that stands for all proxies, origins or hosts."""
 
 
+def _read_cors_origin(text: str) -> str:
+    """Return an origin as browsers send it, in lower case; a page may have a scheme of an app."""
+    if text == EVERY:
+        return text
+    origin = text.lower()
+    if not re.fullmatch(r"[a-z][a-z\d+.-]*://(\[[\da-f:.]+\]|[\w.-]+)(:\d+)?", origin, re.ASCII):
+        raise ValueError("must be an origin, such as https://shop.example, without a path, or *")
+    return origin
+
+
+def _check_host(text: str) -> str:
+    """Check that a text is a host name, the names below it, or an address."""
+    if text == EVERY or re.fullmatch(r"(\*\.)?[\w-]+(\.[\w-]+)*\.?", text, re.ASCII):
+        return text
+    try:
+        ip_address(text.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        raise ValueError(
+            "must be a host name without scheme and port, such as search.example, or *"
+        ) from None
+    return text
+
+
 def _read_proxy(text: str) -> str:
     """Return an address or network in the form that the proxy middleware compares with."""
     if text == EVERY:
@@ -151,6 +174,8 @@ def _read_proxy(text: str) -> str:
 
 
 Proxy = Annotated[str, AfterValidator(_read_proxy)]
+CorsOrigin = Annotated[str, AfterValidator(_read_cors_origin)]
+HostPattern = Annotated[str, AfterValidator(_check_host)]
 
 
 def _check_record_url(text: str) -> str:
@@ -332,7 +357,7 @@ class Settings(BaseSettings):
         description="PEM file of the private key, if the file `tls_cert` does not contain the key.",
         examples=["/etc/vouch/key.pem"],
     )
-    allowed_hosts: List[str] = Field(
+    allowed_hosts: List[HostPattern] = Field(
         (),
         description="Host names that requests may use, such as search.example,*.shop.example; * "
         "allows all. The names of this machine are always allowed. [default: all host names; if "
@@ -369,9 +394,10 @@ class Settings(BaseSettings):
         examples=["600/minute"],
     )
 
-    cors_origins: List[str] = Field(
+    cors_origins: List[CorsOrigin] = Field(
         (),
-        description="Web origins that may call the API, such as https://shop.example.",
+        description="Web origins that may call the API, such as https://shop.example; * allows "
+        "all origins.",
         examples=["https://shop.example"],
     )
     frame_ancestors: List[Origin] = Field(

@@ -213,6 +213,10 @@ def test_another_variable_of_that_name_is_no_mistake(monkeypatch: pytest.MonkeyP
         ("record_urls", "hunter2"),
         ("record_urls", "shoes=ftp://hunter2/"),
         ("image_origins", "https://hunter2@a.example"),
+        *[("cors_origins", text) for text in ("https://a.example/", "a.example", "null")],
+        *[("cors_origins", text) for text in ("https://*.a.example", "https://hunter2@a.example")],
+        *[("allowed_hosts", text) for text in ("a.example:8443", "https://a.example", "a.*.b")],
+        *[("allowed_hosts", text) for text in ("[::1]:8080", "a.example/hunter2", "a b")],
         ("trusted_proxies", "10.0.0.7 10.0.0.8"),
         ("trusted_proxies", "10.0.0.0/33"),
         ("trusted_proxies", "10.0.0.7,balancer.example"),
@@ -242,6 +246,24 @@ def test_what_cannot_be_is_refused_by_name(
 )
 def test_proxy_is_read_in_the_form_that_is_compared(text: str, known: str) -> None:
     assert Settings(trusted_proxies=(text,)).trusted_proxies == (known,)
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("https://A.example:8443", "https://a.example:8443"),
+        ("http://[::1]:3000", "http://[::1]:3000"),
+        ("capacitor://localhost", "capacitor://localhost"),
+        ("*", "*"),
+    ],
+)
+def test_origin_is_read_in_the_form_that_browsers_send(text: str, known: str) -> None:
+    assert Settings(cors_origins=(text,)).cors_origins == (known,)
+
+
+@pytest.mark.parametrize("text", ["*", "*.a.example", "localhost", "a_b.example.", "::1"])
+def test_host_may_be_a_name_or_an_address(text: str) -> None:
+    assert Settings(allowed_hosts=(text,)).allowed_hosts == (text,)
 
 
 def test_message_of_a_list_says_which_value_is_wrong() -> None:
