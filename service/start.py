@@ -119,6 +119,8 @@ def _with_galleries(settings: Settings) -> Settings:
 def _require_certificate(settings: Settings) -> None:
     """Exit if HTTPS has no usable certificate and key."""
     if settings.tls_cert is None:
+        if settings.tls_key is not None:
+            refuse("VOUCH_TLS_KEY needs VOUCH_TLS_CERT, the certificate of this key.", 2)
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:  # without a password, because no user can type one

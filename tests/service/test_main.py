@@ -173,6 +173,13 @@ def test_a_certificate_that_cannot_be_used_is_refused_in_one_line(
         assert "hunter2" not in line
 
 
+def test_private_key_without_a_certificate_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    said = refusal(capsys, "--tls-key", str(tmp_path / "key.pem"), status=2)
+    assert said == "VOUCH_TLS_KEY needs VOUCH_TLS_CERT, the certificate of this key."
+
+
 def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
@@ -218,7 +225,7 @@ def test_misspelt_variable_is_refused(
     monkeypatch.setenv(name, "hunter2")
     said = refusal(capsys, "--bundle", "/none", status=2)
     assert said == f"{name}: is not a setting; did you mean {meant}? Rename or unset it"
-    monkeypatch.setenv(meant, "a secret of sixteen or more")
+    monkeypatch.setenv(meant, "sixteen-or-more-characters")
     assert "is not a setting" not in refusal(capsys, "--bundle", "/none")
 
 
