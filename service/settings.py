@@ -612,7 +612,7 @@ class Settings(BaseSettings):
     review_reasons: List[CaseReason] = Field(
         (),
         description="Kinds of image queries to keep for review: ambiguous, absent, alien, "
-        "contradicted, random. [default: none]",
+        "contradicted, random. Needs `feedback`. [default: none]",
         examples=["ambiguous,absent"],
     )
     review_image: ImageKept = Field(

@@ -6,6 +6,7 @@ import errno
 import logging
 import signal
 import socket
+import sqlite3
 import ssl
 import sys
 import time
@@ -19,8 +20,9 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import locate
 from model_store.bundles.galleries import GalleryFolder
 from model_store.errors import BundleMismatch, GalleryUnavailable, VouchError, reason_of
+from model_store.feedback import FeedbackLog
 from model_store.memory import freeze_garbage, raise_gc_threshold, tune_malloc
-from model_store.signing import read_public_key
+from model_store.signing import read_private_key, read_public_key
 from service.access.access import Access, open_access
 from service.app import create_app
 from service.command_line import refuse
@@ -71,12 +73,15 @@ def start(settings: Settings) -> None:
             "request counts in Redis. Set --redis-url, or use one process.",
             2,
         )
+    _require_feedback(settings)
     settings = _with_galleries(settings)
     raise_file_limit()
     try:
         access = open_access(settings)
         if settings.galleries is not None:  # errors are found before models are loaded
             GalleryFolder(settings.galleries, settings.max_galleries)
+        if settings.signing_key is not None:
+            read_private_key(settings.signing_key)
         if settings.processes > 1:
             for path in settings.bundle:
                 locate(path)
@@ -129,6 +134,20 @@ def _require_certificate(settings: Settings) -> None:
         is_content = isinstance(error, ssl.SSLError)
         why = "no PEM certificate with its private key" if is_content else error.strerror
         refuse(f"VOUCH_TLS_CERT, VOUCH_TLS_KEY: cannot be used ({why}).", 2)
+
+
+def _require_feedback(settings: Settings) -> None:
+    """Exit if the file for feedback cannot be used, or is missing and needed."""
+    if settings.feedback is None:
+        for name in ("review_reasons", "query_retention_s"):
+            if getattr(settings, name):
+                refuse(f"VOUCH_{name.upper()} needs VOUCH_FEEDBACK, the file for reviews.", 2)
+        return
+    try:
+        FeedbackLog(settings.feedback).check()
+    except (OSError, sqlite3.Error) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        refuse(f"VOUCH_FEEDBACK: {settings.feedback} cannot be used ({why}).")
 
 
 def _open_app(

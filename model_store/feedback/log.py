@@ -72,6 +72,16 @@ class FeedbackLog:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def check(self) -> None:
+        """Create the file if it is missing, and check that it can be written.
+
+        Raises
+        ------
+        OSError, sqlite3.Error : the file cannot be used.
+        """
+        with opened(self.path, writing=True):
+            pass
+
     def decide(self, decided: Decided, retry: Retry | None = None) -> Decided:
         """Store a decision and its pairs durably; return it with its number.
 

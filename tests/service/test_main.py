@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -178,6 +179,46 @@ def test_private_key_without_a_certificate_is_refused(
 ) -> None:
     said = refusal(capsys, "--tls-key", str(tmp_path / "key.pem"), status=2)
     assert said == "VOUCH_TLS_KEY needs VOUCH_TLS_CERT, the certificate of this key."
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (Path.mkdir, "unable to open"),
+        (lambda file: file.write_text("no database" * 100), "not a database"),
+        (lambda file: file.parent.joinpath("feedback").touch(), "File exists"),
+    ],
+)
+def test_feedback_file_that_cannot_be_used_is_refused(
+    made: Callable[[Path], object], why: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    made(file := tmp_path / "feedback")
+    place = file if why != "File exists" else file / "feedback.sqlite3"
+    line = refusal(capsys, "--bundle", str(tmp_path / "none"), "--feedback", str(place))
+    assert line.startswith(f"VOUCH_FEEDBACK: {place} cannot be used (")
+    assert why in line
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--review-reasons", "random"), ("--query-retention-s", "60")]
+)
+def test_what_is_kept_for_review_needs_a_file(
+    option: str, value: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = ("--bundle", str(tmp_path / "none"), option, value)
+    name = "VOUCH_" + option.removeprefix("--").replace("-", "_").upper()
+    said = refusal(capsys, *given, status=2)
+    assert said == f"{name} needs VOUCH_FEEDBACK, the file for reviews."
+    kept = tmp_path / "new" / "feedback.sqlite3"
+    assert "No bundle at" in refusal(capsys, *given, "--feedback", str(kept))
+    assert kept.exists()
+
+
+def test_signing_key_that_cannot_be_read_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = ("--bundle", str(tmp_path / "none"), "--signing-key", str(tmp_path / "none.key"))
+    assert refusal(capsys, *given).startswith(f"{tmp_path}/none.key is no private key")
 
 
 def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) -> None:
