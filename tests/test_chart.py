@@ -42,7 +42,13 @@ EVERYTHING = {
     },
     "secret": "vouch",
     "redis": {"url": "redis://redis:6379/0"},
-    "settings": {"VOUCH_RATE_LIMIT": "600/minute", "VOUCH_DECODERS": 2, "VOUCH_PAD_BATCHES": False},
+    "settings": {
+        "VOUCH_RATE_LIMIT": "600/minute",
+        "VOUCH_DECODERS": 2,
+        "VOUCH_PAD_BATCHES": False,
+        "VOUCH_MAX_IMAGE_BYTES": 20_000_000,
+        "VOUCH_AUDIT_SHARE": 0.25,
+    },
     "trustedProxies": ["10.244.0.0/16", "10.1.2.3"],
     "ingress": {
         "enabled": True,
@@ -220,6 +226,7 @@ def test_service_accepts_the_environment_of_its_pod(
         assert settings.root_path == "/vouch"
         assert settings.trusted_proxies == ("10.244.0.0/16", "10.1.2.3")
         assert (settings.decoders, settings.pad_batches) == (2, False)
+        assert (settings.max_image_bytes, settings.audit_share) == (20_000_000, 0.25)
 
 
 def test_settings_of_the_schema_are_those_of_the_service() -> None:
