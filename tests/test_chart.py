@@ -317,6 +317,24 @@ def test_pods_that_write_share_a_node_and_others_are_spread(helm: str, tmp_path:
         assert mounts["bundles"].get("readOnly", False) == (values is not IN_MILVUS)
 
 
+def test_other_affinity_is_added_to_the_rule_of_one_node(helm: str, tmp_path: Path) -> None:
+    beside = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "redis"}}}
+    preferred = [{"weight": 7, "podAffinityTerm": beside}]
+    own = {
+        "podAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [beside],
+            "preferredDuringSchedulingIgnoredDuringExecution": preferred,
+        },
+        "nodeAffinity": {},
+    }
+    affinity = pod(rendered(helm, tmp_path, {**WRITTEN, "affinity": own}))["affinity"]
+    rule, other = affinity["podAffinity"].pop("requiredDuringSchedulingIgnoredDuringExecution")
+    assert (rule["topologyKey"], other) == ("kubernetes.io/hostname", beside)
+    assert affinity["podAffinity"].pop("preferredDuringSchedulingIgnoredDuringExecution")
+    assert affinity == {"podAffinity": {}, "nodeAffinity": {}}
+    assert pod(rendered(helm, tmp_path, {**PULLED, "affinity": own}))["affinity"] == own
+
+
 REFUSED = [
     ({**PULLED, "keys": {"secret": ""}}, "keys.secret"),
     ({"anonymous": True}, "bundle.source"),

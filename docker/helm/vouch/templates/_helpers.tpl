@@ -82,6 +82,20 @@ readOnlyRootFilesystem: true
 capabilities: { drop: [ALL] }
 {{- end -}}
 
+{{/* All pods that write run on one node, because they share SQLite's locks. */}}
+{{- define "vouch.affinity" -}}
+{{- $affinity := deepCopy .Values.affinity -}}
+{{- if include "vouch.writes" . -}}
+{{- $key := "requiredDuringSchedulingIgnoredDuringExecution" -}}
+{{- $labels := include "vouch.selector" . | fromYaml -}}
+{{- $rule := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) -}}
+{{- $pod := get $affinity "podAffinity" | default dict -}}
+{{- $_ := set $pod $key (prepend (get $pod $key | default list) $rule) -}}
+{{- $_ := set $affinity "podAffinity" $pod -}}
+{{- end -}}
+{{- toYaml $affinity -}}
+{{- end -}}
+
 {{/* Jobs on the volume run on the node of the pods that have mounted it, where there are some. */}}
 {{- define "vouch.besideTheService" -}}
 podAffinity:
