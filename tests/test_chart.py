@@ -345,8 +345,28 @@ REFUSED = [
     ({**PULLED, "settings": {"VOUCH_RATE": "1/minute"}}, "VOUCH_RATE"),
     ({**PULLED, "settings": {"VOUCH_PORT": 80}}, "VOUCH_PORT"),
     ({**PULLED, "replica": 3}, "replica"),
+    ({**PULLED, "settings": {"VOUCH_GALLERIES": "/bundles/g"}}, "settings.VOUCH_GALLERIES"),
+    ({**SHARED, "settings": {"VOUCH_FEEDBACK": "/bundles/f"}}, "settings.VOUCH_FEEDBACK"),
     ({**PULLED, "trustedProxies": ["10.0.0.7 10.0.0.8"]}, "trustedProxies"),
 ]
+
+
+def test_files_may_be_on_an_extra_volume(helm: str, tmp_path: Path) -> None:
+    mounts = [{"name": "more", "mountPath": "/more"}]
+    volumes = {"extraVolumes": [{"name": "more", "emptyDir": {}}], "extraVolumeMounts": mounts}
+    kept = {"VOUCH_FEEDBACK": "/more/feedback.sqlite3"}
+    (container,) = pod(rendered(helm, tmp_path, {**PULLED, **volumes, "settings": kept}))[
+        "containers"
+    ]
+    assert kept.items() <= variables(container).items()
+
+
+def test_service_that_writes_can_pull_a_bundle_by_exec(helm: str, tmp_path: Path) -> None:
+    bucket = {"source": "s3://bucket/mine", "credentialsSecret": "bucket"}
+    for mode, given in (("volume", [{"secretRef": {"name": "bucket"}}]), ("pull", [])):
+        values = {"keys": {"secret": "keys"}, "bundle": {**bucket, "mode": mode}}
+        (service,) = pod(rendered(helm, tmp_path, values))["containers"]
+        assert service.get("envFrom", []) == given
 
 
 @pytest.mark.parametrize(("values", "named"), REFUSED)

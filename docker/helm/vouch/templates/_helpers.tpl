@@ -58,6 +58,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and (eq .Values.bundle.accessMode "ReadWriteOncePod") (eq .Values.bundle.mode "volume") -}}
 {{- fail "bundle.accessMode is ReadWriteOncePod, which lets no new pod start beside the old one. Set it to ReadWriteOnce." -}}
 {{- end -}}
+{{- if not (or (include "vouch.writes" .) .Values.extraVolumeMounts) -}}
+{{- range list "VOUCH_GALLERIES" "VOUCH_FEEDBACK" -}}
+{{- if get $.Values.settings . -}}
+{{- fail (printf "settings.%s needs a volume that pods can write. Set bundle.mode=volume and bundle.readOnly=false, or add a volume (extraVolumes, extraVolumeMounts)." .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.backup.enabled (or .Values.milvus.uri (not (include "vouch.writes" .))) -}}
 {{- fail "backup.enabled backs up a writable volume (bundle.mode=volume). The source of pulled bundles and Milvus have backups of their own: set backup.enabled=false." -}}
 {{- end -}}
