@@ -54,22 +54,22 @@ def check(host: str, port: int, *, is_https: bool) -> None:
     SystemExit : status 1 if the service is not ready or does not answer.
     """
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    if is_https:  # the certificate names the public host, and this request goes to localhost
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            host, port, timeout=TIMEOUT_S, context=context
-        )
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    connection: http.client.HTTPConnection | None = None
     try:
+        if is_https:  # the certificate names the public host, and this request goes to localhost
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
         connection.request("GET", "/readyz", headers={"Host": "localhost"})
         answer = connection.getresponse()
         text = answer.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: not a host
         _end(f"{host}, port {port}, does not answer: {error}. Start the service there.")
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()
     if answer.status != HTTPStatus.OK:
         _end(f"The service is not ready: {text[:500]}")
 

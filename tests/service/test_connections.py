@@ -469,6 +469,17 @@ def test_it_speaks_tls(serve: Serve, tmp_path: Path) -> None:
         assert answer(connection).endswith(b"hello")
 
 
+@pytest.mark.parametrize("host", ["a b", "a..b", "x" * 64 + ".example"])
+def test_health_check_of_a_host_that_is_none_is_one_line(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--check-health", "--host", host])
+    assert ended.value.code == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"vouch-serve: {host}, port 8080, does not answer: ")
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_health_check_asks_over_tls_whatever_the_certificate_names(
     serve: Serve, tmp_path: Path, host: str, monkeypatch: pytest.MonkeyPatch
