@@ -199,8 +199,10 @@ def change_keys(path: Path, change: Callable[[Sequence[ApiKey]], Sequence[ApiKey
                     os.fchown(descriptor, kept.st_uid, kept.st_gid)
             os.fsync(descriptor)
         draft.replace(path)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise KeysError(f"{draft} cannot be written: {error.strerror}.") from None
         raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:

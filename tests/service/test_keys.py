@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
@@ -260,6 +261,21 @@ class TestTheFile:
             change_keys(keys_file.path, fail)
         assert keys_file.path.read_bytes() == before
         assert list(keys_file.path.parent.iterdir()) == [keys_file.path]
+
+    @pytest.mark.parametrize("call", ["fsync", "fchmod"])
+    def test_a_full_disk_is_said_and_changes_nothing(
+        self, keys_file: KeysFile, monkeypatch: pytest.MonkeyPatch, call: str
+    ) -> None:
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        keys_file.make("read")
+        before = keys_file.path.read_bytes()
+        monkeypatch.setattr(f"service.access.keys.os.{call}", full)
+        with pytest.raises(KeysError, match=r"cannot be written: No space left on device\.$"):
+            keys_file.make("write")
+        assert keys_file.path.read_bytes() == before
+        assert [*keys_file.path.parent.iterdir()] == [keys_file.path]
 
     def test_it_is_never_seen_half_written(
         self, keys_file: KeysFile, monkeypatch: pytest.MonkeyPatch
