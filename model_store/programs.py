@@ -1,12 +1,13 @@
-"""Conventions of all programs: ``--version``, Ctrl+C, and the layout of help."""
+"""Conventions of all programs: ``--version``, Ctrl+C, variables, and the layout of help."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, NoReturn
 
@@ -14,6 +15,21 @@ from model_store.installation import installed_version
 
 INTERRUPTED = 130
 """Exit status after Ctrl+C: 128 plus the number of SIGINT."""
+
+PREFIX = "VOUCH_"
+"""Prefix of the names of all environment variables."""
+
+_OF_OTHER_PROGRAMS = frozenset({"trusted_proxy", "api_key", "allowed_origins"})
+"""Variables of other programs, for example of the load balancer and of clients, without ``PREFIX``,
+in lower case."""
+
+_SERVICE_LINK = re.compile(
+    r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$"
+)
+"""Names of the variables that Kubernetes sets in all pods for a Service."""
+
+_NEARLY = 0.75
+"""Minimum similarity (0 to 1) of two names for the hint "did you mean"."""
 
 _layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=10)
 """Help layout: each description is below its option, at the width of the terminal."""
@@ -64,6 +80,33 @@ def parser_settings(program: str, arguments: str = "") -> dict[str, Any]:
         "allow_abbrev": False,
         "add_help": False,
     }
+
+
+def misspelt_variables(
+    names: Iterable[str], known: Collection[str], *, in_any_case: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yield misspelt ``VOUCH_*`` variables, each with the most similar name in ``known``.
+
+    For example, an operator may write ``VOUCH_KEY`` instead of ``VOUCH_KEYS``. If the service
+    ignored this variable, the service would start without API keys.
+
+    Parameters
+    ----------
+    names : names of all variables.
+    known : variables that the program reads, without ``PREFIX``, in lower case.
+    in_any_case : whether the program also reads variables in lower case, such as ``vouch_keys``.
+    """
+    for name in sorted(names):
+        upper = name.upper()
+        plain = upper.removeprefix(PREFIX).lower()
+        if not upper.startswith(PREFIX) or _SERVICE_LINK.search(upper):
+            continue
+        if plain in known:
+            if not in_any_case and name != upper:
+                yield name, plain
+        elif plain not in _OF_OTHER_PROGRAMS:
+            for meant in get_close_matches(plain, known, n=1, cutoff=_NEARLY):
+                yield name, meant
 
 
 def add_global_options(parser: argparse.ArgumentParser) -> None:

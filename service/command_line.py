@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,9 +15,9 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from model_store.programs import add_global_options, parser_of
+from model_store.programs import add_global_options, misspelt_variables, parser_of
 from service.health_check import check
-from service.settings import PREFIX, Settings, settings_in_groups
+from service.settings import Settings, settings_in_groups
 
 DESCRIPTION = """\
 Serve bundles over HTTP.
@@ -34,17 +32,6 @@ Exit status:
   1    the service cannot start, or stopped after an error, or is not ready
   2    an option or a variable is unknown or invalid
   130  interrupted by Ctrl+C during the start"""
-
-_OF_OTHER_PROGRAMS = frozenset({"VOUCH_TRUSTED_PROXY", "VOUCH_API_KEY", "VOUCH_ALLOWED_ORIGINS"})
-"""``VOUCH_*`` variables of other programs, for example of the load balancer and of clients."""
-
-_SERVICE_LINK = re.compile(
-    r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$"
-)
-"""Names of the variables that Kubernetes sets in all pods for a Service."""
-
-_NEARLY = 0.75
-"""Minimum similarity (0 to 1) of two names for the hint "did you mean"."""
 
 _UNITS = {
     "s": "SECONDS",
@@ -82,27 +69,12 @@ def read_command_line(arguments: Sequence[str]) -> Settings:
         refuse(settings_problem(error, given), 2)
     misspelt = [
         f"{name}: is not a setting; did you mean {_variable(meant)}? Rename or unset it"
-        for name, meant in misspelt_variables(os.environ)
+        for name, meant in misspelt_variables(os.environ, Settings.model_fields, in_any_case=True)
         if meant not in settings.model_fields_set
     ]
     if misspelt:
         refuse("; ".join(misspelt), 2)
     return settings
-
-
-def misspelt_variables(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield misspelt ``VOUCH_*`` variables, each with the most similar setting.
-
-    For example, an operator may write ``VOUCH_KEY`` instead of ``VOUCH_KEYS``. If the service
-    ignored this variable, the service would start without API keys.
-    """
-    for name in sorted(names):
-        plain = name.removeprefix(PREFIX).lower()
-        is_known = plain in Settings.model_fields or name in _OF_OTHER_PROGRAMS
-        if plain == name.lower() or is_known or _SERVICE_LINK.search(name):
-            continue
-        for meant in get_close_matches(plain, Settings.model_fields, n=1, cutoff=_NEARLY):
-            yield name, meant
 
 
 def check_health(arguments: Sequence[str]) -> None:

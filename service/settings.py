@@ -30,6 +30,7 @@ from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
 from model_store.lists import as_list, as_mapping
 from model_store.processors import ProviderChoice
+from model_store.programs import PREFIX
 from model_store.verdicts import CaseReason
 from service.decoding.sandbox import SandboxMode
 from service.health_check import DEFAULT_HOST, DEFAULT_PORT, SERVICE_LINK
@@ -192,9 +193,6 @@ RecordUrl = Annotated[str, AfterValidator(_check_record_url)]
 Item = TypeVar("Item")
 List = Annotated[tuple[Item, ...], NoDecode, BeforeValidator(as_list)]
 """A list, written as values with commas between them or as JSON."""
-
-
-PREFIX = "VOUCH_"
 
 
 def _secrets_problem(folder: Path) -> str:

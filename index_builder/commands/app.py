@@ -30,6 +30,7 @@ from index_builder.commands.command_line import (
     QuietOption,
     VerboseOption,
 )
+from index_builder.configuration.environment import require_known_variables
 from index_builder.progress import error_console, is_verbose, messages_shown, set_output
 from index_builder.storage.urls import without_secrets
 from model_store.errors import RequirementNotMet, UsageError, VouchError
@@ -84,6 +85,7 @@ def vouch_build(
 ) -> None:
     """Apply the global options, which may also precede a command."""
     set_output(verbose=verbose, quiet=quiet)
+    require_known_variables()
 
 
 app.command("all", rich_help_panel=BUILD)(all_steps.all_command)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from model_store.bundles.manifest import SIGNATURE_FILE
-from model_store.errors import ConfigError, WriteRefused
+from model_store.errors import ConfigError, UsageError, WriteRefused
 from model_store.gallery.opening import DatabaseAccess
 from model_store.lists import split_list
 from model_store.processors import ProviderChoice
+from model_store.programs import PREFIX, misspelt_variables
 from model_store.signing import read_private_key, read_public_key
 
 if TYPE_CHECKING:
@@ -44,6 +45,31 @@ def database_access(named: str | None = None) -> DatabaseAccess:
 
 SIGNING_KEY_VARIABLE = "VOUCH_SIGNING_KEY"
 BUNDLE_KEYS_VARIABLE = "VOUCH_BUNDLE_KEYS"
+
+READ_VARIABLES = (
+    *("allowed_origins", "bundle_keys", "data_dir", "redis_url", "signing_key"),
+    *("milvus_log", "milvus_token", "milvus_uri", "postgres_uri"),
+)
+"""The variables that commands read, without ``PREFIX``, in lower case."""
+
+_OF_COMPOSE = {"VOUCH_BUNDLES"}
+"""Variables of `docker-compose.yml` with names similar to `READ_VARIABLES`."""
+
+
+def require_known_variables() -> None:
+    """Raise an error if a variable is misspelt. A misspelt variable could accept any bundle.
+
+    Raises
+    ------
+    UsageError : a ``VOUCH_*`` variable is misspelt.
+    """
+    misspelt = [
+        f"{name}: is not a setting; did you mean {PREFIX}{meant.upper()}? Rename or unset it"
+        for name, meant in misspelt_variables(os.environ.keys() - _OF_COMPOSE, READ_VARIABLES)
+        if f"{PREFIX}{meant.upper()}" not in os.environ
+    ]
+    if misspelt:
+        raise UsageError("; ".join(misspelt))
 
 
 def signing_key() -> Ed25519PrivateKey | None:

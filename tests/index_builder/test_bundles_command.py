@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Container
@@ -13,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
-from index_builder.configuration.environment import next_signing_key, signing_key
+from index_builder.configuration.environment import READ_VARIABLES, next_signing_key, signing_key
 from model_store.bundles.directory import CURRENT_FILE, activate, current_id, locate
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, read_manifest
 from model_store.bundles.operator import read_operator
@@ -32,6 +33,7 @@ from model_store.errors import (
     WriteRefused,
 )
 from model_store.signing import new_key, read_public_key
+from service.settings import Settings
 from tests.support.kept_worlds import calibrated
 from tests.support.narrowing import not_none
 from tests.support.released_bundles import released
@@ -225,6 +227,40 @@ def test_what_is_published_is_signed_with_the_key_of_the_environment(
     monkeypatch.setenv("VOUCH_SIGNING_KEY", str(tmp_path / "none.key"))
     with pytest.raises(SigningKeyError, match=r"none\.key is no private key"):
         signing_key()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("VOUCH_BUNDLE_KEY", "VOUCH_BUNDLE_KEYS"),
+        ("vouch_bundle_key", "VOUCH_BUNDLE_KEYS"),
+        ("vouch_bundle_keys", "VOUCH_BUNDLE_KEYS"),
+        ("VOUCH_SIGNING_KEYS", "VOUCH_SIGNING_KEY"),
+    ],
+)
+def test_misspelt_variable_pulls_nothing(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    public = new_key(tmp_path / "publisher.key")
+    monkeypatch.setenv(name, str(public))
+    refused = run("pull", root, tmp_path / "pulled")
+    assert isinstance(refused.exception, UsageError)
+    assert str(refused.exception) == (
+        f"{name}: is not a setting; did you mean {meant}? Rename or unset it"
+    )
+    assert not (tmp_path / "pulled").exists()
+
+
+def test_variables_of_service_and_compose_are_not_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compose = (Path(__file__).parents[2] / "docker-compose.yml").read_text(encoding="utf-8")
+    of_service = {f"VOUCH_{name.upper()}" for name in Settings.model_fields}
+    for name in of_service | set(re.findall("VOUCH_[A-Z_]+", compose)):
+        monkeypatch.setenv(name, "")
+    for name in READ_VARIABLES:  # each is found in the environment, and hides misspelt names
+        monkeypatch.delenv(f"VOUCH_{name.upper()}", raising=False)
+    assert run("absent-share", root).exit_code == 0
 
 
 def test_successor_of_a_signed_bundle_needs_a_key(

@@ -14,8 +14,9 @@ import pytest
 
 from model_store.errors import GalleryUnavailable
 from model_store.installation import installed_version
+from model_store.programs import misspelt_variables
 from service.__main__ import main
-from service.command_line import misspelt_variables, read_command_line
+from service.command_line import read_command_line
 from service.encoding.process import EncoderProcess
 from service.encoding.queues import SharedEncoders
 from service.settings import Settings, settings_in_groups
@@ -254,6 +255,7 @@ def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "meant"),
     [
         ("VOUCH_KEY", "VOUCH_KEYS"),
+        ("vouch_key", "VOUCH_KEYS"),
         ("VOUCH_KEYZ", "VOUCH_KEYS"),
         ("VOUCH_BUNDLE_KEY", "VOUCH_BUNDLE_KEYS"),
         ("VOUCH_ALLOWED_HOST", "VOUCH_ALLOWED_HOSTS"),
@@ -273,7 +275,8 @@ def test_misspelt_variable_is_refused(
 def test_variables_of_other_programs_start_a_service() -> None:
     kubernetes = ("VOUCH_SERVICE_HOST", "VOUCH_SERVICE_PORT_HTTP", "VOUCH_PORT_8080_TCP_ADDR")
     others = ("VOUCH_REDIS_PORT", "VOUCH_API_KEY", "VOUCH_TRUSTED_PROXY", "VOUCH_DATA_DIR", "PATH")
-    assert not list(misspelt_variables((*kubernetes, *others, "VOUCH_KEYS", "KEY")))
+    names = (*kubernetes, *others, "VOUCH_KEYS", "vouch_keys", "KEY")
+    assert not list(misspelt_variables(names, Settings.model_fields, in_any_case=True))
 
 
 def test_several_processes_need_a_redis(capsys: pytest.CaptureFixture[str]) -> None:
