@@ -324,7 +324,8 @@ async def _set_up(
     stack.push_async_callback(shadows.close)
     for bundle in bundles:
         await galleries.add(bundle)
-    metrics = GalleryMetrics(galleries, cache, partial(n_workers, shared))
+    period_s = settings.canary_period_s
+    metrics = GalleryMetrics(galleries, cache, period_s, partial(n_workers, shared))
     telemetry.exposed.register(metrics)
     stack.callback(telemetry.exposed.unregister, metrics)
     for watching in (

@@ -634,6 +634,7 @@ class Settings(BaseSettings):
     canary_period_s: float = Field(
         5.0,
         gt=0,
+        le=86_400,
         description="Seconds between test queries (canaries) to each gallery. The file CURRENT is "
         "checked for a new bundle at the same interval.",
     )

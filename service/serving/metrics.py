@@ -93,6 +93,11 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
         "Seconds since a gallery last answered a canary query.",
         ["gallery"],
     ),
+    (
+        "vouch_canary_period_seconds",
+        "Seconds between canary queries to a gallery (VOUCH_CANARY_PERIOD_S).",
+        ["gallery"],
+    ),
     ("vouch_gallery_items", "Number of items in the gallery.", ["gallery"]),
     (
         "vouch_pending_changes",
@@ -128,10 +133,15 @@ class GalleryMetrics(Collector):
     """
 
     def __init__(
-        self, galleries: Galleries, cache: Cache, n_workers: Callable[[], int] = lambda: 1
+        self,
+        galleries: Galleries,
+        cache: Cache,
+        canary_period_s: float,
+        n_workers: Callable[[], int] = lambda: 1,
     ) -> None:
         self._galleries = galleries
         self._cache = cache
+        self._canary_period_s = canary_period_s
         self._n_workers = n_workers
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
@@ -172,6 +182,7 @@ class GalleryMetrics(Collector):
                 families["vouch_review_queue"].add_metric([name, reason, state], n)
             _add_shadow(families, name, engine.shadow)
             families["vouch_canary_age_seconds"].add_metric([name], now - engine.canary_at)
+            families["vouch_canary_period_seconds"].add_metric([name], self._canary_period_s)
             families["vouch_gallery_items"].add_metric([name], bundle.retriever.gallery.n_items)
             families["vouch_pending_changes"].add_metric([name], bundle.n_pending)
             families["vouch_bundle_info"].add_metric([name, bundle.manifest.id], 1)

@@ -186,7 +186,7 @@ def test_another_variable_of_that_name_is_no_mistake(monkeypatch: pytest.MonkeyP
         ("max_batch", "0"),
         ("max_in_flight", "0"),
         ("deadline_s", "0"),
-        ("canary_period_s", "0"),
+        *[("canary_period_s", text) for text in ("0", "inf", "nan", "86401")],
         ("compact_after", "-1"),
         ("keep_bundles", "0"),
         ("otlp_endpoint", "localhost:4318"),

@@ -24,6 +24,7 @@ from service.http.admission import ClientGone
 from service.http.middleware import RequestContext
 from service.observability.metrics import Telemetry
 from service.serving.lease import Lease
+from service.settings import Settings
 from tests.end_to_end.processes import TIMEOUT_S, command_of, wait_until
 from tests.end_to_end.questions import picture, search
 
@@ -274,6 +275,7 @@ def test_how_things_are_is_looked_up_when_asked(
     assert now[sample("vouch_calibration_stale", **gallery)] == 0
     assert now[sample("vouch_requests_in_flight")] == 0
     assert 0 < now[sample("vouch_canary_age_seconds", **gallery)] < 60
+    assert now[sample("vouch_canary_period_seconds", **gallery)] == Settings().canary_period_s
     assert now[sample("vouch_bundle_info", **gallery, bundle=bundle.manifest.id)] == 1
     identity = {"encoder": encoder.fingerprint[:12], "provider": "CPUExecutionProvider"}
     assert now[sample("vouch_encoder_info", **gallery, **identity)] == 1
