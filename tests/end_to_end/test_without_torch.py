@@ -91,6 +91,7 @@ def test_indexing_calibrating_evaluating_and_the_doctor_need_no_torch(
     staging = tmp_path / "run" / "bundle"
     staging.mkdir(parents=True)
     shutil.copy(digits_bundle / "encoder.onnx", staging)
+    (tmp_path / "run" / "lock").touch()  # as `export` leaves it
     few = resources.files("index_builder").joinpath("configs/digits.toml").read_text("utf-8")
     config = tmp_path / "few.toml"
     config.write_text(few.replace("[outliers]", "[outliers]\nn_images = 100"), encoding="utf-8")
