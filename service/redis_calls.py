@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 REST_AFTER_FAILURE_S = 1.0
 """Seconds after a failure in which no request waits for Redis."""
@@ -48,6 +49,10 @@ SHOWN = 200
 """Maximum length of a Redis error message in the log, in characters."""
 
 
+Command = Literal["read", "write", "delete"]
+"""A kind of command. A full Redis refuses writes only; a replica of another Redis also deletes."""
+
+
 class RedisCalls:
     """Calls Redis with a timeout, and never raises.
 
@@ -61,13 +66,19 @@ class RedisCalls:
         self._timeout_s = timeout_s
         self._without_it = without_it
         self._rest = Rest()
+        self._refused: set[Command] = set()
 
     @property
     def failed_last(self) -> bool:
         """Return whether Redis was unreachable at the last attempt."""
         return self._rest.failed_last
 
-    async def ask(self, call: Callable[[], Awaitable[object]]) -> object:
+    @property
+    def refuses_writes(self) -> bool:
+        """Return whether Redis refused the last write."""
+        return "write" in self._refused
+
+    async def ask(self, call: Callable[[], Awaitable[object]], command: Command = "read") -> object:
         """Return Redis's reply; None if there is no valid reply."""
         if not self._rest.is_over:
             return None
@@ -76,8 +87,10 @@ class RedisCalls:
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await call()
-        except ResponseError as error:  # Redis is full, or the key has another type
-            logger.warning("Redis refused: %s", str(error)[:SHOWN])
+        except ResponseError as error:  # Redis is full or a replica, or the key has another type
+            if command not in self._refused:
+                self._refused.add(command)
+                logger.warning("Redis refused: %s", str(error)[:SHOWN])
             return None
         # Invalid replies raise ValueError, RecursionError and others in the Redis client.
         except Exception as error:
@@ -87,4 +100,5 @@ class RedisCalls:
                 logger.warning(message, extra={"fields": fields})
             return None
         self._rest.end()
+        self._refused.discard(command)
         return answer

@@ -158,7 +158,8 @@ class Rates:
             return None
         shared = self._shared
         count = await self._calls.ask(
-            (lambda: shared.incr(key, life_s, n)) if n else (lambda: shared.get(key))
+            (lambda: shared.incr(key, life_s, n)) if n else (lambda: shared.get(key)),
+            "write" if n else "read",
         )
         # Redis may send a wrong reply, for example text or a smaller number; see `RedisCalls`.
         return count if type(count) is int and n <= count < MAX_COUNT else None

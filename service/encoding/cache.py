@@ -196,8 +196,10 @@ class RedisCache:
 
     @property
     def state(self) -> str:
-        """Return the text ``redis``, with a note if Redis was unreachable at the last attempt."""
-        return "redis" if self.is_reachable else "redis (unreachable)"
+        """Return the text ``redis``, with a note if the last attempt or the last write failed."""
+        if not self.is_reachable:
+            return "redis (unreachable)"
+        return "redis (refuses writes)" if self._calls.refuses_writes else "redis"
 
     @property
     def is_reachable(self) -> bool:
@@ -217,7 +219,7 @@ class RedisCache:
     async def put(self, key: str, entry: CacheEntry) -> None:
         """Store the entry in Redis, or in memory if Redis does not store it."""
         data = entry.to_bytes(key, self._secret)
-        taken = await self._calls.ask(lambda: self._redis.set(key, data, ex=self._ttl_s))
+        taken = await self._calls.ask(lambda: self._redis.set(key, data, ex=self._ttl_s), "write")
         kept, other = self._copies, self._not_taken
         if taken is not True:
             kept, other = other, kept
@@ -228,7 +230,7 @@ class RedisCache:
         """Delete the entry in memory, and also in Redis if Redis is reachable."""
         for held in (self._copies, self._not_taken):
             await held.remove(key)
-        await self._calls.ask(lambda: self._redis.delete(key))
+        await self._calls.ask(lambda: self._redis.delete(key), "delete")
 
     async def close(self) -> None:
         """Close connections."""

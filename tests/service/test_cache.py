@@ -5,7 +5,7 @@ import logging
 import signal
 import socket
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
@@ -199,6 +199,33 @@ class TestWhatIsInRedis:
             await cache.put("late", new_entry(1))
             assert_same_bits(await cache.get("early"), new_entry(0))
             assert await cache.get("late") is None
+
+    @pytest.mark.parametrize(
+        ("refuse", "accept"),
+        [
+            ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+            ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+        ],
+        ids=["full", "replica"],
+    )
+    async def test_a_redis_that_refuses_writes_is_said_once(
+        self, redis_server: Redis, caplog: pytest.LogCaptureFixture, refuse: str, accept: str
+    ) -> None:
+        tell: Callable[..., object] = redis_server.client.execute_command
+        async with opened(redis_server.url) as cache:
+            await cache.put("early", new_entry(0))
+            assert cache.state == "redis"
+            for turn in (1, 2):
+                tell(*refuse.split())
+                for _ in range(3):
+                    await cache.put("late", new_entry(1))
+                    assert_same_bits(await cache.get("early"), new_entry(0))
+                    assert cache.state == "redis (refuses writes)"
+                said = [one for one in caplog.messages if "Redis refused" in one]
+                assert len(said) == turn
+                tell(*accept.split())
+                await cache.put("late", new_entry(1))
+                assert cache.state == "redis"
 
 
 @pytest.mark.anyio

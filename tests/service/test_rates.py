@@ -235,7 +235,7 @@ async def told(monkeypatch: pytest.MonkeyPatch, said: list[object]) -> list[int]
     async with opened("redis://127.0.0.1:1") as rates:  # is never reached
         answers = iter(said)
 
-        async def ask(_: object) -> object:
+        async def ask(*_: object) -> object:
             return next(answers)
 
         monkeypatch.setattr(rates._calls, "ask", ask)

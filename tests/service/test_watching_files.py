@@ -144,6 +144,7 @@ TROUBLE: dict[str, dict[str, str]] = {
     "VouchEncoderStops": {f"vouch_encoder_stops_total{GALLERY}": "0x220 3x20"},
     "VouchDecodersLost": {"vouch_decoders_lost_total": "0x220 30x20"},
     "VouchCacheUnreachable": {"vouch_cache_info{state='redis (unreachable)'}": "1x240"},
+    "VouchCacheRefusesWrites": {"vouch_cache_info{state='redis (refuses writes)'}": "1x240"},
     "VouchBundleRefused": {
         "vouch_bundle_activations_total{gallery='digits',outcome='refused'}": "0x220 1x20"
     },

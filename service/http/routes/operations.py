@@ -55,7 +55,9 @@ class Ready(BaseModel):
 
     status: Literal["ready"] = "ready"
     galleries: list[ReadyGallery]
-    cache: str = Field(description="`redis`, `redis (unreachable)` or `process`.")
+    cache: str = Field(
+        description="`redis`, `redis (unreachable)`, `redis (refuses writes)` or `process`."
+    )
     decoder_sandbox: list[str] = Field(
         description="Kernel features that confine the decoders: `landlock`, `seccomp`; empty if "
         "none."
