@@ -389,6 +389,21 @@ class TestSeveralWriters:
         else:
             assert not path.parent.exists()
 
+    def test_a_log_that_was_removed_with_an_older_bundle_is_superseded(
+        self, live: LiveGallery, base: FaissGallery, path: Path
+    ) -> None:
+        """As a compaction by another process does; the writer then opens the current bundle."""
+
+        def admit() -> None:
+            if not path.exists():
+                raise GallerySuperseded("another bundle")
+
+        old = LiveGallery(base, ChangesFile(path, "the-bundle", "the-encoder"), admit)
+        old.commit([some_upsert("a")])
+        path.unlink()
+        with pytest.raises(GallerySuperseded):
+            old.commit([some_upsert("b")])
+
     def test_its_mark_waits_for_nobody(self, live: LiveGallery, path: Path) -> None:
         live.commit([some_upsert("a")])
         mark = live.log.mark()

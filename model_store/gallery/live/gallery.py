@@ -131,6 +131,8 @@ class LiveGallery:
         ------
         WriteError : `admit` refused the transaction, or the writes could not be stored.
         """
+        if not self.log.is_in_place:
+            self._admit()  # the log is gone if another bundle was made current and this one removed
         with self.log.transaction() as turn:
             self._admit()
             yield turn

@@ -212,6 +212,11 @@ class ChangesFile:
             if turn.reached is not None:
                 self._high.raise_to(turn.reached)
 
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether the open log is still the file at `path`; True if no log is open."""
+        return self._opened is None or _file_at(self.path) == self._opened
+
     def copy_to(self, target: Path) -> None:
         """Copy the log consistently to ``target``, while writers continue.
 
@@ -234,7 +239,7 @@ class ChangesFile:
         An open file keeps its name only until its directory is moved. A write would then be stored
         in the moved directory, and its number in the directory that has taken its place.
         """
-        if self._opened is not None and _file_at(self.path) != self._opened:
+        if not self.is_in_place:
             raise StorageFailed(
                 "The directory of this gallery's changes was moved or replaced while the service "
                 "ran. Nothing was changed. The operator must restart the service."
