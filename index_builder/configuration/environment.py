@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from model_store.bundles.manifest import SIGNATURE_FILE
 from model_store.errors import ConfigError, UsageError, WriteRefused
-from model_store.gallery.opening import DatabaseAccess
+from model_store.gallery.opening import ACCESS_VARIABLES, DatabaseAccess
 from model_store.lists import split_list
 from model_store.processors import ProviderChoice
 from model_store.programs import PREFIX, misspelt_variables
@@ -48,7 +48,7 @@ BUNDLE_KEYS_VARIABLE = "VOUCH_BUNDLE_KEYS"
 
 READ_VARIABLES = (
     *("allowed_origins", "bundle_keys", "data_dir", "redis_url", "signing_key"),
-    *("milvus_log", "milvus_token", "milvus_uri", "postgres_uri"),
+    *ACCESS_VARIABLES,
 )
 """The variables that commands read, without ``PREFIX``, in lower case."""
 

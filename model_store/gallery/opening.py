@@ -54,6 +54,9 @@ class DatabaseAccess:
         )
 
 
+ACCESS_VARIABLES = ("milvus_log", "milvus_token", "milvus_uri", "postgres_uri")
+"""The variables that `DatabaseAccess.of_environment` reads, without ``VOUCH_``, in lower case."""
+
 NO_DATABASE = DatabaseAccess()
 """Access without an address; a gallery in a database cannot be opened with this access."""
 
