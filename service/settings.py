@@ -144,7 +144,7 @@ def _read_cors_origin(text: str) -> str:
     origin = text.lower()
     if not re.fullmatch(r"[a-z][a-z\d+.-]*://(\[[\da-f:.]+\]|[\w.-]+)(:\d+)?", origin, re.ASCII):
         raise ValueError("must be an origin, such as https://shop.example, without a path, or *")
-    return origin
+    return re.sub(r"^(https://.*):443$|^(http://.*):80$", r"\1\2", origin)
 
 
 def _check_host(text: str) -> str:

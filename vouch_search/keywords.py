@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from service import schemas
+from service.schemas.keywords import as_json
 
 
 def checked_options(k: object, options: Mapping[str, object]) -> schemas.SearchFields:
@@ -63,23 +64,7 @@ def _filter_text(given: object) -> str | None:
         raise TypeError(
             f"filter: received {type(given).__name__}, wanted a mapping such as {{'label': 'a'}}."
         )
-    try:
-        return json.dumps(given, ensure_ascii=False, default=_json_value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"filter: {error}") from error
-
-
-def _json_value(value: object) -> object:
-    """Return a mapping as a dictionary and a scalar of NumPy as a scalar of Python."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    is_period = isinstance(value, np.timedelta64)  # a subclass of np.integer
-    if isinstance(value, np.integer | np.floating | np.bool_) and not is_period:
-        return value.item()
-    raise TypeError(
-        f"received {type(value).__name__} {str(value)[:80]!r}, wanted a text, a number, a boolean, "
-        "None, a list or a mapping."
-    )
+    return json.dumps(as_json("filter", given), ensure_ascii=False)
 
 
 def checked_text(text: object) -> str:

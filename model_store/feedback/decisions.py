@@ -166,7 +166,7 @@ _REQUEST_S = 24 * 3600.0
 """Seconds for which the Idempotency-Key of a decision is kept."""
 
 
-def number_of(connection: sqlite3.Connection, decided: Decided, retry: Retry) -> int | None:
+def number_of(connection: sqlite3.Connection, gallery: str, retry: Retry, now: float) -> int | None:
     """Return the number of the decision that the request stored before; None for a new request.
 
     Raises
@@ -176,7 +176,7 @@ def number_of(connection: sqlite3.Connection, decided: Decided, retry: Retry) ->
     row = connection.execute(
         "SELECT request, number FROM decision_requests "
         "WHERE gallery = ? AND request_key = ? AND kept_at > ?",
-        (decided.gallery, retry.key, decided.decided_at - _REQUEST_S),
+        (gallery, retry.key, now - _REQUEST_S),
     ).fetchone()
     if row is None:
         return None

@@ -82,6 +82,19 @@ class FeedbackLog:
         with opened(self.path, writing=True):
             pass
 
+    def of_request(self, gallery: str, retry: Retry) -> Decided | None:
+        """Return the decision that a request stored before; None for a new request.
+
+        Raises
+        ------
+        KeyReused : another request had the key of ``retry``.
+        """
+        if not self.path.exists():
+            return None
+        with opened(self.path) as connection:
+            number = decisions.number_of(connection, gallery, retry, decisions.moment())
+            return None if number is None else decisions.find(connection, gallery, number)
+
     def decide(self, decided: Decided, retry: Retry | None = None) -> Decided:
         """Store a decision and its pairs durably; return it with its number.
 
@@ -98,7 +111,7 @@ class FeedbackLog:
         """
         with opened(self.path, writing=True) as connection:
             if retry is not None:
-                number = decisions.number_of(connection, decided, retry)
+                number = decisions.number_of(connection, decided.gallery, retry, decided.decided_at)
                 if number is not None:
                     return decisions.find(connection, decided.gallery, number)
             kept = _decide(connection, decided)

@@ -177,7 +177,8 @@ class Access:
         """Count searches against the key's quota; failed searches count too.
 
         Returns the state of the quota; None without a quota. With ``n`` = 0 nothing
-        is counted. If fewer than ``n`` searches are left, none is counted.
+        is counted. If fewer than ``n`` searches are left, none is counted, unless another request
+        counts at the same time.
 
         Raises
         ------
@@ -192,7 +193,7 @@ class Access:
             standing = await self._rates.count(account, rate, 0)
             left = rate.amount - standing.count
             if left < n:
-                state = f"{max(left, 0):,} are left for {n:,} further searches"
+                state = f"{max(left, 0):,} are left for {n:,} further searches of this batch"
                 raise self._used_up(request, standing, rate, state)
         standing = await self._rates.count(account, rate, n)
         if n and standing.exceeded:

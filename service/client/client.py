@@ -27,19 +27,24 @@ from model_store.verdicts import Order
 from service import schemas
 from service.client.contract import (
     Fields,
-    as_json,
     body_of,
     fields_of,
     headers_of,
     path_of,
     read,
-    require_text,
     send,
     sent_again,
 )
 from service.client.management import GalleryManagement
 from service.client.review import ReviewQueueClient, UnknownQueriesClient
-from service.schemas.keywords import DecisionOptions, Filter, ListOptions, SearchOptions
+from service.schemas.keywords import (
+    DecisionOptions,
+    Filter,
+    ListOptions,
+    SearchOptions,
+    as_json,
+    require_text,
+)
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 import uuid
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from model_store.errors import InvalidRequest
 from model_store.item_ids import check_item_id
 from service import schemas
-from service.schemas.keywords import Filter
+from service.schemas.keywords import Filter, as_json, require_text
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -138,45 +137,6 @@ def body_of(**named: object) -> dict[str, Any]:
     InvalidRequest : a number is infinite or no number; the message names its place.
     """
     return {name: as_json(name, value) for name, value in named.items() if value is not None}
-
-
-def as_json(place: str, value: object) -> Any:  # noqa: ANN401 - any JSON value
-    """Return a value in the types of JSON: numbers of NumPy become numbers of Python.
-
-    Raises
-    ------
-    TypeError : JSON has no such type; the message names the place of the value.
-    InvalidRequest : a number is infinite or no number; the message names its place.
-    """
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()  # a scalar of NumPy, which the client does not import
-    if isinstance(value, Mapping):
-        return {
-            require_text(f"{place}: key {key!r}", key): as_json(f"{place}.{key}", one)
-            for key, one in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [as_json(f"{place}[{index}]", one) for index, one in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidRequest(f"{place}: received {value}, wanted a finite number.")
-    if value is None or isinstance(value, str | int | float):
-        return value
-    raise TypeError(
-        f"{place}: received {type(value).__name__}, wanted text, a number, true, false, null, "
-        "a list or a mapping."
-    )
-
-
-def require_text(place: str, value: object) -> str:
-    """Return a text, unchanged.
-
-    Raises
-    ------
-    TypeError : the value is not a text; the message names its place.
-    """
-    if not isinstance(value, str):
-        raise TypeError(f"{place}: received {type(value).__name__}, wanted text.")
-    return value
 
 
 def path_of(*parts: str) -> str:

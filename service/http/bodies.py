@@ -471,7 +471,11 @@ async def _computed(document: bytes, work: Callable[[], ResultT]) -> ResultT:
 
 def _has_at_most(most: int, document: bytes) -> bool:
     """Return whether a JSON document has at most ``most`` parts; see `limits.MAX_JSON_PARTS`."""
-    return _n_parts(document) <= most or _n_parts(_JSON_STRING.sub(b"", document)) <= most
+    if _n_parts(document) <= most:  # the usual case, whatever the strings hold
+        return True
+    # A valid document has at most one string more than it has parts: a longer search is in vain.
+    rest, n_strings = _JSON_STRING.subn(b"", document, most + 2)
+    return n_strings <= most + 1 and _n_parts(rest) <= most
 
 
 def _n_parts(document: bytes) -> int:

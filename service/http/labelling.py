@@ -175,16 +175,16 @@ def _instant(text: str) -> float:
     at = datetime.fromisoformat(text)
     at = at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC)
     if at > datetime.now(UTC) + _SKEW:
-        raise ValueError(f"created_at is in the future: {text}")
+        raise ValueError("created_at is in the future")
     return at.timestamp()
 
 
 def _why(error: Exception) -> str:
     if not isinstance(error, ValidationError):
-        return repr(error)
+        return repr(error)[:200]
     return "; ".join(
         ": ".join([*map(str, one["loc"]), one["msg"]]) for one in error.errors(include_url=False)
-    )
+    )[:200]
 
 
 def _named(query_id: str) -> str:

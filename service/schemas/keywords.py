@@ -1,10 +1,12 @@
-"""Options as Python keyword arguments, with the same values as over HTTP."""
+"""Options as Python keyword arguments, with the same values as over HTTP, and values as JSON."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
+from model_store.errors import InvalidRequest
 from model_store.verdicts import Order
 from service.schemas.search import OnUncertain
 
@@ -104,3 +106,43 @@ class CalibrationBounds(TypedDict, total=False):
     expected_absent: float
     alpha: float
     coverage: float
+
+
+def as_json(place: str, value: object) -> Any:  # noqa: ANN401 - any JSON value
+    """Return a value in the types of JSON: numbers of NumPy become numbers of Python.
+
+    Raises
+    ------
+    TypeError : JSON has no such type; the message names the place of the value.
+    InvalidRequest : a number is infinite or no number; the message names its place.
+    """
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    if kind is not None and kind in "biuf" and getattr(value, "shape", None) == ():
+        value = value.item()  # type: ignore[attr-defined] # of NumPy, which is not imported here
+    if isinstance(value, Mapping):
+        return {
+            require_text(f"{place}: key {key!r}", key): as_json(f"{place}.{key}", one)
+            for key, one in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [as_json(f"{place}[{index}]", one) for index, one in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRequest(f"{place}: received {value}, wanted a finite number.")
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(
+        f"{place}: received {type(value).__name__} {str(value)[:80]!r}, wanted text, a number, "
+        "true, false, null, a list or a mapping."
+    )
+
+
+def require_text(place: str, value: object) -> str:
+    """Return a text, unchanged.
+
+    Raises
+    ------
+    TypeError : the value is not a text; the message names its place.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{place}: received {type(value).__name__}, wanted text.")
+    return value

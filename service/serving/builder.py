@@ -23,6 +23,7 @@ from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.errors import WriteError, WriteRefused
 from model_store.installation import how_to_install
+from model_store.programs import PREFIX
 
 
 def installed_command() -> tuple[str, ...]:
@@ -132,9 +133,14 @@ async def run_builder(
     ----------
     variables : environment variables to add.
     """
+    # The service reads its variables in any case, and the command only in upper case.
+    own = {
+        name.upper() if name.upper().startswith(PREFIX) else name: value
+        for name, value in os.environ.items()
+    }
     process = subprocess.Popen(  # noqa: S603, ASYNC220 - asyncio would also block here
         command,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})},
+        env={**own, "OMP_NUM_THREADS": "1", **(variables or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -97,6 +97,7 @@ class SearchEngine:
         self.watches = {
             kind: Watch(bundle, resources.feedback, resources.audit_share, kind) for kind in kinds
         }
+        self._stores_decisions = resources.feedback is not None
         self.operator = OperatorSettings()
         self.on_drift = resources.on_drift
         self._written_soon = DelayedWrite(self._keep_soon)
@@ -383,7 +384,7 @@ class SearchEngine:
 
     async def answered(self, encoded: Encoded, version: int) -> None:
         """Store the version of the gallery that answered a query, for later decisions."""
-        if encoded.versions.get(self.bundle.key) == version:
+        if not self._stores_decisions or encoded.versions.get(self.bundle.key) == version:
             return
         versions = {**encoded.versions, self.bundle.key: version}
         entry = CacheEntry(encoded.image, encoded.predictive, encoded.text, versions)

@@ -333,9 +333,9 @@ class ReviewKeeper:
             return
         async with self._writing:
             waiting = list(self._waiting.items())
-            made = [await self._new(self.queue, *one) for _, one in waiting]
-            new = [case for case in made if case is not None]
             try:
+                made = [await self._new(self.queue, *one) for _, one in waiting]
+                new = [case for case in made if case is not None]
                 done = await asyncio.to_thread(self.queue.add, new)
                 self.counts = await asyncio.to_thread(self.queue.counts, self._gallery.key)
             except (sqlite3.Error, OSError) as error:

@@ -19,6 +19,7 @@ from model_store.errors import StorageFull
 from model_store.feedback import FeedbackLog, ReviewQueue
 from service.client import VouchClient
 from service.schemas import ItemOfQuery
+from service.serving import engine
 from service.serving.registry import Galleries
 from service.serving.reviewing import RetainedQueries
 from tests.end_to_end.keys import KeysFile, bearer
@@ -216,8 +217,10 @@ def test_another_process_enrols_a_query_right_after_its_answer(
     stranger: bytes,
     tmp_path: Path,
     redis_server: Redis,
+    monkeypatch: pytest.MonkeyPatch,
     kept: dict[str, Any],
 ) -> None:
+    monkeypatch.setattr(engine, "WRITTEN_WITHIN_S", TIMEOUT_S)  # for a slow disk
     given = {"feedback": tmp_path / "feedback.sqlite3", "canary_period_s": 600, **kept}
     given |= {"redis_url": redis_server.url, "redis_timeout_s": 60}
     one, other = (start(open_bundle(not_none(changing.root), "cpu", 1), **given) for _ in range(2))

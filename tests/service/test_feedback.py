@@ -162,6 +162,19 @@ def test_decision_that_is_sent_again_is_stored_once(client: TestClient, digit: b
     assert [one["number"] for one in client.get(FEEDBACK).json()["decisions"]] == [1, 2]
 
 
+def test_decision_is_replayed_when_its_query_is_forgotten(
+    start: StartClient, log: Path, digit: bytes
+) -> None:
+    client = start(feedback=log)
+    said = {"query_id": search(client, digit).json()["query"]["id"], "decision": "none_of_these"}
+    key = {"Idempotency-Key": "first"}
+    stored = client.post(FEEDBACK, json=said, headers=key).json()
+    restarted = start(feedback=log)  # its cache is empty
+    assert restarted.post(FEEDBACK, json=said).status_code == 404
+    again = restarted.post(FEEDBACK, json=said, headers=key)
+    assert (again.json(), again.headers["Idempotency-Replayed"]) == (stored, "true")
+
+
 def test_it_outlives_the_process(start: StartClient, log: Path, digit: bytes) -> None:
     first = start(feedback=log)
     say(first, search(first, digit).json(), 0, correct=False)

@@ -18,10 +18,11 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from model_store.feedback import CASE_REASONS
+from service.serving import engine
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.processes import Redis
 from tests.end_to_end.questions import picture, search
-from tests.support.waiting import wait_until
+from tests.support.waiting import TIMEOUT_S, wait_until
 
 StartClient = Callable[..., TestClient]
 
@@ -172,8 +173,9 @@ def test_one_deleted_before_it_is_written_is_gone_too(client: TestClient, log: P
 
 
 def test_one_is_reviewed_in_another_process_right_after_its_answer(
-    start: StartClient, log: Path, redis_server: Redis
+    start: StartClient, log: Path, redis_server: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engine, "WRITTEN_WITHIN_S", TIMEOUT_S)  # for a slow disk
     given = {"feedback": log, "canary_period_s": 600, "redis_url": redis_server.url, **EVERYTHING}
     one, other = (start(redis_timeout_s=60, **given) for _ in range(2))
     for path in ("", "/image"):

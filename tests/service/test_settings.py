@@ -253,6 +253,9 @@ def test_proxy_is_read_in_the_form_that_is_compared(text: str, known: str) -> No
     [
         ("https://A.example:8443", "https://a.example:8443"),
         ("http://[::1]:3000", "http://[::1]:3000"),
+        ("https://a.example:443", "https://a.example"),
+        ("http://a.example:80", "http://a.example"),
+        ("http://a.example:443", "http://a.example:443"),
         ("capacitor://localhost", "capacitor://localhost"),
         ("*", "*"),
     ],

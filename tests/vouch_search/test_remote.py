@@ -143,5 +143,5 @@ class TestOptions:
     def test_wrong_values_are_not_sent(self, answer: str) -> None:
         with pytest.raises(ValueError, match="source: received the empty text"):
             self.bodies(answer, source="")
-        with pytest.raises(TypeError, match="filter: received date"):
+        with pytest.raises(TypeError, match=r"filter\.day: received date"):
             self.bodies(answer, filter={"day": date(2026, 1, 1)})

@@ -108,8 +108,9 @@ class _Sample:
         own: dict[str, list[str]] = {_stem(name): [] for name, _, _ in self.images}
         own.pop(self.key, None)
         shared = [name for name in self.sidecars if _stem(name) not in own]
-        for name in set(self.sidecars).difference(shared):
-            own[_stem(name)].append(name)
+        for name in self.sidecars:
+            if _stem(name) in own:
+                own[_stem(name)].append(name)
         if not self.images or any(own.values()):  # the names after the first dot tell images apart
             orphans = [name for name in shared if not self.images or _stem(name) != self.key]
             self.orphans += orphans

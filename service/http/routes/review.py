@@ -84,23 +84,27 @@ async def give_feedback(
     kept = require_feedback(state)
     if review.item is not None:
         await requires("write")(request)
-    decided, answered = await lease.review(
-        ReviewerDecision(
-            review.query_id, review.decided, review.item_id, review.reviewer, review.comment
-        )
-    )
-    receipt = None
-    if review.item is None:
-        retry = await context.retry(f"decide {review.model_dump_json()}", [])
-        written = await lease.engine.compute(lambda: kept.decide(decided, retry))
-        if written.decided_at != decided.decided_at:
-            response.headers[REPLAYED] = "true"
+    receipt, repeated = None, None
+    retry = await context.retry(f"{lease.bundle.key} {review.model_dump_json()}", [])
+    if retry is not None and review.item is None:
+        repeated = await lease.engine.compute(lambda: kept.of_request(lease.bundle.key, retry))
+    if repeated is not None:  # its query may no longer be stored
+        written = repeated
+        response.headers[REPLAYED] = "true"
     else:
-        operation = f"new {review.model_dump_json()}"
-        written, receipt = await _enrol(lease, state, context, operation, review.item, decided)
-        noted(context, response, receipt)
-    await lease.engine.reviews.contradict(written, answered)
-    await hear(lease)
+        decided, answered = await lease.review(
+            ReviewerDecision(
+                review.query_id, review.decided, review.item_id, review.reviewer, review.comment
+            )
+        )
+        if review.item is None:
+            written = await lease.engine.compute(lambda: kept.decide(decided, retry))
+        else:
+            operation = f"new {review.model_dump_json()}"
+            written, receipt = await _enrol(lease, state, context, operation, review.item, decided)
+            noted(context, response, receipt)
+        await lease.engine.reviews.contradict(written, answered)
+        await hear(lease)
     asked = await lease.engine.compute(
         lambda: [kept.asked(written.bundle, written.query_id, p.item_id) for p in written.pairs]
     )
