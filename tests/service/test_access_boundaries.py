@@ -216,7 +216,7 @@ async def test_count_in_redis_is_a_possible_number_or_unknown(n: int) -> None:
     possible = [n, n + 1, MAX_COUNT - 1]
     for count in (*possible, n - 1, MAX_COUNT, True, float(n), str(n), None):
 
-        async def ask(_: object, count: object = count) -> object:
+        async def ask(*_: object, count: object = count) -> object:
             return count
 
         rates._calls = SimpleNamespace(ask=ask)
