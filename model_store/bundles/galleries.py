@@ -42,13 +42,19 @@ from model_store.errors import (
     InvalidRequest,
     WriteRefused,
 )
-from model_store.files import PARTIAL, flush, lock_between_processes, replacing, work_folder
+from model_store.files import (
+    PARTIAL,
+    FileMark,
+    file_mark,
+    flush,
+    lock_between_processes,
+    replacing,
+    work_folder,
+)
 from model_store.gallery.live.sqlite import of_the_system
 
 _ID = re.compile(r"[0-9a-f]{16}")
 _NAMES, _SHARED, _LOCK = "names", ".shared", ".changing"
-
-Mark = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ class GalleryFolder:
 
     def __init__(self, path: Path, most: int) -> None:
         self.path, self._most = path, most
-        self._known: dict[str, tuple[Mark, GalleryEntry]] = {}
+        self._known: dict[str, tuple[FileMark | None, GalleryEntry]] = {}
         with _errors_in_words():
             (path / _NAMES).mkdir(parents=True, exist_ok=True)
 
@@ -105,11 +111,10 @@ class GalleryFolder:
         if name_problem(name) is not None:
             return None
         file = self._file(name)
+        mark = file_mark(str(file))
+        known = self._known.get(name)
         try:
-            found = file.stat()
-            mark = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
-            known = self._known.get(name)
-            if known is None or known[0] != mark:
+            if mark is None or known is None or known[0] != mark:
                 known = mark, GalleryEntry(name=name, **json.loads(file.read_bytes()))
                 self._known[name] = known
         except FileNotFoundError:

@@ -47,6 +47,7 @@ from service.schemas.keywords import (
 )
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
+PageT = TypeVar("PageT", schemas.LabelList, schemas.DecisionList)
 
 
 class VouchClient:
@@ -142,13 +143,8 @@ class VouchClient:
         --------
         >>> labels = list(vouch.labels("demo"))
         """
-        options: dict[str, str | int] = {"limit": page_size}
-        while True:
-            page = self._get(path_of(gallery, "labels"), schemas.LabelList, options)
+        for page in self._pages(path_of(gallery, "labels"), schemas.LabelList, page_size):
             yield from page.labels
-            if page.next_after is None:
-                return
-            options["after"] = page.next_after
 
     def search(
         self, gallery: str, image: ImageInput, **options: Unpack[SearchOptions]
@@ -572,13 +568,8 @@ class VouchClient:
         --------
         >>> kinds = [decision.decision for decision in vouch.decisions("demo")]
         """
-        options: dict[str, int] = {"limit": page_size}
-        while True:
-            page = self._get(path_of(gallery, "feedback"), schemas.DecisionList, options)
+        for page in self._pages(path_of(gallery, "feedback"), schemas.DecisionList, page_size):
             yield from page.decisions
-            if page.next_after is None:
-                return
-            options["after"] = page.next_after
 
     def undo_decision(self, gallery: str, number: int) -> schemas.Decision:
         """Take a decision back.
@@ -675,6 +666,16 @@ class VouchClient:
             kind=kind,
         )
         return self._get(path, schemas.OperatingPointAnswer, options).point
+
+    def _pages(self, path: str, answer: type[PageT], page_size: int) -> Iterator[PageT]:
+        """Iterate over the pages of a list, each requested when the one before is read."""
+        options: dict[str, str | int] = {"limit": page_size}
+        while True:
+            page = self._get(path, answer, options)
+            yield page
+            if page.next_after is None:
+                return
+            options["after"] = page.next_after
 
     def _get(self, path: str, answer: type[AnswerT], query: Fields | None = None) -> AnswerT:
         return self._ask(self._http.build_request("GET", path, params=query), answer)
