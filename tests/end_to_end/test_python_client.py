@@ -238,8 +238,11 @@ class TestAtAService:
         assert ids[0] not in [r.id for r in vouch.similar("digits", ids[0], limit=5).results]
 
     def test_it_reports_on_texts_apart_from_images(self, vouch: VouchClient) -> None:
-        assert vouch.calibration("digits", kind="image") == vouch.calibration("digits")
-        assert vouch.calibration("digits").status == "valid"
+        report, default = vouch.calibration("digits", kind="image"), vouch.calibration("digits")
+        # These count the queries of earlier tests, some of them seconds after the answer.
+        served = {"drift", "absent", "feedback", "errors_over_time"}
+        assert report.model_dump(exclude=served) == default.model_dump(exclude=served)
+        assert default.status == "valid"
         assert vouch.calibration("digits", kind="text").status == "missing"
         assert vouch.operating_point("digits", 0.2) is not None
         assert vouch.operating_point("digits", 0.2, kind="text") is None
