@@ -224,16 +224,13 @@ def _galleries(
         lambda bundle: SearchEngine.start(bundle, resources),
         settings.canary_period_s,
         resources.telemetry.activation,
-        settings.compacts_after,
+        settings.compact_after,
         settings.keep_bundles,
-        settings.signing_key,
+        settings.signing,
         folder,
         galleries_at_once(settings.open_galleries, settings.max_connections),
     )
-    created = CreatedGalleries(
-        galleries, folder, settings.signing_key, cannot_sign=settings.cannot_sign
-    )
-    return galleries, created
+    return galleries, CreatedGalleries(galleries, folder, settings.signing)
 
 
 def _shadows(settings: Settings, resources: EngineResources, open_more: OpenBundle) -> Shadows:
@@ -261,10 +258,10 @@ async def _calibration_runs(
     stack: AsyncExitStack, settings: Settings, galleries: Galleries
 ) -> CalibrationRuns:
     """Return the calibrations that clients start; refit stale calibrations, if that is wanted."""
-    command = CalibrateCommand(None, settings.signing_key, settings.feedback)
-    runs = CalibrationRuns(galleries, command, cannot_sign=settings.cannot_sign)
+    command = CalibrateCommand(None, settings.signing, settings.feedback)
+    runs = CalibrationRuns(galleries, command)
     stack.push_async_callback(runs.close)
-    if settings.recalibrate and not settings.cannot_sign:
+    if settings.recalibrate:
         watching = Recalibrator(command, settings.canary_period_s).watch(galleries.engines)
         stack.push_async_callback(_ended, asyncio.create_task(watching))
     return runs

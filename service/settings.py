@@ -21,6 +21,7 @@ from pydantic_settings import (
 
 from model_store.addresses import passwords_in, require_no_user, split_address
 from model_store.bundles.directory import KEPT_BUNDLES
+from model_store.bundles.signatures import Signing
 from model_store.gallery.milvus.collection import MilvusAccess, check_address, check_log
 from model_store.gallery.opening import DatabaseAccess
 from model_store.gallery.postgres.database import PostgresAccess
@@ -678,14 +679,9 @@ class Settings(BaseSettings):
         )
 
     @property
-    def compacts_after(self) -> int:
-        """`compact_after`; 0 if new bundles need a signature and there is no signing key."""
-        return 0 if self.cannot_sign else self.compact_after
-
-    @property
-    def cannot_sign(self) -> bool:
-        """Whether new bundles need a signature, and there is no key to sign with."""
-        return bool(self.bundle_keys) and self.signing_key is None
+    def signing(self) -> Signing:
+        """How the service signs the bundles that it publishes."""
+        return Signing(self.signing_key, bool(self.bundle_keys))
 
     @property
     def image_limits(self) -> ImageLimits:

@@ -31,7 +31,7 @@ from index_builder.configuration.build import (
     vectors_config,
 )
 from index_builder.configuration.defaults import gallery_name
-from index_builder.configuration.environment import signing_key
+from index_builder.configuration.environment import signing
 from index_builder.configuration.file import effective_file, schema_file, starting_file
 from index_builder.encoders.resolve import FORMS, require_form, with_dimensions
 from index_builder.output import writing
@@ -215,8 +215,8 @@ def run_all(options: AllOptions, shown: OutcomeReport) -> tuple[Path, Path] | No
     config = in_database(options.build, options.database)
     if options.encoder_name is None:
         require_form(config.network.encoder)
-    signing_key()  # fails early if the key is unreadable
     published = options.bundles or Path("bundles") / config.name
+    signing().key_for(published)  # fails before the work
     with opened_run(config, options.run, reads_trunk=True, prepare=options.prepare) as opened:
         shown.table = opened.directory / EVALUATION_TABLE
         plan_of = step_of("plan_of")

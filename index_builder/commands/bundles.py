@@ -17,7 +17,7 @@ import typer
 from index_builder.configuration.environment import (
     BUNDLE_KEYS_VARIABLE,
     SIGNING_KEY_VARIABLE,
-    next_signing_key,
+    signing,
     trusted_keys,
 )
 from index_builder.progress import console, say_what_is_next, waiting_for, working
@@ -150,10 +150,8 @@ def upgrade_command(
             raise typer.Exit(1)
         return
     for root in roots:
-        # A bundle that stays needs no key.
-        key = next_signing_key(locate(root)) if upgrades.old_schema(root) is not None else None
         with working(f"upgrading {root}"):
-            done = upgrades.upgrade(root, key)
+            done = upgrades.upgrade(root, signing())
         if done is None:
             before = current_id(root)
             if recalibrate.can_be_renewed(root):

@@ -149,8 +149,8 @@ def compact_command(directory: Root) -> None:
     the bundle.
     """
     from index_builder.configuration.environment import (  # noqa: PLC0415
-        next_signing_key,
         open_with_access,
+        signing,
     )
     from model_store.bundles.compaction import Compaction  # noqa: PLC0415
 
@@ -165,8 +165,7 @@ def compact_command(directory: Root) -> None:
         from index_builder.indexing.recalibrate import calibration_of  # noqa: PLC0415 - slow
 
         calibrate = calibration_of(before, {})
-    key = next_signing_key(bundle.directory)
-    compaction = Compaction(directory, bundle.manifest, live, key, calibrate)
+    compaction = Compaction(directory, bundle.manifest, live, signing(), calibrate)
     with working("compacting"), compaction:
         published = compaction.publish()
     print(published)

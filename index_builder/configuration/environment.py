@@ -1,4 +1,4 @@
-"""Settings of the builder from the environment: signing keys, and access to a database."""
+"""Settings of the builder from the environment: signing, and access to a database."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from model_store.bundles.manifest import SIGNATURE_FILE
-from model_store.errors import ConfigError, UsageError, WriteRefused
+from model_store.bundles.signatures import Signing
+from model_store.errors import ConfigError, UsageError
 from model_store.gallery.opening import ACCESS_VARIABLES, DatabaseAccess
 from model_store.lists import split_list
 from model_store.processors import ProviderChoice
 from model_store.programs import PREFIX, misspelt_variables
-from model_store.signing import read_private_key, read_public_key
+from model_store.signing import read_public_key
 
 if TYPE_CHECKING:
     from model_store.bundles.bundle import Bundle
@@ -72,41 +70,10 @@ def require_known_variables() -> None:
         raise UsageError("; ".join(misspelt))
 
 
-def signing_key() -> Ed25519PrivateKey | None:
-    """Read the private key from the file in ``VOUCH_SIGNING_KEY``; None if the variable is not set.
-
-    Raises
-    ------
-    SigningKeyError : a key file is missing or invalid.
-    """
-    path = os.environ.get(SIGNING_KEY_VARIABLE)
-    return read_private_key(Path(path)) if path else None
-
-
-def next_signing_key(current: Path) -> Ed25519PrivateKey | None:
-    """Read the key that signs the successor of the bundle ``current``; None if none is needed.
-
-    An unsigned successor would be an outage: services that require signatures do not open it.
-
-    Raises
-    ------
-    WriteRefused : the successor needs a signature, and there is no key.
-    SigningKeyError : a key file is missing or invalid.
-    """
-    key = signing_key()
-    if key is not None:
-        return key
-    reasons = {
-        f"{BUNDLE_KEYS_VARIABLE} requires signed bundles": os.environ.get(BUNDLE_KEYS_VARIABLE),
-        f"the bundle {current.name} is signed": (current / SIGNATURE_FILE).exists(),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise WriteRefused(
-                f"No bundle is published: {reason}, and there is no key to sign the new bundle. "
-                f"Set {SIGNING_KEY_VARIABLE} to the file of the private key."
-            )
-    return None
+def signing() -> Signing:
+    """Return how ``VOUCH_SIGNING_KEY`` and ``VOUCH_BUNDLE_KEYS`` say that bundles are signed."""
+    key_file = os.environ.get(SIGNING_KEY_VARIABLE)
+    return Signing(Path(key_file) if key_file else None, bool(os.environ.get(BUNDLE_KEYS_VARIABLE)))
 
 
 def trusted_keys(named: Sequence[Path] = ()) -> list[str]:

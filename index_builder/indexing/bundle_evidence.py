@@ -26,7 +26,7 @@ from index_builder.calibration.item_queries import whole_groups
 from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig, parse_promises
-from index_builder.configuration.environment import next_signing_key, open_with_access
+from index_builder.configuration.environment import open_with_access, signing
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.progress import console
 from index_builder.storage import Storage
@@ -133,8 +133,7 @@ def calibrate_bundle(
             (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of the earlier error bounds
             return replace(manifest, calibration=summarise(fitted), metrics=None)
 
-        key = next_signing_key(bundle.directory)
-        with Compaction(root, bundle.manifest, live, key, calibrate) as compaction:
+        with Compaction(root, bundle.manifest, live, signing(), calibrate) as compaction:
             return compaction.publish()
 
 
@@ -423,8 +422,7 @@ def calibrate_bundle_texts(
             whole = Retriever(retriever.encoder, gallery, retriever.calibration, encoder, fitted)
             return replace(manifest, encoder={**manifest.encoder, **text_described(whole)})
 
-        key = next_signing_key(bundle.directory)
-        with Compaction(root, bundle.manifest, live, key, calibrate) as compaction:
+        with Compaction(root, bundle.manifest, live, signing(), calibrate) as compaction:
             return compaction.publish()
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from rich.markup import escape
 
 from index_builder.configuration.build import CalibrationConfig
-from index_builder.configuration.environment import database_access, signing_key
+from index_builder.configuration.environment import database_access, signing
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason
 from index_builder.datasets.similar_labels import similar_labels_message
@@ -356,11 +356,14 @@ def index_collection(indexing: Indexing, check: Check = accept_any) -> IndexingR
     TooManyBadImages : too many images are unreadable. The quarantine report lists these images.
     SourceUnavailable : the images cannot be reached.
     OutputError : a disk is full, or a directory is read-only.
+    WriteRefused : the bundle needs a signature, and there is no key.
+    SigningKeyError : the key file is missing or invalid.
     RunInUse : another process uses the run directory.
     ConfigError, CalibrationError : see `Indexing.require_feasible`.
     BundleMismatch : the text encoder in the encoder's folder belongs to a different image encoder.
     """
     _require_writable(indexing.bundles)
+    signing().key_for(indexing.bundles)  # fails before the embedding
     with occupied(indexing.directory) as work, closing(indexing.storage):
         opened = indexing.opened()
         text_files(indexing.encoder, opened.fingerprint)  # fail before the embedding
@@ -488,7 +491,7 @@ def _published(
     retriever = open_parts(work.bundle, "cpu", access=access)
     index = index_description(work.bundle)
     manifest = describe(retriever, index, indexing.name, indexing.description)
-    bundle = publish(work.bundle, manifest, indexing.bundles, keep=False, key=signing_key())
+    bundle = publish(work.bundle, manifest, indexing.bundles, keep=False, signing=signing())
     n_bad = len(progress.failures)
     return IndexingResult(
         bundle,

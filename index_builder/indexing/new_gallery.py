@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from index_builder.configuration.environment import signing_key
+from index_builder.configuration.environment import signing
 from index_builder.indexing.assemble import describe
 from index_builder.output import writing
 from index_builder.vectors.encoder_file import find_encoder, text_files
@@ -35,13 +35,16 @@ def new_gallery(bundles: Path, name: str, encoder: Path, description: str = "") 
     OutputError : the directory already has bundles, or cannot be written.
     BundleNotFound : there is no encoder.
     EncoderError : the encoder cannot be used.
+    WriteRefused : the bundle needs a signature, and there is no key.
+    SigningKeyError : the key file is missing or invalid.
     """
     if bundle_ids(bundles):
         raise OutputError(
             f"{bundles} already has bundles. Name another gallery, or another directory with "
             "--bundles."
         )
-    file, key = find_encoder(encoder), signing_key()
+    signing().key_for(bundles)  # fails before the encoder is opened
+    file = find_encoder(encoder)
     opened = OnnxEncoder(file, "cpu", threads=1)
     with writing(f"the gallery in {bundles}"):
         bundles.mkdir(parents=True, exist_ok=True)
@@ -55,4 +58,4 @@ def new_gallery(bundles: Path, name: str, encoder: Path, description: str = "") 
             no_features(opened.n_features).save(staging)
             index = index_description(staging)
             manifest = describe(open_parts(staging, "cpu", threads=1), index, name, description)
-            return publish(staging, manifest, bundles, keep=False, key=key)
+            return publish(staging, manifest, bundles, keep=False, signing=signing())

@@ -11,7 +11,7 @@ from index_builder.calibration.feedback import corrected_by_feedback
 from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again, fit_first
 from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
 from index_builder.configuration.build import CalibrationConfig, parse_promises
-from index_builder.configuration.environment import database_access, next_signing_key
+from index_builder.configuration.environment import database_access, signing
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.indexing.assemble import summarise
 from index_builder.indexing.bundle_evidence import opened
@@ -90,8 +90,7 @@ def _calibrated_by_items(root: Path, promises: Mapping[str, float], check: Check
     with opened(root) as bundle:
         live = bundle.require_log()
         calibrate = first_calibration_of(bundle.retriever.encoder, promises, check)
-        key = next_signing_key(bundle.directory)
-        with Compaction(root, bundle.manifest, live, key, calibrate) as compaction:
+        with Compaction(root, bundle.manifest, live, signing(), calibrate) as compaction:
             return compaction.publish()
 
 
@@ -138,8 +137,7 @@ def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
                 "The gallery is in a database and cannot be compacted. Calibrate it when it is "
                 "built."
             )
-        key = next_signing_key(directory)
-        with Compaction(root, manifest, live, key, calibrate) as compaction:
+        with Compaction(root, manifest, live, signing(), calibrate) as compaction:
             return compaction.publish()
     finally:
         live.close()

@@ -20,7 +20,7 @@ from index_builder.calibration.item_queries import ItemQueries, cross_fitted_ite
 from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.plan import Plan
 from index_builder.configuration.build import BuildConfig, SampleConfig
-from index_builder.configuration.environment import database_access, signing_key
+from index_builder.configuration.environment import database_access, signing
 from index_builder.datasets import LabelledImages, SplitChoices, Splits, load_splits
 from index_builder.indexing.assemble import describe
 from index_builder.indexing.engines import open_encoder
@@ -262,7 +262,7 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     metrics = json.loads(report.read_text(encoding="utf-8"))
     index = index_description(run.staging)
     manifest = describe(retriever, index, config.name, config.description, metrics, samples)
-    return publish(run.staging, manifest, bundles, key=signing_key())
+    return publish(run.staging, manifest, bundles, signing=signing())
 
 
 def plan_of(config: BuildConfig) -> Plan:

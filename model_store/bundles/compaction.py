@@ -34,6 +34,7 @@ from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
 from model_store.bundles.retention import Hold, note, remove_left_under, remove_log
+from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.decision import Calibration, label_means
 from model_store.decision.calibration import FILES
 from model_store.decision.staleness import search_settings
@@ -76,13 +77,15 @@ class Compaction:
     root : directory of bundles.
     manifest : manifest of the current bundle.
     live : live gallery of the current bundle.
-    key : key to sign the new bundle.
+    signing : how the new bundle is signed.
     calibrate : function that calibrates the new gallery; None keeps the old calibration.
 
     Raises
     ------
     StorageBusy : another process compacts the gallery.
     GallerySuperseded : another bundle is current already.
+    WriteRefused : the new bundle needs a signature, and there is no key.
+    SigningKeyError : the key file is missing or invalid.
     WriteError : the directory cannot be written to.
     """
 
@@ -91,11 +94,12 @@ class Compaction:
         root: Path,
         manifest: Manifest,
         live: LiveGallery,
-        key: Ed25519PrivateKey | None = None,
+        signing: Signing = UNSIGNED,
         calibrate: Calibrate | None = None,
     ) -> None:
         self._root, self._manifest, self._live = root, manifest, live
-        self._key, self._calibrate = key, calibrate
+        self._signing, self._calibrate = signing, calibrate
+        self._key: Ed25519PrivateKey | None = None
         self._lock = lock_between_processes(root / COMPACTION_LOCK)
         self._prepared: Path | None = None
         self._hold: Hold | None = None
@@ -113,6 +117,7 @@ class Compaction:
         try:
             # Another process may have compacted the gallery before.
             require_current(self._root, self._manifest.id)
+            self._key = self._signing.key_for(self._root)
             remove_left_under(self._root, COMPACTION_LOCK)
         except BaseException:
             self._lock.release()

@@ -28,13 +28,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from model_store.bundles.directory import bundle_ids, name_problem
 from model_store.bundles.empty import NOTHING, Items, write_bundle
 from model_store.bundles.manifest import Manifest
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import Hold
+from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.errors import (
     BundleNotFound,
     GalleryExists,
@@ -146,7 +145,7 @@ class GalleryFolder:
         description: str = "",
         *,
         items: Items = NOTHING,
-        key: Ed25519PrivateKey | None = None,
+        signing: Signing = UNSIGNED,
         admit: Callable[[], None] = lambda: None,
     ) -> GalleryEntry:
         """Create a gallery, by default without items.
@@ -155,7 +154,7 @@ class GalleryFolder:
         ----------
         like : directory and manifest of a bundle; the gallery uses its encoder.
         items : see `write_bundle`.
-        key : key to sign the gallery's bundle.
+        signing : how the gallery's bundle is signed.
         admit : function that is called under the lock, before the first write. It raises an error
             if the caller is not allowed to create the gallery.
 
@@ -180,7 +179,7 @@ class GalleryFolder:
                 # With the id, two empty galleries of the same name have different bundles.
                 said = {"name": name, "description": description, "gallery_id": made.id}
                 manifest = write_bundle(staging, *like, said, self.path / _SHARED, items)
-                publish(staging, manifest, partial, keep=False, key=key)
+                publish(staging, manifest, partial, keep=False, signing=signing)
                 flush(partial)
                 partial.rename(self.root(made))
                 flush(self.path)

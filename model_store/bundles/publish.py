@@ -17,7 +17,7 @@ from model_store.bundles.manifest import (
     read_manifest,
 )
 from model_store.bundles.retention import Hold, note, remove_left_under
-from model_store.bundles.signatures import write_signature
+from model_store.bundles.signatures import UNSIGNED, Signing, write_signature
 from model_store.errors import BundleError, BundleNotFound
 from model_store.files import flush, lock_between_processes
 
@@ -28,7 +28,7 @@ def publish(
     root: Path,
     *,
     keep: bool = True,
-    key: Ed25519PrivateKey | None = None,
+    signing: Signing = UNSIGNED,
 ) -> Path:
     """Make a bundle in ``root`` from the files in ``staging``, and make it the current bundle.
 
@@ -42,12 +42,18 @@ def publish(
     ----------
     keep : if true, ``staging`` is copied. If false, ``staging`` is moved if it is on the file
         system of ``root``, else copied.
-    key : key to sign the bundle.
+    signing : how the bundle is signed.
 
     Returns
     -------
     The bundle's directory, ``root/<id>``.
+
+    Raises
+    ------
+    WriteRefused : the bundle needs a signature, and there is no key.
+    SigningKeyError : the key file is missing or invalid.
     """
+    key = signing.key_for(root)
     complete = with_digests(staging, manifest)
     target = root / complete.id
     root.mkdir(parents=True, exist_ok=True)

@@ -14,16 +14,80 @@ import json
 import secrets
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from model_store.errors import BundleUntrusted
+from model_store.errors import BundleUntrusted, PointerUnreadable, WriteRefused
 from model_store.files import json_text, lock_between_processes, replacing
-from model_store.signing import is_signature, sign
+from model_store.signing import is_signature, read_private_key, sign
 
-from .directory import ACTIVATION_LOCK
+from .directory import ACTIVATION_LOCK, current_id
 from .manifest import SIGNATURE_FILE, Manifest
+
+
+@dataclass(frozen=True)
+class Signing:
+    """How this process signs the bundles that it publishes.
+
+    Attributes
+    ----------
+    key_file : file of the private key; None if there is no key.
+    is_required : whether every bundle needs a signature, see ``VOUCH_BUNDLE_KEYS``.
+    """
+
+    key_file: Path | None = None
+    is_required: bool = False
+
+    def objection(self, root: Path | None = None) -> str | None:
+        """Return why a new bundle needs a signature and cannot get it; None if nothing is wrong.
+
+        An unsigned successor of a signed bundle would be an outage: services that require
+        signatures do not open it.
+
+        Parameters
+        ----------
+        root : directory of bundles in which the new bundle becomes current; None for a new one.
+        """
+        if self.key_file is not None:
+            return None
+        current = None if root is None else _current(root)
+        if self.is_required:
+            reason = "VOUCH_BUNDLE_KEYS requires signed bundles"
+        elif current is not None and (current / SIGNATURE_FILE).exists():
+            reason = f"the bundle {current.name} is signed"
+        else:
+            return None
+        return (
+            f"No bundle is published: {reason}, and there is no key to sign the new bundle. Set "
+            "VOUCH_SIGNING_KEY to the file of the private key."
+        )
+
+    def key_for(self, root: Path) -> Ed25519PrivateKey | None:
+        """Read the key that signs a new bundle in ``root``; None if it needs no signature.
+
+        Raises
+        ------
+        WriteRefused : the bundle needs a signature, and there is no key; see `objection`.
+        SigningKeyError : the key file is missing or invalid.
+        """
+        if (objection := self.objection(root)) is not None:
+            raise WriteRefused(objection)
+        return None if self.key_file is None else read_private_key(self.key_file)
+
+
+UNSIGNED = Signing()
+"""Signs nothing; a signed bundle gets no successor."""
+
+
+def _current(root: Path) -> Path | None:
+    """Return the directory of the current bundle; None without a bundle that can be found."""
+    try:
+        named = current_id(root)
+    except PointerUnreadable:  # the new bundle's name replaces it
+        return None
+    return None if named is None else root / named
 
 
 def write_signature(directory: Path, manifest: Manifest, key: Ed25519PrivateKey) -> None:

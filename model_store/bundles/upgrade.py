@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 import faiss
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from model_store.bundles.changes import changes_path
@@ -37,6 +36,7 @@ from model_store.bundles.manifest import (
 )
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import Hold
+from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.decision.calibration import FILES
 from model_store.decision.staleness import search_settings
 from model_store.encoder.contract import Embeddings
@@ -128,7 +128,7 @@ def old_schema_of(directory: Path) -> int | None:
     return None if manifest.schema_version == SCHEMA_VERSION else manifest.schema_version
 
 
-def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None:
+def upgrade(root: Path, signing: Signing = UNSIGNED) -> Upgraded | None:
     """Rewrite the current bundle of ``root``, with its live changes, in the current schema.
 
     The new bundle becomes the current bundle, and the old bundle becomes the previous bundle.
@@ -137,7 +137,7 @@ def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None
 
     Parameters
     ----------
-    key : key to sign the new bundle.
+    signing : how the new bundle is signed.
 
     Returns
     -------
@@ -147,10 +147,13 @@ def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None
     ------
     BundleMismatch : the bundle is from a later release, or its gallery is in a database.
     BundleTampered, LogDamaged : the bundle or its changes are damaged.
+    WriteRefused : the new bundle needs a signature, and there is no key.
+    SigningKeyError : the key file is missing or invalid.
     """
     schema = old_schema(root)
     if schema is None:
         return None
+    signing.key_for(root)  # fails before the work
     directory = root / str(current_id(root))
     engine = engine_of(directory)
     if engine is not None:
@@ -167,7 +170,7 @@ def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None
             with _changes(changes_path(root, directory.name), fingerprint) as changed:
                 _copy(directory, staging)
                 new = _write_gallery(directory, staging, manifest, changed)
-                after = publish(staging, new, root, keep=False, key=key)
+                after = publish(staging, new, root, keep=False, signing=signing)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     return Upgraded(

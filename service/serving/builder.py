@@ -21,6 +21,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import locate
 from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.manifest import Manifest, read_manifest
+from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.errors import WriteError, WriteRefused
 from model_store.installation import how_to_install
 from model_store.programs import PREFIX
@@ -39,18 +40,18 @@ class CalibrateCommand:
     ----------
     command : command that takes the bundle directory as its last argument; empty if it is not
         installed; None for the installed `vouch-build`, which is looked for at the first use.
-    signing_key : file of the private key that signs new bundles.
+    signing : how new bundles are signed.
     decisions : feedback file; a refit uses the reviewed queries of the random draws as evidence.
     """
 
     def __init__(
         self,
         command: Sequence[str] | None = None,
-        signing_key: Path | None = None,
+        signing: Signing = UNSIGNED,
         decisions: Path | None = None,
     ) -> None:
         self._given = command
-        self._signing_key, self._decisions = signing_key, decisions
+        self.signing, self._decisions = signing, decisions
         self._turn = asyncio.Lock()
 
     @cached_property
@@ -73,8 +74,8 @@ class CalibrateCommand:
             others keep their values.
         """
         variables = {}
-        if self._signing_key is not None:
-            variables["VOUCH_SIGNING_KEY"] = str(self._signing_key)
+        if self.signing.key_file is not None:
+            variables["VOUCH_SIGNING_KEY"] = str(self.signing.key_file)
         options = [
             f"--{name.replace('_', '-')}={value!r}" for name, value in (promises or {}).items()
         ]
@@ -92,12 +93,6 @@ _SAID_BYTES = 2000
 
 _ERROR = "error: "
 """What a command prints before the reason of a failure."""
-
-NO_SIGNING_KEY = (
-    "This service requires signed bundles, but it has no key for signing. The operator sets the "
-    "key in VOUCH_SIGNING_KEY."
-)
-"""Why a service that requires signed bundles makes none."""
 
 _NOT_INSTALLED = (
     "There is no gallery whose encoder the new gallery could use, and `vouch-build`, which has an "

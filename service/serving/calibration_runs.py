@@ -33,7 +33,7 @@ from model_store.files import lock_between_processes, replacing
 from model_store.gallery import LiveGallery
 from model_store.gallery.live.sqlite import of_the_system
 
-from .builder import NO_SIGNING_KEY, CalibrateCommand
+from .builder import CalibrateCommand
 from .engine import SearchEngine
 from .lease import Lease
 from .registry import Galleries
@@ -83,7 +83,7 @@ class Recalibrator:
         """
         bundle = engine.bundle
         root, name = bundle.root, bundle.name
-        if not self._command.is_installed or root is None:
+        if not self._command.is_installed or root is None or self._command.signing.objection(root):
             return None
         if not (bundle.directory / ITEM_FEATURES_FILE).exists():
             return None
@@ -150,13 +150,10 @@ class CalibrationRuns:
     ----------
     galleries : the served galleries; a new bundle is activated there.
     command : the command that calibrates.
-    cannot_sign : whether bundles need a signature, and there is no key to sign with.
     """
 
-    def __init__(
-        self, galleries: Galleries, command: CalibrateCommand, *, cannot_sign: bool
-    ) -> None:
-        self._galleries, self._command, self._cannot_sign = galleries, command, cannot_sign
+    def __init__(self, galleries: Galleries, command: CalibrateCommand) -> None:
+        self._galleries, self._command = galleries, command
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, lease: Lease, promises: Mapping[str, float]) -> LastCalibration:
@@ -226,8 +223,8 @@ class CalibrationRuns:
                 "This service cannot calibrate, because `vouch-build` is not installed beside it. "
                 f"The operator runs `vouch-build calibrate {root or 'BUNDLES'}`."
             )
-        if self._cannot_sign:
-            raise WriteRefused(NO_SIGNING_KEY)
+        if (objection := self._command.signing.objection(root)) is not None:
+            raise WriteRefused(objection)
         if root is None or not isinstance(bundle.live, LiveGallery):
             raise WriteRefused(
                 f"The gallery {bundle.name!r} cannot be calibrated here: it is a single bundle, "

@@ -13,9 +13,9 @@ from pathlib import Path
 from model_store.bundles.directory import current_id
 from model_store.bundles.galleries import GalleryEntry, GalleryFolder, gallery_not_found
 from model_store.bundles.manifest import Manifest
+from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.errors import GalleryExists, PointerUnreadable, QuotaExceeded, WriteRefused
-from model_store.signing import read_private_key
-from service.serving.builder import NO_SIGNING_KEY, empty_bundle
+from service.serving.builder import empty_bundle
 from service.serving.registry import Galleries
 
 logger = logging.getLogger(__name__)
@@ -48,20 +48,16 @@ class CreatedGalleries:
     ----------
     galleries : all served galleries.
     folder : folder of created galleries; None if galleries cannot be created.
-    signing_key : file of the private key that signs the bundles of created galleries.
-    cannot_sign : whether bundles need a signature, and there is no key to sign with.
+    signing : how the bundles of created galleries are signed.
     """
 
     def __init__(
         self,
         galleries: Galleries,
         folder: GalleryFolder | None,
-        signing_key: Path | None = None,
-        *,
-        cannot_sign: bool = False,
+        signing: Signing = UNSIGNED,
     ) -> None:
-        self._galleries, self._folder = galleries, folder
-        self._signing_key, self._cannot_sign = signing_key, cannot_sign
+        self._galleries, self._folder, self._signing = galleries, folder, signing
         self._creating: set[asyncio.Task[None]] = set()
 
     async def listed(self) -> list[ListedGallery]:
@@ -118,8 +114,8 @@ class CreatedGalleries:
         WriteError : the gallery cannot be written.
         """
         folder = self._require_folder()
-        if self._cannot_sign:
-            raise WriteRefused(NO_SIGNING_KEY)
+        if (objection := self._signing.objection()) is not None:
+            raise WriteRefused(objection)
         if self._is_fixed(name):
             raise GalleryExists(f"There is a gallery {name!r} already. Choose another name.")
 
@@ -131,12 +127,17 @@ class CreatedGalleries:
                 )
 
         await asyncio.to_thread(require_room)  # before an encoder is opened or made
-        key = None if self._signing_key is None else read_private_key(self._signing_key)
 
         async def create_now() -> None:
             async with self._template(folder, like, visible) as template:
                 made = await asyncio.to_thread(
-                    folder.create, name, template, title, description, key=key, admit=require_room
+                    folder.create,
+                    name,
+                    template,
+                    title,
+                    description,
+                    signing=self._signing,
+                    admit=require_room,
                 )
             logger.info("gallery created", extra={"fields": {"gallery": name, "id": made.id}})
 

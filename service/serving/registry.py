@@ -25,6 +25,7 @@ from model_store.bundles.directory import (
 from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.history import BundleSummary, bundle_history
 from model_store.bundles.retention import prune
+from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.errors import (
     ActivationRefused,
     GallerySuperseded,
@@ -34,7 +35,6 @@ from model_store.errors import (
 )
 from model_store.gallery import Receipt, Retry, Write
 from model_store.gallery.protocol import once_kept
-from model_store.signing import read_private_key
 from service.observability.metrics import counted_as
 
 from .engine import SearchEngine
@@ -111,7 +111,7 @@ class Galleries:
     compact_after : number of changes after which a gallery is compacted; if 0, no gallery is
         compacted automatically.
     keep_bundles : see `prune`; applied after a compaction.
-    signing_key : file of the private key that signs compacted bundles.
+    signing : how compacted bundles are signed. A bundle that cannot be signed is not compacted.
     folder : folder of created galleries. A created gallery is opened on demand; the least recently
         used galleries are closed.
     most_open : maximum number of open created galleries.
@@ -125,7 +125,7 @@ class Galleries:
         observe: Callable[[str, str], None] = lambda _gallery, _outcome: None,
         compact_after: int = 0,
         keep_bundles: int = KEPT_BUNDLES,
-        signing_key: Path | None = None,
+        signing: Signing = UNSIGNED,
         folder: GalleryFolder | None = None,
         most_open: int = MOST_OPEN,
     ) -> None:
@@ -137,7 +137,7 @@ class Galleries:
         self._observe = observe
         self._compact_after = compact_after
         self._keep_bundles = keep_bundles
-        self._signing_key = signing_key
+        self._signing = signing
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -351,8 +351,7 @@ class Galleries:
         live, root, before = now.require_log(), now.root, now.manifest.id
         if root is None or now.version == await asyncio.to_thread(live.log.start):
             return Switched(before, before, persisted=True)
-        key = None if self._signing_key is None else read_private_key(self._signing_key)
-        with Compaction(root, now.manifest, live, key) as compaction:
+        with Compaction(root, now.manifest, live, self._signing) as compaction:
             # Wait for the thread even when the service ends, because the thread needs the files.
             directory = await run_to_its_end(compaction.prepare)
             opened = await self._opener.successor(now, directory)
@@ -421,7 +420,7 @@ class Galleries:
         name = engine.bundle.name
         try:
             await engine.renew()
-            if 0 < self._compact_after <= engine.bundle.n_pending and not self._switching.locked():
+            if self._is_long(engine.bundle) and not self._switching.locked():
                 await self.compact(name)
                 self._observe(counted_as(engine.bundle), "compacted")
             await remove_old(engine.bundle, self._keep_bundles)
@@ -432,6 +431,11 @@ class Galleries:
             logger.error("changes not looked after", extra={"fields": fields})  # noqa: TRY400
         except Exception:
             logger.exception("changes not looked after", extra={"fields": {"gallery": name}})
+
+    def _is_long(self, bundle: Bundle) -> bool:
+        """Return whether the log of ``bundle`` is to be compacted now."""
+        is_long = 0 < self._compact_after <= bundle.n_pending
+        return is_long and self._signing.objection(bundle.root) is None
 
     async def require_current(self) -> None:
         """Raise `NotReady` if this process may lack acknowledged changes.

@@ -161,7 +161,7 @@ def changed(
     assert has_new_labels or staleness(before, snapshot) is not None
     started = time.perf_counter()
     with Compaction(
-        root / "bundles", read_manifest(directory), live, None, calibration_of(before, {})
+        root / "bundles", read_manifest(directory), live, calibrate=calibration_of(before, {})
     ) as compaction:
         prepared = compaction.prepare()
         compaction.switch()

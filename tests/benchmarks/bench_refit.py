@@ -109,7 +109,9 @@ def run(n_items: int, seed: int, root: Path) -> dict[str, object]:
     )
     made = read_manifest(directory)
     wall, processor = time.perf_counter(), time.process_time()
-    with Compaction(root / "bundles", made, live, None, calibration_of(before, {})) as compaction:
+    with Compaction(
+        root / "bundles", made, live, calibrate=calibration_of(before, {})
+    ) as compaction:
         prepared = compaction.prepare()
         compaction.switch()
     seconds = time.perf_counter() - wall, time.process_time() - processor

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
-from index_builder.configuration.environment import READ_VARIABLES, next_signing_key, signing_key
+from index_builder.configuration.environment import READ_VARIABLES, signing
 from model_store.bundles.directory import CURRENT_FILE, activate, current_id, locate
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, read_manifest
 from model_store.bundles.operator import read_operator
@@ -220,13 +220,13 @@ def test_the_current_bundle_is_signed_once_it_is_verified(root: Path, tmp_path: 
 def test_what_is_published_is_signed_with_the_key_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert signing_key() is None
+    assert signing().key_for(tmp_path) is None
     public = read_public_key(new_key(tmp_path / "publisher.key"))
     monkeypatch.setenv("VOUCH_SIGNING_KEY", str(tmp_path / "publisher.key"))
-    assert not_none(signing_key()).public_key().public_bytes_raw().hex() == public
+    assert not_none(signing().key_for(tmp_path)).public_key().public_bytes_raw().hex() == public
     monkeypatch.setenv("VOUCH_SIGNING_KEY", str(tmp_path / "none.key"))
     with pytest.raises(SigningKeyError, match=r"none\.key is no private key"):
-        signing_key()
+        signing().key_for(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -269,16 +269,33 @@ def test_successor_of_a_signed_bundle_needs_a_key(
     key, bundle = tmp_path / "publisher.key", tmp_path / ("0" * 16)
     public = new_key(key)
     bundle.mkdir()
-    assert next_signing_key(bundle) is None
+    activate(tmp_path, bundle.name)
+    assert signing().key_for(tmp_path) is None
     (bundle / SIGNATURE_FILE).touch()
     with pytest.raises(WriteRefused, match=r"the bundle 0{16} is signed.*Set VOUCH_SIGNING_KEY"):
-        next_signing_key(bundle)
+        signing().key_for(tmp_path)
     (bundle / SIGNATURE_FILE).unlink()
     monkeypatch.setenv("VOUCH_BUNDLE_KEYS", str(public))
     with pytest.raises(WriteRefused, match=r"VOUCH_BUNDLE_KEYS requires.*Set VOUCH_SIGNING_KEY"):
-        next_signing_key(bundle)
+        signing().key_for(tmp_path)
     monkeypatch.setenv("VOUCH_SIGNING_KEY", str(key))
-    assert next_signing_key(bundle) is not None
+    assert signing().key_for(tmp_path) is not None
+
+
+def test_new_gallery_that_cannot_be_signed_is_not_made(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The services of this machine would not open it."""
+    monkeypatch.setenv("VOUCH_BUNDLE_KEYS", str(new_key(tmp_path / "publisher.key")))
+    made, encoder = tmp_path / "made", locate(root) / "encoder.onnx"
+    for command in (
+        ("new", "shoes", "--encoder", encoder, "--bundles", made),
+        ("index", root, "--encoder", encoder, "--name", "shoes", "--bundles", made),
+        ("all", "--images", root, "--bundles", made, "--run", tmp_path / "run"),
+    ):
+        refused = run(*command)
+        assert isinstance(refused.exception, WriteRefused), refused.output
+        assert not made.exists() or not [*made.iterdir()]
 
 
 def test_upgrade_that_cannot_sign_converts_nothing(

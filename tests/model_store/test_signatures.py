@@ -15,8 +15,8 @@ from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import SIGNATURE_FILE, Manifest, read_manifest
 from model_store.bundles.publish import publish
-from model_store.bundles.signatures import require_signature, write_signature
-from model_store.errors import BundleUntrusted, SigningKeyError
+from model_store.bundles.signatures import Signing, require_signature, write_signature
+from model_store.errors import BundleUntrusted, SigningKeyError, WriteRefused
 from model_store.gallery import NewItem, Thumbnail
 from model_store.signing import new_key, read_private_key, read_public_key
 from tests.laws.gallery_laws import random_embeddings
@@ -42,8 +42,7 @@ def bundle_of(folder: Path, text: str, key: Path | None) -> Path:
     staging = folder / f"staging-{text}"
     staging.mkdir()
     (staging / "encoder.onnx").write_bytes(b"weights")
-    private = None if key is None else read_private_key(key)
-    return publish(staging, described(text), folder / "root", key=private)
+    return publish(staging, described(text), folder / "root", signing=Signing(key))
 
 
 def test_the_bundle_of_a_trusted_key_is_trusted(tmp_path: Path, key: Path, public: str) -> None:
@@ -86,7 +85,7 @@ def test_a_stranger_s_signature_is_refused(tmp_path: Path, key: Path) -> None:
 
 
 def test_a_signature_is_of_one_bundle(tmp_path: Path, key: Path, public: str) -> None:
-    first, second = bundle_of(tmp_path, "a", key), bundle_of(tmp_path, "b", None)
+    second, first = bundle_of(tmp_path, "b", None), bundle_of(tmp_path, "a", key)
     shutil.copyfile(first / SIGNATURE_FILE, second / SIGNATURE_FILE)
     with pytest.raises(BundleUntrusted, match="signature of another manifest"):
         require_signature(second, read_manifest(second), {public})
@@ -139,21 +138,27 @@ def root(tmp_path: Path, key: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("signs", [True, False])
-def test_a_compacted_bundle_is_signed_by_who_compacts(
-    root: Path, key: Path, public: str, *, signs: bool
-) -> None:
-    live = opened(root)
+def test_a_compacted_bundle_is_signed_by_who_compacts(root: Path, key: Path, public: str) -> None:
+    live, before = opened(root), locate(root)
     live.commit([upsert("new", 1)])
-    private = read_private_key(key) if signs else None
-    with Compaction(root, read_manifest(locate(root)), live, private) as compaction:
+    with (
+        pytest.raises(WriteRefused, match=f"the bundle {before.name} is signed"),
+        Compaction(root, read_manifest(before), live),
+    ):
+        pass
+    with Compaction(root, read_manifest(before), live, Signing(key)) as compaction:
         prepared = compaction.prepare()
         compaction.switch()
-    if signs:
-        require_signature(prepared, read_manifest(prepared), {public})
-    else:
-        with pytest.raises(BundleUntrusted, match="is not signed"):
-            require_signature(prepared, read_manifest(prepared), {public})
+    require_signature(prepared, read_manifest(prepared), {public})
+
+
+def test_signed_bundle_is_not_replaced_by_an_unsigned_one(
+    tmp_path: Path, key: Path, public: str
+) -> None:
+    bundle = bundle_of(tmp_path, "a", key)
+    with pytest.raises(WriteRefused, match=rf"{bundle.name} is signed.* Set VOUCH_SIGNING_KEY"):
+        bundle_of(tmp_path, "b", None)
+    assert locate(tmp_path / "root") == bundle
 
 
 def test_a_backup_keeps_the_signature(root: Path, tmp_path: Path, public: str) -> None:

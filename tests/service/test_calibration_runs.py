@@ -16,6 +16,7 @@ import pytest
 
 from model_store.bundles.directory import CURRENT_FILE
 from model_store.bundles.item_features import ITEM_FEATURES_FILE
+from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.errors import NotReady, WriteRefused
 from model_store.files import lock_between_processes
 from model_store.gallery import LiveGallery
@@ -70,10 +71,10 @@ class Served:
         yield
 
 
-def runs(code: str | None, served: Any = None, *, cannot_sign: bool = False) -> CalibrationRuns:
+def runs(code: str | None, served: Any = None, signing: Signing = UNSIGNED) -> CalibrationRuns:
     command = () if code is None else (sys.executable, "-c", code)
     galleries: Any = served or Served()
-    return CalibrationRuns(galleries, CalibrateCommand(command), cannot_sign=cannot_sign)
+    return CalibrationRuns(galleries, CalibrateCommand(command, signing))
 
 
 async def ended(some: CalibrationRuns, bundle: Any) -> LastCalibration:
@@ -149,7 +150,7 @@ def test_run_of_another_worker_is_running_while_that_worker_holds_the_lock(lease
     ("said", "change"),
     [
         ("`vouch-build` is not installed", {"code": None}),
-        ("VOUCH_SIGNING_KEY", {"cannot_sign": True}),
+        ("VOUCH_SIGNING_KEY", {"signing": Signing(is_required=True)}),
         ("a single bundle", {"live": None}),
         ("a single bundle", {"root": None}),
         ("neither calibration queries nor features", {"features": False}),
@@ -163,7 +164,7 @@ def test_calibration_that_cannot_succeed_is_refused_at_once(
     bundle.root = change.get("root", bundle.root)
     if not change.get("features", True):
         (bundle.directory / ITEM_FEATURES_FILE).unlink()
-    some = runs(change.get("code", "pass"), cannot_sign=change.get("cannot_sign", False))
+    some = runs(change.get("code", "pass"), signing=change.get("signing", UNSIGNED))
     with pytest.raises(WriteRefused, match=said):
         asyncio.run(some.begin(lease, {}))
     assert not (bundle.directory / RUN_FILE).exists()
@@ -174,7 +175,6 @@ def test_command_that_cannot_be_started_is_a_failure_with_a_reason(lease: Any) -
         some = CalibrationRuns(
             Served(),  # type: ignore[arg-type]
             CalibrateCommand(("/nowhere/vouch-build",)),
-            cannot_sign=False,
         )
         await some.begin(lease, {})
         return await ended(some, lease.bundle)

@@ -19,14 +19,16 @@ from starlette.testclient import TestClient
 import model_store.bundles.bundle as bundle_module
 import vouch_search
 from model_store.bundles.bundle import Bundle, open_bundle
-from model_store.bundles.directory import activate, bundle_ids, current_id
+from model_store.bundles.directory import activate, bundle_ids, current_id, locate
 from model_store.bundles.manifest import Manifest, read_manifest
+from model_store.bundles.signatures import require_signature, write_signature
 from model_store.gallery import ChangesFile, Delete
 from model_store.gallery.files.items import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
 from model_store.gallery.live.sqlite import commit
 from model_store.item_ids import MAX_ID_LENGTH
 from model_store.item_metadata import MAX_METADATA_BYTES
+from model_store.signing import new_key, read_private_key, read_public_key
 from service.schemas.items import BatchOptions, UploadOptions
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import picture, search, truncated
@@ -518,6 +520,37 @@ class TestCompaction:
         wait_until(lambda: serving(client) != old)
         assert current_id(root) == serving(client)
         assert client.get(f"{ITEMS}/b").status_code == 200
+
+    def test_signed_bundle_gets_no_unsigned_successor(
+        self,
+        root: Path,
+        start: StartClient,
+        stranger: bytes,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Services that require signatures would not open it."""
+        key, before = tmp_path / "publisher.key", locate(root)
+        public = read_public_key(new_key(key))
+        write_signature(before, read_manifest(before), read_private_key(key))
+        client = start(open_bundle(root, "cpu", threads=1), compact_after=1, canary_period_s=0.05)
+        put(client, "a", stranger)
+        refused = client.post("/v1/galleries/digits/compact")
+        assert (refused.status_code, refused.json()["code"]) == (409, "write_refused")
+        assert f"the bundle {before.name} is signed" in refused.json()["detail"]
+        calibrating = client.post("/v1/galleries/digits/calibration", json={})
+        assert (calibrating.status_code, calibrating.json()["code"]) == (409, "write_refused")
+        signing = start(
+            open_bundle(root, "cpu", threads=1),
+            signing_key=key,
+            compact_after=1,
+            canary_period_s=0.05,
+        )
+        wait_until(lambda: locate(root) != before)
+        require_signature(locate(root), read_manifest(locate(root)), {public})
+        assert signing.get(f"{ITEMS}/a").status_code == 200
+        assert bundle_ids(root) == [before.name, locate(root).name]
+        assert "changes not looked after" not in caplog.messages  # nor was it tried again and again
 
     def test_old_bundles_are_removed_with_their_changes(
         self, root: Path, start: StartClient, stranger: bytes

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from model_store.bundles.item_features import ITEM_FEATURES_FILE
+from model_store.bundles.signatures import Signing
 from service.serving.builder import CalibrateCommand, installed_command
 from service.serving.calibration_runs import Recalibrator
 from service.settings import Settings
@@ -53,7 +54,7 @@ def engine(
 def command(
     code: str, signing_key: Path | None = None, decisions: Path | None = None
 ) -> CalibrateCommand:
-    return CalibrateCommand((sys.executable, "-c", code), signing_key, decisions)
+    return CalibrateCommand((sys.executable, "-c", code), Signing(signing_key), decisions)
 
 
 def test_what_is_stale_is_calibrated_with_one_thread_and_the_services_key(tmp_path: Path) -> None:
@@ -147,8 +148,10 @@ def test_a_process_ends_with_the_service(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(stopped(), 60))
 
 
-def test_the_builder_is_found_and_only_what_could_be_signed_is_made() -> None:
+def test_the_builder_is_found_and_only_what_could_be_signed_is_made(tmp_path: Path) -> None:
     assert installed_command()[-3:] == ("-m", "index_builder.__main__", "calibrate")
-    assert not Settings().cannot_sign
-    assert Settings(bundle_keys=(Path("k"),)).cannot_sign
-    assert not Settings(bundle_keys=(Path("k"),), signing_key=Path("s")).cannot_sign
+    assert Settings().signing.objection() is None
+    assert Settings(bundle_keys=(Path("k"),)).signing.objection() is not None
+    assert Settings(bundle_keys=(Path("k"),), signing_key=Path("s")).signing.objection() is None
+    unsigned = CalibrateCommand((sys.executable, "-c", "pass"), Signing(is_required=True))
+    assert asyncio.run(Recalibrator(unsigned, 1.0).look(engine(tmp_path))) is None

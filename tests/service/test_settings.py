@@ -4,7 +4,6 @@ import doctest
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import SecretStr, ValidationError
@@ -315,21 +314,6 @@ def test_they_do_not_change() -> None:
 def test_the_limits_of_an_image() -> None:
     assert Settings().image_limits == ImageLimits()
     assert Settings(max_image_bytes=1, max_image_pixels=2).image_limits == ImageLimits(1, 2)
-
-
-@pytest.mark.parametrize(
-    ("variables", "after"),
-    [
-        ({}, 10_000),
-        ({"bundle_keys": (Path("a.pub"),)}, 0),
-        ({"bundle_keys": (Path("a.pub"),), "signing_key": Path("a")}, 10_000),
-        ({"signing_key": Path("a")}, 10_000),
-    ],
-)
-def test_what_could_not_be_signed_is_not_made_by_itself(
-    variables: dict[str, Any], after: int
-) -> None:
-    assert Settings(**variables).compacts_after == after
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def compacted(root: Path, *, calibrated: bool) -> Path:
     live = opened(root)
     directory = root / str(current_id(root))
     calibrate = calibration_of(calibration(directory), {}, must=True) if calibrated else None
-    with Compaction(root, read_manifest(directory), live, None, calibrate) as compaction:
+    with Compaction(root, read_manifest(directory), live, calibrate=calibrate) as compaction:
         prepared = compaction.prepare()
         compaction.switch()
     live.close()

@@ -64,7 +64,7 @@ def measure_deleted(world: World, seed: int, directory: Path) -> Record:
     manifest = read_manifest(root / str(current_id(root)))
     calibrated = calibration_of(before, {}, must=True)
     try:
-        with Compaction(root, manifest, live, None, calibrated) as compaction:
+        with Compaction(root, manifest, live, calibrate=calibrated) as compaction:
             refit = compaction.prepare()
             compaction.switch()
     except CalibrationError:  # it would predict worse, so that the guarantee stays withdrawn

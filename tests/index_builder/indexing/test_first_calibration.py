@@ -82,7 +82,7 @@ def filled(root: Path, writes: list[Upsert]) -> None:
 def calibrated(root: Path, **promises: float) -> Path:
     live, manifest = opened(root), read_manifest(root / str(current_id(root)))
     calibrate = first_calibration_of(ENCODER, promises)
-    with Compaction(root, manifest, live, None, calibrate) as compaction:
+    with Compaction(root, manifest, live, calibrate=calibrate) as compaction:
         prepared = compaction.prepare()
         compaction.switch()
     live.close()
