@@ -318,7 +318,7 @@ class Settings(BaseSettings):
     )
     signing_key: Path | None = Field(
         None,
-        description="File of the private key that signs compacted bundles.",
+        description="File of the private key that signs the bundles that the service publishes.",
         examples=["/etc/vouch/compaction.key"],
     )
     shadow_share: float = Field(
