@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from index_builder.calibration.fit import MIN_QUERIES
 from index_builder.calibration.item_queries import MOST_QUERIES, has_partner
@@ -109,6 +110,20 @@ class Plan:
         """Print the plan."""
         for line in self.lines():
             console.print(line, highlight=False, soft_wrap=True)
+
+    def report(self) -> dict[str, Any]:
+        """Return the plan as JSON data."""
+        return {
+            "n_images": self.n_images,
+            "n_labels": self.n_labels if self.is_labelled else None,
+            "n_items": self.n_gallery,
+            "n_queries": sum(self.n_matched),
+            "n_calibration_queries": self.n_matched[0],
+            "n_withheld_queries": sum(self.n_withheld),
+            "max_error": self.promises.max_error,
+            "n_needed_queries": self.least_queries,
+            "least_error": self.least_error,
+        }
 
     def require_feasible(self) -> None:
         """Check that a calibration is possible.

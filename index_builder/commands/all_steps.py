@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -222,7 +223,11 @@ def run_all(options: AllOptions, shown: OutcomeReport) -> tuple[Path, Path] | No
         plan_of = step_of("plan_of")
         with working("reading the source"):
             plan = plan_of(config)
-        plan.show()
+        if options.dry_run:  # then the plan is the result, and so goes to stdout
+            said = [json.dumps(plan.report(), indent=1)] if options.as_json else plan.lines()
+            print("\n".join(said))
+        else:
+            plan.show()
         plan.require_feasible()
         if options.dry_run:
             return None

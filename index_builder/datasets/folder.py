@@ -109,6 +109,8 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     labels = [str(one.label) if labelled else one.id for one in found]
     if message := similar_labels_message(similar_labels(labels) if labelled else []):
         logger.warning("%s", message)
+    if labelled:
+        _warn_of_contradictions(found, [picture for _, picture in seen])
     decoded = {row: one.pixels for row, (_, one) in enumerate(seen) if one.pixels is not None}
     digests = [one.of_file for _, one in seen]
     images = from_files(root, names, labels, digests, decoded)
@@ -127,6 +129,22 @@ def _of_folders(root: Path, left_out: LeftOut, *, labelled: bool) -> Iterator[Co
     for name in image_files(root, left_out):
         label, _, rest = name.partition("/")
         yield CopiedItem(name, name, label if labelled and rest else None)
+
+
+def _warn_of_contradictions(items: Sequence[CopiedItem], pictures: Sequence[_Picture]) -> None:
+    """Log a warning if copies of an image have different labels."""
+    copies: dict[bytes, dict[str | None, str]] = {}
+    for item, picture in zip(items, pictures, strict=True):
+        copies.setdefault(picture.digest, {}).setdefault(item.label, item.id)
+    found = [list(ids.values()) for ids in copies.values() if len(ids) > 1]
+    if found:
+        logger.warning(
+            "%d images have copies with other labels, for example %s. One of the labels is wrong, "
+            "or the image shows both. An answer with the other label counts as wrong: keep one "
+            "copy of each.",
+            len(found),
+            "; ".join(" and ".join(ids) for ids in found[:3]),
+        )
 
 
 class _Room:

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from index_builder.calibration.plan import Plan
+from index_builder.commands.app import app
 from index_builder.configuration.build import CalibrationConfig, build_config
 from index_builder.datasets import load_splits
 from index_builder.datasets.images import from_arrays
 from model_store.errors import DatasetError
+from tests.support.collection_files import write_drawings
 
 OF_ITEMS = Plan(
     n_images=570,
@@ -54,6 +59,19 @@ def test_plan_of_held_out_images_and_views_names_them() -> None:
     ]
     views = replace(held_out, is_labelled=False, n_matched=(60, 0))
     assert views.lines()[1] == "queries with a match: 60 to calibrate (augmented views of items)"
+
+
+def test_dry_run_prints_the_plan_on_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "drawn").mkdir()
+    write_drawings(tmp_path / "drawn", 120)
+    command = ["-q", "all", "--images", "drawn", "--dry-run"]
+    shown = CliRunner().invoke(app, command)
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("120 images of 10 labels; ")
+    plan = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert (plan["n_images"], plan["n_labels"], plan["n_needed_queries"]) == (120, 10, 45)
+    assert f"{plan['n_items']} in the gallery" in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -293,3 +294,20 @@ def test_labels_of_a_folder_that_look_alike_are_named(
     caplog.clear()
     folder(tmp_path, labelled=False)
     assert "differ only" not in caplog.text
+
+
+def test_copies_with_different_labels_are_named(
+    photographs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = photographs / "cat" / "0.png"
+    shutil.copyfile(first, photographs / "cat" / "again.png")  # of the same label
+    folder(photographs)
+    assert "other labels" not in caplog.text
+    shutil.copyfile(first, photographs / "dog" / "copy.png")
+    folder(photographs)
+    assert "1 images have copies with other labels, for example cat/0.png and dog/copy.png." in (
+        caplog.text
+    )
+    caplog.clear()
+    folder(photographs, labelled=False)
+    assert "other labels" not in caplog.text
