@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.image_files import LeftOut
@@ -22,6 +23,12 @@ from index_builder.vectors.table import VectorTable
 from model_store.errors import CorruptImage, DatasetError
 
 ROWS_FILE = "vectors.f32"
+
+_OF_IMAGES = ("path", "bbox")
+"""Fields of a manifest that vectors do not have."""
+
+MOST_TIMES_LONGER = 1e4
+"""A vector that is longer than the median by this factor is no vector of the same encoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,7 @@ class VectorSource:
         path = scratch / ROWS_FILE
         size, number = 4 * sum(self.table.sizes), 0
         lines = None if self.items is None else lines_of(self.items, self.texts)
+        unused: set[str] = set()
         with path.open("wb") as file:
             for rows, fields in self.table.rows():
                 file.write(rows.tobytes())
@@ -63,6 +71,7 @@ class VectorSource:
                     if lines is not None:
                         line = self._next(lines, number)
                     place = Place(str(path), number * size, size, changed_ns)
+                    unused.update(name for name in _OF_IMAGES if line[1].get(name))
                     entry = entry_of(line[1], line[0], place, str(number))
                     yield entry if self.labelled else without_label(entry)
                     number += 1
@@ -73,10 +82,20 @@ class VectorSource:
                 f"({number:,}). Give each row one line, in the same order."
             )
 
+        if unused:
+            where = (self.table.path if self.items is None else self.items).name
+            console.print(
+                f"{where}: {', '.join(sorted(unused))} is not used, because the source has "
+                "vectors and no images.",
+                markup=False,
+                soft_wrap=True,
+            )
+
     def labelled_vectors(self) -> LabelledImages:
         """Return the rows with their labels, for training; equal rows form a group.
 
-        If the mean of a row is zero, the row is left out, and a message is shown.
+        If the mean of a row is zero, or far longer than the others, the row is left out, and a
+        message is shown. Such a row would dominate the covariance of all rows.
 
         Raises
         ------
@@ -87,14 +106,7 @@ class VectorSource:
             entries = list(self.entries(Path(name), LeftOut()))
             rows = np.fromfile(Path(name) / ROWS_FILE, "<f4").reshape(len(entries), -1)
         self._require_names(entries)
-        sound = []
-        for number, entry in enumerate(entries):
-            try:
-                require_direction(rows[number], self.table.sizes[0])
-            except CorruptImage as error:
-                console.print(f"left out: {entry.id}: {error}", markup=False, soft_wrap=True)
-            else:
-                sound.append(number)
+        sound = self._sound(rows, entries)
         kept = [entries[number] for number in sound]
 
         def read(row: int, _smallest_side: int | None) -> Pixels:
@@ -111,6 +123,27 @@ class VectorSource:
             sources if any(sources) else None,
             metadata=tuple(entry.metadata for entry in kept),
         )
+
+    def _sound(self, rows: NDArray[np.float32], entries: list[Entry]) -> list[int]:
+        """Return the rows to train on; show a message for each other row."""
+        dim, reasons = self.table.sizes[0], dict[int, str]()
+        for number, row in enumerate(rows):
+            try:
+                require_direction(row, dim)
+            except CorruptImage as error:
+                reasons[number] = str(error)
+        lengths = np.linalg.norm(rows[:, :dim].astype(np.float64), axis=1)
+        usable = [number for number in range(len(rows)) if number not in reasons]
+        median = float(np.median(lengths[usable])) if usable else 0.0
+        for number in usable:
+            if lengths[number] > MOST_TIMES_LONGER * median:
+                reasons[number] = (
+                    f"The norm of the vector is {lengths[number]:.1e}, but the median norm of all "
+                    f"vectors is {median:.1e}."
+                )
+        for number, reason in sorted(reasons.items()):
+            console.print(f"left out: {entries[number].id}: {reason}", markup=False, soft_wrap=True)
+        return [number for number in usable if number not in reasons]
 
     def _require_names(self, entries: list[Entry]) -> None:
         named: dict[str, str] = {}

@@ -122,6 +122,27 @@ def test_an_item_has_an_id_of_its_own_and_a_label(
         open_vectors(table, known).labelled_vectors()
 
 
+def test_fields_of_images_are_not_dropped_without_a_word(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries(table, items(table, ITEMS))
+    assert capsys.readouterr().err == ""
+    entries(table, items(table, [{**one, "path": "owls/1.jpg"} for one in ITEMS]))
+    said = "items.jsonl: path is not used, because the source has vectors and no images.\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_row_is_left_out_if_it_is_far_longer_than_the_others(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be all that a covariance shows."""
+    np.save(table, np.array([[3, 4], [4, 3], [3, -4], [5e9, 0]]))
+    source = open_vectors(table, items(table, ITEMS))
+    assert source.labelled_vectors().ids == ("a", "b", "c")
+    said = "left out: d: The norm of the vector is 5.0e+09, but the median norm of all vectors is"
+    assert f"{said} 5.0e+00." in capsys.readouterr().err
+
+
 def test_a_row_is_left_out_if_products_of_it_overflow(
     table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
