@@ -148,11 +148,26 @@ def _options(command: type[Options], **given: Any) -> Options:  # noqa: ANN401 -
     ------
     TypeError, ValueError : an argument is unknown, or its value is wrong.
     """
-    wanted = get_type_hints(command)
+    wanted, annotated = get_type_hints(command), get_type_hints(command, include_extras=True)
     for name in given:
         if name not in wanted:
             raise TypeError(f"{name}: is not an option. Options: {', '.join(wanted)}.")
-    return command(**{name: _value(name, one, wanted[name]) for name, one in given.items()})
+    values = {name: _value(name, one, wanted[name]) for name, one in given.items()}
+    for name, value in values.items():
+        _require_in_range(name, value, annotated[name])
+    return command(**values)
+
+
+def _require_in_range(name: str, value: object, annotation: object) -> None:
+    """Raise `ValueError` if the command line would refuse the value as too small or too large."""
+    if not isinstance(value, int | float):
+        return
+    for option in getattr(annotation, "__metadata__", ()):
+        least, most = option.min, option.max
+        if not (least is None or value >= least) or not (most is None or value <= most):
+            limits = [] if least is None else [f"at least {least:g}"]
+            limits += [] if most is None else [f"at most {most:g}"]
+            raise ValueError(f"{name}: {value} is out of range; wanted {' and '.join(limits)}.")
 
 
 def _value(name: str, value: object, wanted: Any) -> Any:  # noqa: ANN401 - an annotation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,13 @@ def test_path_and_choice_of_an_option_can_be_texts() -> None:
         (vouch.index, {"images": "a", "provider": "gpu"}, "provider: .*'auto'.*'gpu'"),
         (vouch.index, {"images": "a", "parents": 5}, "parents: received int 5, wanted a path"),
         (vouch.index, {"images": "a", "calibrate": False, "max_error": 0.1}, "calibrate"),
+        (vouch.index, {"images": "a", "workers": 0}, "workers: 0 is out of range.* at least 1"),
+        (vouch.index, {"images": "a", "fetch_seconds": math.nan}, "fetch_seconds: nan is out of"),
+        (
+            vouch.index,
+            {"images": "a", "previews": 10**6},
+            "previews: 1000000 is out of range; wanted at least 161 and at most 1024",
+        ),
     ],
 )
 def test_wrong_argument_is_named(function: Any, arguments: dict[str, Any], message: str) -> None:
