@@ -26,7 +26,9 @@ from model_store.bundles.directory import (
     activate,
     bundle_directory,
     bundle_ids,
+    created_below,
     current_id,
+    galleries_below,
     locate,
     locate_current,
     previous_id,
@@ -135,7 +137,7 @@ def upgrade_command(
     fitted again. The old bundle is kept: to return to the old release, run `vouch-build rollback`.
     """
     upgrades = importlib.import_module("model_store.bundles.upgrade")
-    roots = upgrades.galleries_below(directory) or [directory]
+    roots = galleries_below(directory) or [directory]
     recalibrate = importlib.import_module("index_builder.indexing.recalibrate")
     if check:
         found = {}
@@ -285,7 +287,7 @@ def rollback_command(directory: DirectoryArgument) -> None:
     if (schema := upgrades.old_schema(directory)) is not None:
         print(f"It has schema {schema}: start the release that built it.")
     if _is_of_earlier_release(bundle_directory(directory, before)):
-        for root in filter(_can_go_back, upgrades.created_below(directory)):
+        for root in filter(_can_go_back, created_below(directory)):
             command = shlex.join(["vouch-build", "rollback", str(root)])
             print(f"The upgrade also converted a created gallery. Roll it back: {command}")
 

@@ -21,10 +21,16 @@ from index_builder.configuration.environment import open_with_access, trusted_ke
 from index_builder.indexing.workdir import LOCK_FILE, ShardStore, Work
 from model_store.addresses import split_address
 from model_store.bundles.changes import changes_path
-from model_store.bundles.directory import CURRENT_FILE, bundle_directory, bundle_ids, current_id
+from model_store.bundles.directory import (
+    CURRENT_FILE,
+    bundle_directory,
+    bundle_ids,
+    created_below,
+    current_id,
+)
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.signatures import require_signature
-from model_store.bundles.upgrade import created_below, old_schema_of
+from model_store.bundles.upgrade import old_schema_of
 from model_store.decision import outcome_of
 from model_store.decision.drift import NOT_TESTED
 from model_store.errors import PointerUnreadable, VouchError
@@ -94,8 +100,9 @@ def examine(path: Path | None) -> Iterator[CheckResult]:
         yield from _installation()
     elif (path / MANIFEST_FILE).is_file():
         yield from _bundle(path)
-    elif (path / CURRENT_FILE).is_file() or bundle_ids(path):
-        yield from _bundles(path)
+    elif (path / CURRENT_FILE).is_file() or bundle_ids(path) or created_below(path):
+        if (path / CURRENT_FILE).is_file() or bundle_ids(path):
+            yield from _bundles(path)
         for root in created_below(path):
             yield CheckResult("good", f"the created gallery in {root} is checked too")
             yield from _bundles(root)

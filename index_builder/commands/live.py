@@ -6,7 +6,6 @@ Modules are imported late, because the help of the commands does not need them.
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +23,7 @@ from model_store.item_ids import check_item_id, check_text
 from model_store.item_metadata import check_metadata
 
 if TYPE_CHECKING:
-    from model_store.bundles.backup import BackupSummary
+    from model_store.bundles.backup import Summaries
     from model_store.bundles.bundle import Bundle
     from model_store.gallery import Upsert
 
@@ -174,24 +173,16 @@ def compact_command(directory: Root) -> None:
 def backup_command(
     directory: Root, archive: Annotated[Path, typer.Argument(help="File to write.")]
 ) -> None:
-    """Write the current bundle and its live changes to one file; services keep running.
+    """Write the galleries of a directory, with their live changes, to one file.
 
-    The file does not contain the galleries that were created over HTTP in the directory. The
-    command prints how to back them up.
+    The directory is a directory of bundles, with the galleries that were created over HTTP in it,
+    or the folder of such galleries. Services keep running.
     """
     from model_store.bundles.backup import back_up  # noqa: PLC0415
-    from model_store.bundles.galleries import name_of_created  # noqa: PLC0415
-    from model_store.bundles.upgrade import created_below  # noqa: PLC0415
 
     with working("writing"):
-        summary = back_up(directory, archive)
-    _say(summary)
-    for root in created_below(directory):
-        command = shlex.join(["vouch-build", "backup", str(root), f"{root.name}.tar"])
-        print(
-            f"The created gallery {name_of_created(root) or root.name} is not in this backup. "
-            f"Back it up: {command}"
-        )
+        summaries = back_up(directory, archive)
+    _say(summaries)
 
 
 def restore_command(
@@ -202,8 +193,8 @@ def restore_command(
     from model_store.bundles.backup import restore  # noqa: PLC0415
 
     with working("verifying"):
-        summary = restore(archive, directory)
-    _say(summary)
+        summaries = restore(archive, directory)
+    _say(summaries)
 
 
 def _checked(item_id: str) -> str:
@@ -261,5 +252,8 @@ def _metadata(text: str) -> dict[str, object]:
         raise UsageError(f"--metadata {text!r} {error}.") from error
 
 
-def _say(summary: BackupSummary) -> None:
-    print(f"bundle {summary.bundle_id}, {summary.n_items} items, {summary.version} changes")
+def _say(summaries: Summaries) -> None:
+    for place, summary in summaries.items():
+        where = "" if place == "." else f"{place}: "
+        said = f"bundle {summary.bundle_id}, {summary.n_items} items, {summary.version} changes"
+        print(where + said)

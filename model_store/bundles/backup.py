@@ -1,4 +1,4 @@
-"""Backup and restore: stores the current bundle, its live changes and settings in one file.
+"""Backup and restore: stores galleries, their live changes and settings in one file.
 
 ::
 
@@ -6,15 +6,19 @@
     bundle/…              a copy of the bundle's directory
     changes.sqlite        a consistent copy of the log of changes
     OPERATOR              the operator's settings, if there are any
+    galleries/<id>/…      the same files of each created gallery in the directory
+    galleries/names/…     the names of the created galleries
 
-During a backup, a service can answer queries and change the gallery. This is safe, because a bundle
-never changes, and SQLite copies a consistent state of the log. A restore verifies every byte.
+During a backup, a service can answer queries and change the galleries. This is safe, because a
+bundle never changes, and SQLite copies a consistent state of each log. A restore verifies every
+byte.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import sqlite3
 import tarfile
@@ -22,23 +26,27 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from model_store.bundles.changes import CHANGES_FOLDER, changes_path, open_live
+from model_store.bundles.changes import changes_path, open_live
 from model_store.bundles.directory import (
-    ACTIVATION_LOCK,
     CURRENT_FILE,
     RESTORING,
     activate,
     bundle_directory,
-    current_id,
+    created_below,
     is_bundle_id,
     locate_current,
+)
+from model_store.bundles.galleries import (
+    CREATED_ID,
+    NAMES_FOLDER,
+    GalleryFolder,
 )
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.operator import OPERATOR_FILE, OperatorSettings, read_operator
 from model_store.bundles.retention import Hold
-from model_store.errors import ArchiveError, PointerUnreadable
+from model_store.errors import ArchiveError, BundleNotFound, PointerUnreadable
 from model_store.files import FreeSpace, abandoned_folders, flush, relative_name, work_folder
 from model_store.gallery import ChangesFile, FaissGallery, GallerySnapshot, LiveGallery
 from model_store.gallery.live.high_water import HighWater
@@ -51,11 +59,19 @@ BUNDLE_FOLDER = "bundle"
 LOG_FILE = "changes.sqlite"
 FORMAT = 1
 _ITEMS_AT_ONCE = 10_000
-_MOST_SUMMARY_BYTES = 2**16
-"""Maximum size of the summary in bytes. Real summaries are much smaller."""
+_MOST_TEXT_BYTES = 2**16
+"""Maximum size of a summary, of settings and of a name in bytes. Real ones are much smaller."""
 
-_MOST_OPERATOR_BYTES = 2**16
-"""Maximum size of the operator's settings in bytes."""
+_MOVING = ".moving"
+"""File in the folder of a restore: names of what is moved to the final directory."""
+
+_FOLDER = "(?:[^./][^/]*/)?"
+_MEMBER = re.compile(
+    rf"(?:{_FOLDER}{CREATED_ID}/)?"
+    rf"(?:(?P<bundle>{BUNDLE_FOLDER}(?:/.+)?)|(?P<log>{LOG_FILE})|{SUMMARY_FILE}|{OPERATOR_FILE})"
+    rf"|{_FOLDER}{NAMES_FOLDER}/[^/]+\.json"
+)
+"""The members of an archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +93,23 @@ class BackupSummary:
     format: int = FORMAT
 
 
-def back_up(root: Path, archive: Path) -> BackupSummary:
-    """Write the current bundle of ``root``, with its live changes, to the new file ``archive``.
+Summaries = dict[str, BackupSummary]
+"""Summaries by the directory of the gallery, relative to the root; ``.`` is the root itself."""
+
+
+def back_up(root: Path, archive: Path) -> Summaries:
+    """Write the galleries of ``root``, with their live changes, to the new file ``archive``.
+
+    These are the current bundle of ``root``, if ``root`` has bundles, and the galleries created
+    over HTTP in ``root`` or in a folder of ``root``. A gallery that is dropped meanwhile is left
+    out.
 
     Raises
     ------
-    ArchiveError : the file exists, cannot be written or is in a bundle; or the gallery is in a
+    ArchiveError : the file exists, cannot be written or is in a bundle; or a gallery is in a
         database.
     WriteRefused : ``root`` is a bundle, whose live changes are not in its directory.
-    BundleError : there is no current bundle, or it is damaged.
+    BundleError : there is no gallery, or a current bundle is damaged.
     PointerUnreadable : the operator's settings cannot be read.
     """
     _require_new(archive)
@@ -95,31 +119,62 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
                 f"{archive} is in the bundle {folder.name}, which never changes. Name a file "
                 "outside this directory."
             )
-    directory = locate_current(root)
-    with Hold(directory):
-        return _back_up(root, directory, archive)
-
-
-def _back_up(root: Path, directory: Path, archive: Path) -> BackupSummary:
-    bundle_id, settings = read_manifest(directory).id, read_operator(root)
+    created = _created_below(root)
+    has_own = not created or (root / CURRENT_FILE).exists()
+    summaries: Summaries = {}
     try:
         # Each backup has its own folder, because another backup to the same file may be running.
         with work_folder(archive.parent, f".{archive.name}.backup-") as folder:
             partial, copy = folder / archive.name, folder / LOG_FILE
-            summary = _copy_log(root, directory, bundle_id, copy)
             with tarfile.open(partial, "w") as tar:
-                _add_text(tar, SUMMARY_FILE, json.dumps(asdict(summary), indent=1))
-                tar.add(directory, BUNDLE_FOLDER)
-                if summary.log_sha256 is not None:
-                    tar.add(copy, LOG_FILE)
-                if settings != OperatorSettings():
-                    _add_text(tar, OPERATOR_FILE, settings.to_text())
+                if has_own:
+                    summaries["."] = _add(tar, root, "", copy)
+                for gallery, (file, name) in created.items():
+                    place = gallery.relative_to(root).as_posix()
+                    try:
+                        summaries[place] = _add(tar, gallery, f"{place}/", copy)
+                    except BundleNotFound:
+                        if gallery.exists():
+                            raise
+                    else:
+                        _add_file(tar, file.relative_to(root).as_posix(), name)
             flush(partial)
             _require_new(archive)
             partial.rename(archive)
         flush(archive.parent)
     except OSError as error:
         raise ArchiveError(f"{archive} cannot be written: {error.strerror}.") from error
+    return summaries
+
+
+def _created_below(root: Path) -> dict[Path, tuple[Path, bytes]]:
+    """Return the directory of each created gallery below ``root``, with the file of its name."""
+    found: dict[Path, tuple[Path, bytes]] = {}
+    for folder in sorted({gallery.parent for gallery in created_below(root)}):
+        if (folder / NAMES_FOLDER).is_dir():  # else these are other directories of bundles
+            try:
+                found |= GalleryFolder(folder, most=0).name_files()
+            except (TypeError, ValueError) as error:
+                raise ArchiveError(
+                    f"A file in {folder / NAMES_FOLDER} is damaged ({error}). Remove it, or take "
+                    "it from an earlier backup."
+                ) from error
+    return found
+
+
+def _add(tar: tarfile.TarFile, root: Path, prefix: str, copy: Path) -> BackupSummary:
+    """Add the gallery in ``root``; the log is first copied to ``copy``."""
+    directory = locate_current(root)
+    with Hold(directory):
+        bundle_id, settings = read_manifest(directory).id, read_operator(root)
+        summary = _copy_log(root, directory, bundle_id, copy)
+        _add_file(tar, prefix + SUMMARY_FILE, json.dumps(asdict(summary), indent=1).encode())
+        tar.add(directory, prefix + BUNDLE_FOLDER)  # files of several galleries are added once
+        if summary.log_sha256 is not None:
+            tar.add(copy, prefix + LOG_FILE)
+            copy.unlink()
+        if settings != OperatorSettings():
+            _add_file(tar, prefix + OPERATOR_FILE, settings.to_text().encode())
     return summary
 
 
@@ -150,8 +205,8 @@ def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> Backup
     return BackupSummary(bundle_id, snapshot.n_items, snapshot.version, log_sha256)
 
 
-def restore(archive: Path, root: Path) -> BackupSummary:
-    """Create the directory of bundles ``root`` from an archive, atomically.
+def restore(archive: Path, root: Path) -> Summaries:
+    """Create the directory ``root`` with the galleries of an archive, atomically.
 
     If ``root`` exists and is empty, the directory itself is kept, because a process may use it or a
     disk may be mounted there. `CURRENT` is written last. The files of a killed restore are removed.
@@ -159,7 +214,7 @@ def restore(archive: Path, root: Path) -> BackupSummary:
     Raises
     ------
     ArchiveError : ``root`` is not empty, its disk has too little space, or the archive is damaged.
-    BundleError : the bundle in the archive is damaged.
+    BundleError : a bundle in the archive is damaged.
     """
     is_there = root.exists()
     if is_there:
@@ -170,10 +225,13 @@ def restore(archive: Path, root: Path) -> BackupSummary:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with work_folder(parent, prefix) as partial:
-            summary = _unpack(archive, partial)
-            _verify(partial, summary)
-            if summary.log_sha256 is not None:
-                HighWater(changes_path(partial, summary.bundle_id)).make(summary.version)
+            summaries = _unpack(archive, partial)
+            for place, summary in summaries.items():
+                _verify(partial / place, summary)
+                if summary.log_sha256 is not None:
+                    log = changes_path(partial / place, summary.bundle_id)
+                    HighWater(log).make(summary.version)
+            _verify_names(partial, summaries)
             for path in [partial, *partial.rglob("*")]:
                 flush(path)
             if is_there:
@@ -181,16 +239,16 @@ def restore(archive: Path, root: Path) -> BackupSummary:
             else:
                 partial.rename(root)
         flush(root.parent)
-    except (OSError, tarfile.TarError, ValueError) as error:  # such as an invalid name
+    except (OSError, tarfile.TarError, KeyError, TypeError, ValueError) as error:  # as a bad name
         raise ArchiveError(f"{archive} cannot be restored to {root}: {error}.") from error
-    return summary
+    return summaries
 
 
 def _remove_interrupted(root: Path) -> None:
     """Remove the files of a killed restore to ``root``."""
     for partial in abandoned_folders(root, RESTORING):
-        unpacked = current_id(partial)
-        moved = {ACTIVATION_LOCK, CHANGES_FOLDER, OPERATOR_FILE, unpacked}
+        moving = partial / _MOVING
+        moved = set(moving.read_text("utf-8").splitlines()) if moving.exists() else set()
         others = {path.name for path in root.iterdir()} - {partial.name}
         if others <= moved:  # if other files were added, keep all files
             for name in others:
@@ -200,28 +258,34 @@ def _remove_interrupted(root: Path) -> None:
 
 
 def _move_all(partial: Path, root: Path) -> None:
-    """Move the content of a directory of bundles to another directory; `CURRENT` is moved last."""
-    for path in sorted(partial.iterdir(), key=lambda path: path.name == CURRENT_FILE):
-        path.rename(root / path.name)
+    """Move the content of ``partial`` to ``root``. What makes galleries visible is moved last."""
+    last = {NAMES_FOLDER: 1, CURRENT_FILE: 2}
+    names = sorted((path.name for path in partial.iterdir()), key=lambda name: last.get(name, 0))
+    (partial / _MOVING).write_text("\n".join(names), "utf-8")
+    flush(partial / _MOVING)
+    for name in names:
+        (partial / name).rename(root / name)
     flush(root)
 
 
-def _unpack(archive: Path, root: Path) -> BackupSummary:
+def _unpack(archive: Path, root: Path) -> Summaries:
     space = FreeSpace(root)
     with tarfile.open(archive, "r:") as tar:  # an uncompressed archive, so the sizes are known
-        summary = _read_summary(tar, archive)
+        summaries = _read_summaries(tar, archive)
         members = [_wanted(member) for member in tar]
         _require_space(archive, space, sum(member.size for member in members))
         # Check the free space before each file, because other programs may write to the disk too.
         tar.extractall(root, _fitting(members, archive, space), filter="data")
-    (root / SUMMARY_FILE).unlink()
-    (root / BUNDLE_FOLDER).rename(bundle_directory(root, summary.bundle_id))
-    if summary.log_sha256 is not None:
-        path = changes_path(root, summary.bundle_id)
-        path.parent.mkdir()
-        (root / LOG_FILE).rename(path)
-    activate(root, summary.bundle_id)
-    return summary
+    for place, summary in summaries.items():
+        gallery = root / place
+        (gallery / SUMMARY_FILE).unlink()
+        (gallery / BUNDLE_FOLDER).rename(bundle_directory(gallery, summary.bundle_id))
+        if summary.log_sha256 is not None:
+            path = changes_path(gallery, summary.bundle_id)
+            path.parent.mkdir()
+            (gallery / LOG_FILE).rename(path)
+        activate(gallery, summary.bundle_id)
+    return summaries
 
 
 def _fitting(
@@ -243,19 +307,11 @@ def _require_space(archive: Path, space: FreeSpace, n_bytes: int) -> None:
 
 def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Return ``member`` if a backup can contain such a member; else raise `ArchiveError`."""
-    folder = member.name.partition("/")[0]
-    is_wanted = (member.isdir() and folder == BUNDLE_FOLDER) or (
-        member.isreg()
-        and not member.issparse()
-        and (
-            member.name in {SUMMARY_FILE, LOG_FILE}
-            or folder == BUNDLE_FOLDER
-            or (member.name == OPERATOR_FILE and member.size <= _MOST_OPERATOR_BYTES)
-        )
-    )
     with suppress(ValueError):
         relative_name(member.name)
-        if is_wanted:
+        if member.islnk():
+            relative_name(member.linkname)
+        if _is_wanted(member):
             return member
     raise ArchiveError(
         f"The archive is not restored: it contains {member.name[:80]!r}, but a backup of "
@@ -263,10 +319,34 @@ def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo:
     )
 
 
-def _read_summary(tar: tarfile.TarFile, archive: Path) -> BackupSummary:
+def _is_wanted(member: tarfile.TarInfo) -> bool:
+    found = _MEMBER.fullmatch(member.name)
+    if found is None:
+        return False
+    is_file = member.isreg() and not member.issparse()
+    if found["bundle"] is None:
+        return is_file and (found["log"] is not None or member.size <= _MOST_TEXT_BYTES)
+    if member.islnk():  # a file that another gallery has, too
+        linked = _MEMBER.fullmatch(member.linkname)
+        return linked is not None and linked["bundle"] is not None
+    return is_file or member.isdir()
+
+
+def _read_summaries(tar: tarfile.TarFile, archive: Path) -> Summaries:
+    found = {}
+    for member in tar.getmembers():
+        name = PurePosixPath(member.name)
+        if name.name == SUMMARY_FILE:
+            found[name.parent.as_posix()] = _read_summary(tar, member, archive)
+    if not found:
+        raise ArchiveError(f"{archive} is not a backup that Vouch made.")
+    return found
+
+
+def _read_summary(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> BackupSummary:
     try:
-        file = tar.extractfile(SUMMARY_FILE)
-        fields = json.loads(file.read(_MOST_SUMMARY_BYTES) if file else b"")
+        file = tar.extractfile(member)
+        fields = json.loads(file.read(_MOST_TEXT_BYTES) if file else b"")
         if fields["format"] != FORMAT:
             raise ArchiveError(
                 f"{archive} is a backup of format {fields['format']}; this release reads {FORMAT}."
@@ -280,6 +360,21 @@ def _read_summary(tar: tarfile.TarFile, archive: Path) -> BackupSummary:
             "not the id of a bundle."
         )
     return summary
+
+
+def _verify_names(root: Path, summaries: Summaries) -> None:
+    """Check that each created gallery has one name, and each name a gallery."""
+    created = {root / place for place in summaries if place != "."}
+    named = [
+        file.parent.parent / str(json.loads(file.read_bytes())["id"])
+        for pattern in (f"{NAMES_FOLDER}/*", f"*/{NAMES_FOLDER}/*")
+        for file in root.glob(pattern)
+    ]
+    if len(named) != len(created) or set(named) != created:
+        raise ArchiveError(
+            "The archive is not restored: the names of its galleries are damaged. Take another "
+            "backup."
+        )
 
 
 def _verify(root: Path, summary: BackupSummary) -> None:
@@ -339,8 +434,7 @@ def _is_sound(path: Path) -> bool:
             return False
 
 
-def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
-    data = text.encode()
+def _add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(data)
     tar.addfile(member, BytesIO(data))

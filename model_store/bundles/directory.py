@@ -168,6 +168,21 @@ def published_at(directory: Path) -> float:
     return (directory / MANIFEST_FILE).stat().st_mtime
 
 
+def galleries_below(directory: Path) -> list[Path]:
+    """Return the directories of bundles at and below ``directory``, at most two levels deep.
+
+    Hidden directories are left out: a creation, a restore or a removal is unfinished there.
+    """
+    ends = ("", "[!.]*/", "[!.]*/[!.]*/")
+    found = (path for end in ends for path in directory.glob(end + CURRENT_FILE))
+    return sorted(path.parent for path in found)
+
+
+def created_below(directory: Path) -> list[Path]:
+    """Return the directories of the created galleries in the directory of bundles ``directory``."""
+    return [root for root in galleries_below(directory) if root != directory]
+
+
 def locate(path: Path) -> Path:
     """Return ``path`` if it is a bundle; else return the current bundle in the directory ``path``.
 

@@ -22,7 +22,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,8 +52,12 @@ from model_store.files import (
 )
 from model_store.gallery.live.sqlite import of_the_system
 
-_ID = re.compile(r"[0-9a-f]{16}")
-_NAMES, _SHARED, _LOCK = "names", ".shared", ".changing"
+CREATED_ID = "[0-9a-f]{16}"
+"""Regular expression of the id of a created gallery."""
+
+NAMES_FOLDER = "names"
+_ID = re.compile(CREATED_ID)
+_SHARED, _LOCK = ".shared", ".changing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +78,6 @@ class GalleryEntry:
     created_at: str
 
 
-def name_of_created(root: Path) -> str | None:
-    """Return the name of the created gallery in ``root``; None if it was dropped or not created."""
-    for file in (root.parent / _NAMES).glob("[a-z0-9]*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            if json.loads(file.read_bytes())["id"] == root.name:
-                return file.stem
-    return None
-
-
 class GalleryFolder:
     """The galleries in a directory; threads and processes can share the directory.
 
@@ -100,7 +95,7 @@ class GalleryFolder:
         self.path, self._most = path, most
         self._known: dict[str, tuple[FileMark | None, GalleryEntry]] = {}
         with _errors_in_words():
-            (path / _NAMES).mkdir(parents=True, exist_ok=True)
+            (path / NAMES_FOLDER).mkdir(parents=True, exist_ok=True)
 
     def find(self, name: str) -> GalleryEntry | None:
         """Return the gallery with this name; None if there is no such gallery.
@@ -123,8 +118,14 @@ class GalleryFolder:
 
     def entries(self) -> list[GalleryEntry]:
         """All galleries, by name."""
-        names = sorted(path.stem for path in (self.path / _NAMES).glob("[a-z0-9]*.json"))
+        names = sorted(path.stem for path in (self.path / NAMES_FOLDER).glob("[a-z0-9]*.json"))
         return [entry for name in names if (entry := self.find(name)) is not None]
+
+    def name_files(self) -> dict[Path, tuple[Path, bytes]]:
+        """Return the directory of each gallery, with the file of its name, at one moment."""
+        with self._changing():
+            files = {self.root(entry): self._file(entry.name) for entry in self.entries()}
+            return {root: (file, file.read_bytes()) for root, file in files.items()}
 
     def root(self, entry: GalleryEntry) -> Path:
         """Return the directory of the gallery's bundles.
@@ -232,7 +233,7 @@ class GalleryFolder:
             if new_name != name:
                 self._require_free(new_name)
                 self._file(name).rename(self._file(new_name))
-                flush(self.path / _NAMES)
+                flush(self.path / NAMES_FOLDER)
         return replace(entry, name=new_name)
 
     def drop(self, name: str) -> GalleryEntry:
@@ -248,7 +249,7 @@ class GalleryFolder:
         with self._changing():
             entry = self.require(name)
             self._file(name).unlink()
-            flush(self.path / _NAMES)
+            flush(self.path / NAMES_FOLDER)
         return entry
 
     def remove_nameless(self) -> list[str]:
@@ -261,7 +262,7 @@ class GalleryFolder:
                     removed.append(path.name)
                 elif re.fullmatch(rf"\.{_ID.pattern}\.(partial|staging|removed)", path.name):
                     shutil.rmtree(path, ignore_errors=True)
-            for left in (self.path / _NAMES).glob(f".*{PARTIAL}"):
+            for left in (self.path / NAMES_FOLDER).glob(f".*{PARTIAL}"):
                 left.unlink()
             for shared in (self.path / _SHARED).glob("*"):
                 if shared.stat().st_nlink == 1:  # no gallery links to the file
@@ -283,7 +284,7 @@ class GalleryFolder:
 
     def _file(self, name: str) -> Path:
         """Return the file of a valid name. Only this function converts names to paths."""
-        return self.path / _NAMES / f"{name}.json"
+        return self.path / NAMES_FOLDER / f"{name}.json"
 
     def _write(self, entry: GalleryEntry) -> None:
         fields: dict[str, Any] = {k: v for k, v in asdict(entry).items() if k != "name"}

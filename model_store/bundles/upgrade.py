@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.bundles.changes import changes_path
-from model_store.bundles.directory import CURRENT_FILE, current_id, locate_current
+from model_store.bundles.directory import current_id, locate_current
 from model_store.bundles.manifest import (
     EVALUATION_FILE,
     MANIFEST_FILE,
@@ -91,21 +91,6 @@ class Upgraded:
     n_items: int
     n_changes: int
     left_calibration: bool
-
-
-def galleries_below(directory: Path) -> list[Path]:
-    """Return the directories of bundles at and below ``directory``, at most two levels deep.
-
-    Hidden directories are left out: a creation, a restore or a removal is unfinished there.
-    """
-    ends = ("", "[!.]*/", "[!.]*/[!.]*/")
-    found = (path for end in ends for path in directory.glob(end + CURRENT_FILE))
-    return sorted(path.parent for path in found)
-
-
-def created_below(directory: Path) -> list[Path]:
-    """Return the directories of the created galleries in the directory of bundles ``directory``."""
-    return [root for root in galleries_below(directory) if root != directory]
 
 
 def old_schema(root: Path) -> int | None:

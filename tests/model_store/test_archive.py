@@ -9,6 +9,8 @@ import shutil
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +19,19 @@ import pytest
 from model_store.bundles.backup import (
     SUMMARY_FILE,
     BackupSummary,
-    _add_text,
+    Summaries,
+    _add_file,
     back_up,
     restore,
 )
 from model_store.bundles.changes import changes_path
 from model_store.bundles.compaction import Compaction
-from model_store.bundles.directory import CURRENT_FILE, current_id
+from model_store.bundles.directory import CURRENT_FILE, current_id, locate
+from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.manifest import read_manifest
 from model_store.bundles.operator import OPERATOR_FILE, change_operator, read_operator
-from model_store.bundles.retention import remove_leftovers
-from model_store.errors import ArchiveError, BundleTampered, WriteRefused
+from model_store.bundles.retention import Hold, remove_leftovers
+from model_store.errors import ArchiveError, BundleTampered, VouchError, WriteRefused
 from model_store.gallery import (
     Delete,
 )
@@ -61,7 +65,7 @@ def test_what_was_backed_up_is_restored(root: Path, tmp_path: Path) -> None:
     assert (
         restore(tmp_path / "a.tar", root)
         == made
-        == BackupSummary(str(current_id(root)), N_ITEMS, 2, made.log_sha256)
+        == {".": BackupSummary(str(current_id(root)), N_ITEMS, 2, made["."].log_sha256)}
     )
     again = opened(root)
     assert contents(again) == before
@@ -71,7 +75,7 @@ def test_what_was_backed_up_is_restored(root: Path, tmp_path: Path) -> None:
 
 def test_a_gallery_without_changes_too(root: Path, tmp_path: Path) -> None:
     made = back_up(root, tmp_path / "a.tar")
-    assert (made.version, made.log_sha256) == (0, None)
+    assert (made["."].version, made["."].log_sha256) == (0, None)
     restore(tmp_path / "a.tar", tmp_path / "new" / "bundles")
     assert contents(opened(tmp_path / "new" / "bundles")) == contents(opened(root))
 
@@ -120,7 +124,7 @@ def test_it_is_restored_to_where_one_is(
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     assert restore(Path("../a.tar"), Path()) == made
-    assert current_id(Path.cwd()) == made.bundle_id
+    assert current_id(Path.cwd()) == made["."].bundle_id
     assert not list(Path().glob("*restoring*"))
 
 
@@ -129,18 +133,18 @@ def test_two_are_made_at_once_under_one_name(
 ) -> None:
     """The first has begun to write when the second begins, and fails when that has ended."""
     live, archive = opened(root), tmp_path / "a.tar"
-    made: list[BackupSummary | None] = []
+    made: list[Summaries | None] = []
 
-    def adding(tar: tarfile.TarFile, name: str, text: str) -> None:
+    def adding(tar: tarfile.TarFile, name: str, data: bytes) -> None:
         if not made:
             live.commit([upsert("new", 1)])
             made.append(None)
             made[0] = back_up(root, archive)
-            _add_text(tar, name, text)
+            _add_file(tar, name, data)
             raise OSError(errno.ENOSPC, "No space left on device")
-        _add_text(tar, name, text)
+        _add_file(tar, name, data)
 
-    monkeypatch.setattr("model_store.bundles.backup._add_text", adding)
+    monkeypatch.setattr("model_store.bundles.backup._add_file", adding)
     with pytest.raises(ArchiveError, match="No space left"):
         back_up(root, archive)
     assert [restore(archive, tmp_path / "restored")] == made
@@ -162,7 +166,7 @@ def test_a_compacted_one_goes_on_counting(root: Path, tmp_path: Path) -> None:
     with Compaction(root, read_manifest(root / str(current_id(root))), live) as compaction:
         compaction.prepare()
         compaction.switch()
-    assert back_up(root, tmp_path / "a.tar").version == 1
+    assert back_up(root, tmp_path / "a.tar")["."].version == 1
     restore(tmp_path / "a.tar", tmp_path / "again")
     assert contents(opened(tmp_path / "again")) == contents(opened(root))
 
@@ -180,7 +184,7 @@ def test_it_is_of_one_moment_whatever_is_written_meanwhile(root: Path, tmp_path:
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
         try:
-            versions = [back_up(root, tmp_path / f"{i}.tar").version for i in range(3)]
+            versions = [back_up(root, tmp_path / f"{i}.tar")["."].version for i in range(3)]
         finally:
             over.set()
         writing.result()
@@ -417,7 +421,7 @@ def test_restore_that_was_killed_is_repeated(root: Path, tmp_path: Path, is_ther
             break  # it was not killed
         remove_leftovers(new)
         assert {path.name for path in disk.iterdir()} == {"a.tar", "new"}
-        assert {*new.iterdir()} >= {new / CURRENT_FILE, new / "changes", new / made.bundle_id}
+        assert {*new.iterdir()} >= {new / CURRENT_FILE, new / "changes", new / made["."].bundle_id}
         assert not list(new.glob(".restoring*"))
         shutil.rmtree(new)
     assert n_calls > 10
@@ -440,3 +444,136 @@ def test_restore_that_was_killed_leaves_what_was_put_there_since(
         restore(archive, new)
     assert (new / "notes.txt").read_text() == "mine"
     assert list(new.glob("[0-9a-f]*"))
+
+
+class TestCreatedGalleries:
+    """A backup of a directory contains the galleries that a service created in it."""
+
+    @pytest.fixture
+    def folder(self, root: Path) -> GalleryFolder:
+        """Two galleries with an item each, in a folder of the directory of bundles."""
+        made, manifest = GalleryFolder(root / "galleries", most=3), read_manifest(locate(root))
+        manifest = replace(manifest, encoder={**manifest.encoder, "dim": 6, "n_features": 6})
+        for name in ("hats", "shoes"):
+            entry = made.create(name, (locate(root), manifest), name.title())
+            live = opened(made.root(entry))
+            live.commit([upsert(f"{name}-1", 1)])
+            live.close()
+        return made
+
+    def ids(self, root: Path) -> set[str]:
+        with closing(opened(root)) as live:
+            return {item.id for item in live.snapshot().items(live.snapshot().page(None, 99))}
+
+    def test_they_are_restored_with_the_gallery_of_the_directory(
+        self, root: Path, folder: GalleryFolder, tmp_path: Path
+    ) -> None:
+        made, new = back_up(root, tmp_path / "a.tar"), tmp_path / "new"
+        assert restore(tmp_path / "a.tar", new) == made
+        assert [*made] == [".", *(f"galleries/{one.id}" for one in folder.entries())]
+        again = GalleryFolder(new / "galleries", most=3)
+        assert again.entries() == folder.entries()
+        for entry in again.entries():
+            assert self.ids(again.root(entry)) == {f"{entry.name}-1"}
+        assert self.ids(new) == self.ids(root)
+
+    def test_folder_of_them_is_backed_up_alone(self, folder: GalleryFolder, tmp_path: Path) -> None:
+        made = back_up(folder.path, tmp_path / "a.tar")
+        assert [*made] == [one.id for one in folder.entries()]
+        for new in (tmp_path / "new", tmp_path / "empty"):
+            if new.name == "empty":
+                new.mkdir()
+            assert restore(tmp_path / "a.tar", new) == made
+            assert GalleryFolder(new, most=3).entries() == folder.entries()
+            assert not [*new.glob(".moving")]
+
+    def test_dropped_gallery_is_left_out(
+        self, root: Path, folder: GalleryFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dropped = folder.drop("hats")
+        assert f"galleries/{dropped.id}" not in back_up(root, tmp_path / "a.tar")
+        meanwhile = folder.root(folder.require("shoes"))
+
+        def hold(directory: Path) -> Hold:
+            shutil.rmtree(meanwhile, ignore_errors=True)
+            return Hold(directory)
+
+        monkeypatch.setattr("model_store.bundles.backup.Hold", hold)
+        assert [*back_up(root, tmp_path / "b.tar")] == ["."]
+        restore(tmp_path / "b.tar", tmp_path / "new")
+        assert not (tmp_path / "new" / "galleries").exists()
+
+    def test_damaged_name_or_bundle_is_an_error_and_no_omission(
+        self, root: Path, folder: GalleryFolder, tmp_path: Path
+    ) -> None:
+        (name,) = (folder.path / "names").glob("hats.json")
+        content = name.read_bytes()
+        name.write_bytes(b"{")
+        with pytest.raises(ArchiveError, match=r"A file in .*names is damaged"):
+            back_up(root, tmp_path / "a.tar")
+        name.write_bytes(content)
+        flip_a_byte(locate(folder.root(folder.require("hats"))) / "norms.npy")
+        with pytest.raises(BundleTampered):
+            back_up(root, tmp_path / "a.tar")
+        assert not list(tmp_path.glob("*.tar"))
+
+    @pytest.mark.parametrize(
+        ("member", "content"),
+        [
+            ("galleries/names/hats.json", '{"id": "../../../planted"}'),
+            ("galleries/names/hats.json", '{"id": "0123456789abcdef"}'),
+            ("galleries/names/hats.json", "[]"),
+            ("galleries/names/hats.json", "{}"),
+            ("galleries/names/hats.json", " " * 70_000),
+            ("galleries/names/more.json", '{"id": "0123456789abcdef"}'),
+        ],
+    )
+    def test_archive_with_other_names_is_refused(
+        self, root: Path, folder: GalleryFolder, tmp_path: Path, member: str, content: str
+    ) -> None:
+        assert len(folder.entries()) == 2
+        back_up(root, tmp_path / "a.tar")
+        rewritten(tmp_path / "a.tar", tmp_path / "bad.tar", {member: content})
+        before = everything(tmp_path)
+        with pytest.raises(ArchiveError):
+            restore(tmp_path / "bad.tar", tmp_path / "new")
+        assert everything(tmp_path) == before
+
+    @pytest.mark.parametrize(
+        "linkname",
+        ["/etc/passwd", "../secret", "bundle/../../secret", "vouch-backup.json", "bundle/none"],
+    )
+    def test_archive_with_a_link_to_another_file_is_refused(
+        self, root: Path, tmp_path: Path, linkname: str
+    ) -> None:
+        archive = tmp_path / "a.tar"
+        back_up(root, archive)
+        member = tarfile.TarInfo("bundle/link")
+        member.type, member.linkname = tarfile.LNKTYPE, linkname
+        with tarfile.open(archive, "a") as tar:
+            tar.addfile(member)
+        before = everything(tmp_path)
+        with pytest.raises(VouchError):
+            restore(archive, tmp_path / "new")
+        assert everything(tmp_path) == before
+
+    def test_restore_that_was_killed_is_repeated(
+        self, root: Path, folder: GalleryFolder, tmp_path: Path
+    ) -> None:
+        disk = tmp_path / "disk"
+        disk.mkdir()
+        archive, new = disk / "a.tar", disk / "new"
+        made = back_up(root, archive)
+        n_calls = 0
+        while True:
+            n_calls += 5
+            new.mkdir()
+            with killed_at(disk, n_calls):
+                restore(archive, new)
+            if not (new / CURRENT_FILE).exists():
+                assert restore(archive, new) == made
+            elif not list(disk.rglob(".*restoring*")):
+                break
+            assert GalleryFolder(new / "galleries", most=3).entries() == folder.entries()
+            shutil.rmtree(new)
+        assert n_calls > 10

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from model_store.bundles.bundle import open_bundle
-from model_store.bundles.directory import current_id, previous_id
+from model_store.bundles.directory import current_id, galleries_below, previous_id
 from model_store.bundles.manifest import MANIFEST_FILE, SCHEMA_VERSION, read_manifest
-from model_store.bundles.upgrade import galleries_below, old_schema, upgrade
+from model_store.bundles.upgrade import old_schema, upgrade
 from model_store.errors import (
     BundleMismatch,
     BundleTampered,

@@ -29,7 +29,7 @@ def contents(live: LiveGallery) -> list[object]:
 def members(archive: Path) -> dict[str, bytes]:
     """The files in an archive."""
     with tarfile.open(archive) as tar:
-        files = [member for member in tar if member.isfile()]
+        files = [member for member in tar if member.isfile() or member.islnk()]
         return {one.name: file.read() for one in files if (file := tar.extractfile(one))}
 
 
