@@ -63,7 +63,7 @@ _MOST_TEXT_BYTES = 2**16
 """Maximum size of a summary, of settings and of a name in bytes. Real ones are much smaller."""
 
 _MOVING = ".moving"
-"""File in the folder of a restore: names of what is moved to the final directory."""
+"""File in the folder of a restore: names of the files that are moved to the final directory."""
 
 _FOLDER = "(?:[^./][^/]*/)?"
 _MEMBER = re.compile(
@@ -101,8 +101,8 @@ def back_up(root: Path, archive: Path) -> Summaries:
     """Write the galleries of ``root``, with their live changes, to the new file ``archive``.
 
     These are the current bundle of ``root``, if ``root`` has bundles, and the galleries created
-    over HTTP in ``root`` or in a folder of ``root``. A gallery that is dropped meanwhile is left
-    out.
+    over HTTP in ``root`` or in a folder of ``root``. A gallery that is dropped during the backup
+    is left out.
 
     Raises
     ------
