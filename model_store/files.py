@@ -37,6 +37,35 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def give_to_owner(path: Path) -> None:
+    """If this process is root, give a new file or directory to the owner of its parent directory.
+
+    A service with fewer rights could otherwise not change what an operator has made as root. A file
+    with several links has an owner already.
+    """
+    if os.geteuid() != 0:
+        return
+    owner, made = path.parent.stat(), path.lstat()
+    if owner.st_uid != made.st_uid and (path.is_dir() or made.st_nlink == 1):
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+def make_for_owner(path: Path, mode: int = 0o666) -> None:
+    """If this process is root, create a missing file for the owner of its parent directory."""
+    if os.geteuid() == 0:
+        with suppress(OSError):  # the caller gets this error when it opens the file
+            if not path.exists():
+                path.touch(mode)
+                give_to_owner(path)
+
+
+def finish(directory: Path) -> None:
+    """Flush a new directory with its files, and give all to the owner of its parent directory."""
+    for path in [directory, *sorted(directory.rglob("*"))]:  # a directory before its files
+        give_to_owner(path)
+        flush(path)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` at the end.
@@ -47,6 +76,7 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
         yield partial
+        give_to_owner(partial)
         flush(partial)
         partial.replace(path)
     except BaseException:
@@ -84,6 +114,7 @@ def lock_between_processes(path: Path) -> FileLock:
     The kernel releases the lock when the process ends; the file remains. The lock belongs to the
     returned object, and not to a thread.
     """
+    make_for_owner(path, 0o600)
     return FileLock(path, mode=0o600, thread_local=False)
 
 

@@ -89,7 +89,7 @@ def start(settings: Settings) -> None:
         else:
             drain = Drain(settings.drain_s)
             open_app = partial(_begun, _open_app(settings, access, drain), drain)
-    except VouchError as error:
+    except (VouchError, OSError) as error:
         refuse(_message(error, settings))
     listeners = _listeners(settings)
     fields = {"url": _url(settings, listeners), "callers": access.summary}
@@ -193,12 +193,14 @@ def _open_in_worker(settings: Settings) -> ASGIApp:
     drain = Drain(settings.drain_s)
     try:
         return _begun(_open_app(settings, open_access(settings), drain, shared), drain)
-    except VouchError as error:
+    except (VouchError, OSError) as error:
         refuse(_message(error, settings), 1 if n_workers(shared) else STARTUP_FAILURE)
 
 
-def _message(error: VouchError, settings: Settings) -> str:
+def _message(error: VouchError | OSError, settings: Settings) -> str:
     """Return the message of an error; for `GalleryUnavailable`, add the internal reason."""
+    if isinstance(error, OSError):
+        return f"{error.filename} cannot be used: {error.strerror}."
     reason = reason_of(error) if isinstance(error, GalleryUnavailable) else None
     return Redaction(settings.secrets)(f"{error} ({reason})" if reason else str(error))
 

@@ -34,7 +34,7 @@ from model_store.bundles.directory import (
     previous_id,
 )
 from model_store.bundles.manifest import SCHEMA_VERSION, read_manifest
-from model_store.errors import BundleNotFound, UsageError
+from model_store.errors import BundleNotFound, UsageError, VouchError
 from model_store.lists import as_list
 
 if TYPE_CHECKING:
@@ -272,8 +272,9 @@ def doctor_command(
 def rollback_command(directory: DirectoryArgument) -> None:
     """Make the previous bundle the current bundle again.
 
-    After the rollback of an upgrade, the command prints how to roll back the created galleries in
-    the directory that the upgrade converted.
+    The changes that were written to the other bundle stay there; the command prints their number.
+    After the rollback of an upgrade, the command also prints how to roll back the created galleries
+    in the directory that the upgrade converted.
     """
     before = previous_id(directory)
     if before is None:
@@ -282,14 +283,28 @@ def rollback_command(directory: DirectoryArgument) -> None:
             "bundles."
         )
     upgrades = importlib.import_module("model_store.bundles.upgrade")
+    left = current_id(directory)
     _activate(directory, before, upgrades.KNOWN_SCHEMAS)
     print(before)
+    if left is not None and left != before:
+        _say_what_is_left(directory, left)
     if (schema := upgrades.old_schema(directory)) is not None:
         print(f"It has schema {schema}: start the release that built it.")
     if _is_of_earlier_release(bundle_directory(directory, before)):
         for root in filter(_can_go_back, created_below(directory)):
             command = shlex.join(["vouch-build", "rollback", str(root)])
             print(f"The upgrade also converted a created gallery. Roll it back: {command}")
+
+
+def _say_what_is_left(directory: Path, left: str) -> None:
+    changes = importlib.import_module("model_store.bundles.changes")
+    try:
+        n_changes = changes.n_changes(directory, bundle_directory(directory, left))
+    except VouchError:  # a damaged bundle may be the reason for the rollback
+        return
+    if n_changes:
+        command = shlex.join(["vouch-build", "activate", str(directory), left])
+        print(f"{n_changes} changes are only in the other bundle. To return to it: {command}")
 
 
 def _can_go_back(root: Path) -> bool:

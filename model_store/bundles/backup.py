@@ -16,8 +16,10 @@ byte.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -46,8 +48,15 @@ from model_store.bundles.galleries import (
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.operator import OPERATOR_FILE, OperatorSettings, read_operator
 from model_store.bundles.retention import Hold
-from model_store.errors import ArchiveError, BundleNotFound, PointerUnreadable
-from model_store.files import FreeSpace, abandoned_folders, flush, relative_name, work_folder
+from model_store.errors import ArchiveError, BundleNotFound, PointerUnreadable, StorageFull
+from model_store.files import (
+    FreeSpace,
+    abandoned_folders,
+    finish,
+    flush,
+    relative_name,
+    work_folder,
+)
 from model_store.gallery import ChangesFile, FaissGallery, GallerySnapshot, LiveGallery
 from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import connect
@@ -142,8 +151,9 @@ def back_up(root: Path, archive: Path) -> Summaries:
             _require_new(archive)
             partial.rename(archive)
         flush(archive.parent)
-    except OSError as error:
-        raise ArchiveError(f"{archive} cannot be written: {error.strerror}.") from error
+    except (OSError, StorageFull) as error:
+        cause = error.strerror if isinstance(error, OSError) else os.strerror(errno.ENOSPC)
+        raise ArchiveError(f"{archive} cannot be written: {cause}.") from error
     return summaries
 
 
@@ -232,8 +242,7 @@ def restore(archive: Path, root: Path) -> Summaries:
                     log = changes_path(partial / place, summary.bundle_id)
                     HighWater(log).make(summary.version)
             _verify_names(partial, summaries)
-            for path in [partial, *partial.rglob("*")]:
-                flush(path)
+            finish(partial)
             if is_there:
                 _move_all(partial, root)
             else:

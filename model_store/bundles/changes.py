@@ -16,6 +16,7 @@ database has a log for its collection, which several bundles can share.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from model_store.gallery import (
     LiveGallery,
     Writable,
 )
-from model_store.gallery.opening import open_changes
+from model_store.gallery.opening import engine_of, open_changes
 
 CHANGES_FOLDER = "changes"
 
@@ -51,6 +52,17 @@ def open_live(root: Path, directory: Path, base: FaissGallery | None = None) -> 
     """
     base = base or FaissGallery(directory)
     return LiveGallery(base, _log(root, directory, base), _admission(root, directory))
+
+
+def n_changes(root: Path, directory: Path) -> int:
+    """Return the number of changes after the bundle ``directory`` was built.
+
+    The number is 0 for a gallery in a database, because its changes belong to no bundle.
+    """
+    if engine_of(directory) is not None:
+        return 0
+    with closing(open_live(root, directory)) as live:
+        return live.snapshot().version - live.log.start()
 
 
 def open_writable(root: Path, directory: Path, gallery: Gallery) -> Writable:

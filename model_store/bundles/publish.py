@@ -19,7 +19,7 @@ from model_store.bundles.manifest import (
 from model_store.bundles.retention import Hold, note, remove_left_under
 from model_store.bundles.signatures import UNSIGNED, Signing, write_signature
 from model_store.errors import BundleError, BundleNotFound
-from model_store.files import flush, lock_between_processes
+from model_store.files import finish, give_to_owner, lock_between_processes
 
 
 def publish(
@@ -56,7 +56,9 @@ def publish(
     key = signing.key_for(root)
     complete = with_digests(staging, manifest)
     target = root / complete.id
-    root.mkdir(parents=True, exist_ok=True)
+    if not root.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        give_to_owner(root)
     with lock_between_processes(root / PUBLISH_LOCK):
         remove_left_under(root, PUBLISH_LOCK)
         hold = _held_if_whole(target)
@@ -133,8 +135,7 @@ def seal(
     (directory / MANIFEST_FILE).write_bytes(manifest.to_json())
     if key is not None:
         write_signature(directory, manifest, key)
-    for path in [directory, *directory.rglob("*")]:
-        flush(path)
+    finish(directory)
     hold, target = Hold(directory), directory.with_name(manifest.id)
     if aside is not None and target.exists():
         target.rename(aside)

@@ -79,8 +79,9 @@ class FeedbackLog:
         ------
         OSError, sqlite3.Error : the file cannot be used.
         """
-        with opened(self.path, writing=True):
-            pass
+        with opened(self.path, writing=True) as connection:
+            (number,) = connection.execute("PRAGMA user_version").fetchone()
+            connection.execute(f"PRAGMA user_version = {number:d}")  # a read-only file fails here
 
     def of_request(self, gallery: str, retry: Retry) -> Decided | None:
         """Return the decision that a request stored before; None for a new request.

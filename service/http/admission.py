@@ -38,9 +38,10 @@ class Drain:
     begun: bool = False
 
     def follow_signals(self) -> None:
-        """Handle SIGTERM and SIGINT before the server's own handlers.
+        """Handle SIGTERM, SIGINT and SIGHUP before the server's own handlers.
 
-        The first signal begins the drain. At the end of the drain, the server receives the signal
+        The server does not handle SIGHUP, which a closed terminal sends. The first signal begins
+        the drain. At the end of the drain, the server receives the signal
         and stops. A second signal stops the server immediately. Call this method in the main
         thread, on the server's event loop.
         """
@@ -49,6 +50,7 @@ class Drain:
             return
 
         def handle(number: int, frame: FrameType | None) -> None:
+            number = signal.SIGTERM if number == signal.SIGHUP else number
             if self.begun:
                 end(signal.SIGINT, frame)
                 end(signal.SIGINT, frame)  # uvicorn then stops immediately
@@ -62,6 +64,8 @@ class Drain:
         for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) == end:
                 signal.signal(number, handle)
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # `nohup` ignores it
+            signal.signal(signal.SIGHUP, handle)
 
 
 MOST_OF_ONE_CALLER = 3 / 4

@@ -44,7 +44,7 @@ def test_service_drains_before_it_ends(
         assert "Traceback" not in service.printed()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_second_signal_ends_the_service_at_once(
     digits_bundle: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ import pytest
 
 from model_store.bundles.directory import activate, locate
 from model_store.bundles.manifest import read_manifest
+from model_store.feedback import FeedbackLog
 from tests.end_to_end.forked import BUILD, completed
 from tests.end_to_end.processes import UNPRIVILEGED, Service, environment
 
+OTHER_USER = 65534
 GALLERY = "/v1/galleries/digits"
 
 
@@ -69,6 +72,51 @@ def test_a_gallery_that_can_only_be_read_is_searched_and_says_why_it_is_not_writ
             assert nearest(service, samples[0]) == "mine"
         assert put(service, "another", samples[1]).status_code == 200
         assert [nearest(service, sample) for sample in samples[:2]] == ["mine", "another"]
+
+
+def test_bundle_that_cannot_be_read_is_one_line(root: Path, tmp_path: Path) -> None:
+    for path in (locate(root) / "manifest.json", locate(root) / "gallery.faiss", locate(root)):
+        mode = path.stat().st_mode
+        path.chmod(0)
+        refused = completed(["--bundle", str(root)], environment(), unprivileged=True)
+        path.chmod(mode)
+        assert refused.returncode == 1
+        (line,) = [one for one in refused.stderr.splitlines() if not one.startswith("{")]
+        assert str(locate(root)) in line
+        assert line.endswith(" cannot be used: Permission denied.")
+
+
+def test_file_of_feedback_that_can_only_be_read_is_refused(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "reviews" / "feedback.sqlite3"
+    FeedbackLog(file).check()
+    options = ["--bundle", str(root), "--feedback", str(file)]
+    with read_only(file.parent):
+        refused = completed(options, environment(), unprivileged=True)
+    assert refused.returncode == 1
+    assert f"VOUCH_FEEDBACK: {file} cannot be used (attempt to write" in refused.stderr
+
+
+def test_files_that_root_makes_have_the_owner_of_their_directory(
+    root: Path, tmp_path: Path, digits_bundle: Path
+) -> None:
+    """A service of that user could not write another's, and lost its writes after an upgrade."""
+    for path in (tmp_path, root, *root.rglob("*")):
+        os.chown(path, OTHER_USER, OTHER_USER)
+    sample = str(digits_bundle / "samples" / "1.png")
+    archive = str(tmp_path / "a.tar")
+    for command in (
+        ["items", "put", str(root), sample],
+        ["compact", str(root)],
+        ["items", "put", str(root), sample, "--id", "again"],
+        ["rollback", str(root)],
+        ["backup", str(root), archive],
+        ["restore", archive, str(tmp_path / "restored")],
+        ["items", "put", str(tmp_path / "restored"), sample, "--id", "again"],
+    ):
+        done = completed(command, environment(), module=BUILD)
+        assert done.returncode == 0, done.stderr
+    made = [*root.rglob("*"), tmp_path / "restored", *(tmp_path / "restored").rglob("*")]
+    assert [path for path in made if path.stat().st_uid != OTHER_USER] == []
 
 
 def index(source: Path, encoder: Path, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
 from index_builder.configuration.environment import READ_VARIABLES, signing
+from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import CURRENT_FILE, activate, current_id, locate
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, read_manifest
 from model_store.bundles.operator import read_operator
@@ -35,8 +36,10 @@ from model_store.errors import (
 from model_store.signing import new_key, read_public_key
 from service.settings import Settings
 from tests.support.kept_worlds import calibrated
+from tests.support.live_bundles import opened, upsert
 from tests.support.narrowing import not_none
 from tests.support.released_bundles import released
+from tests.torture.small_galleries import small_gallery
 
 
 @pytest.fixture
@@ -374,6 +377,22 @@ def test_rollback_of_an_upgrade_names_the_release_to_start(tmp_path: Path) -> No
     assert "It has schema 1: start the release that built it" in rolled_back.stdout
     assert current_id(root) == before
     assert run("upgrade", root).exit_code == 0
+
+
+def test_rollback_counts_the_changes_that_stay_in_the_other_bundle(tmp_path: Path) -> None:
+    root = small_gallery(tmp_path)
+    opened(root).commit([upsert("a", 1)])
+    with Compaction(root, read_manifest(locate(root)), opened(root)) as compaction:
+        after = compaction.publish().name
+    opened(root).commit([upsert("b", 2)])
+    opened(root).commit([upsert("c", 3)])
+    before, said = run("rollback", root).stdout.splitlines()
+    assert current_id(root) == before != after
+    assert said == (
+        "2 changes are only in the other bundle. To return to it: vouch-build activate "
+        f"{root} {after}"
+    )
+    assert len(run("rollback", root).stdout.splitlines()) == 2  # "a" is only in the old log
 
 
 def test_rollback_of_an_upgrade_names_the_created_galleries(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import shutil
+import sqlite3
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ from model_store.errors import ArchiveError, BundleTampered, VouchError, WriteRe
 from model_store.gallery import (
     Delete,
 )
+from model_store.gallery.live.sqlite import connect
 from tests.support.bundle_copies import flip_a_byte
 from tests.support.killing import killed_at
 from tests.support.live_bundles import opened, upsert
@@ -148,6 +150,22 @@ def test_two_are_made_at_once_under_one_name(
     with pytest.raises(ArchiveError, match="No space left"):
         back_up(root, archive)
     assert [restore(archive, tmp_path / "restored")] == made
+
+
+def test_full_disk_is_no_damaged_log(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(root).commit([upsert("new", 1)])
+
+    def full(path: Path, mode: str) -> sqlite3.Connection:
+        connection = connect(path, mode)
+        connection.execute("PRAGMA max_page_count = 2")
+        return connection
+
+    monkeypatch.setattr("model_store.gallery.live.log.connect", full)
+    with pytest.raises(ArchiveError, match=r"a\.tar cannot be written: No space left"):
+        back_up(root, tmp_path / "a.tar")
+    assert not list(tmp_path.glob("*.tar"))
 
 
 def test_one_that_was_made_meanwhile_is_not_overwritten(

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import BundleMismatch, LogDamaged, StorageFailed
-from model_store.files import flush
+from model_store.files import flush, give_to_owner
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.filters.sql import to_sql
@@ -223,7 +223,7 @@ class ChangesFile:
         Without a log, the copy is empty.
         """
         with errors_in_words(target), closing(connect(target, "rwc")) as copy:
-            self._read(partial(_back_up, target=copy), None)
+            self._read(partial(_back_up, target=copy, path=target), None)
 
     def close(self) -> None:
         """Close the file."""
@@ -309,7 +309,9 @@ class ChangesFile:
     def _open_writer(self) -> sqlite3.Connection:
         folder = self.path.parent
         try:
-            folder.mkdir(exist_ok=True)
+            if not folder.exists():
+                folder.mkdir(exist_ok=True)
+                give_to_owner(folder)
         except OSError as error:
             raise of_the_system(error) from error
         # An immutable connection of `_open_reader` would not find later changes.
@@ -431,5 +433,6 @@ def _now(connection: sqlite3.Connection) -> float:
     return own + min(max(time.time() - system, 0.0), LONGEST_STEP_S)
 
 
-def _back_up(connection: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    connection.backup(target)
+def _back_up(connection: sqlite3.Connection, target: sqlite3.Connection, path: Path) -> None:
+    with errors_in_words(path):  # an error of the copy is none of the log
+        connection.backup(target)

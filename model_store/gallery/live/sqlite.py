@@ -18,6 +18,7 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
+from model_store.files import make_for_owner
 
 BUSY_S = 5.0
 """Timeout in seconds for the write lock. A transaction takes milliseconds; the copy at the end of a
@@ -30,6 +31,8 @@ def connect(
     path: Path, mode: str, *, immutable: bool = False, patience_s: float = BUSY_S
 ) -> sqlite3.Connection:
     """Open a connection in autocommit mode that any thread may use."""
+    if mode == "rwc":
+        make_for_owner(path)  # SQLite gives its journals the owner of the file
     uri = f"{path.resolve().as_uri()}?mode={mode}" + ("&immutable=1" if immutable else "")
     return sqlite3.connect(
         uri, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False
@@ -126,8 +129,8 @@ _FULL = (
     "send the request again."
 )
 _READ_ONLY = (
-    "The directory of this gallery's bundles can only be read, so no change can be stored. Give "
-    "the service a directory with write permission."
+    "No change can be stored: the directory of this gallery's bundles, or a file in it, can only "
+    "be read. Give the user of the service write permission for the directory and all its files."
 )
 
 
