@@ -45,28 +45,31 @@ backend back
 
 def _shipped_nginx(ports: Sequence[int]) -> str:
     """The shipped configuration without TLS, in front of services on these ports."""
-    text = (DOCKER / "nginx.conf").read_text(encoding="utf-8")
-    text = re.sub(r"listen 443 ssl http2;", "listen 127.0.0.1:FRONT;", text)
-    text = re.sub(r" *ssl_\w+ [^;]*;\n", "", text)
-    server = re.search(r"server 127\.0\.0\.1:8080 ([^;]*);", text)
-    assert server is not None
-    return text.replace(server[0], "".join(f"server 127.0.0.1:{p} {server[1]};" for p in ports))
+    text = re.sub(r"listen 443 ssl http2;", "listen 127.0.0.1:FRONT;", _nginx_before(ports))
+    return re.sub(r" *ssl_\w+ [^;]*;\n", "", text)
 
 
 def _shipped_nginx_below_a_path(ports: Sequence[int]) -> str:
     """The shipped configuration with TLS and HTTP/2, as its comment below a path says."""
-    text = (DOCKER / "nginx.conf").read_text(encoding="utf-8")
+    text = _nginx_before(ports)
     text = text.replace("listen 443 ssl http2;", "listen 127.0.0.1:FRONT ssl http2;")
-    text = text.replace("/etc/nginx/", "FOLDER/").replace("127.0.0.1:8080", f"127.0.0.1:{ports[0]}")
-    above, comment, below = text.partition(
-        "    # To publish the service below a path, replace the two locations above:\n"
-    )
+    text = text.replace("/etc/nginx/", "FOLDER/")
+    text = text.replace('X-Forwarded-Prefix "";', "X-Forwarded-Prefix /vouch;")
+    above, comment, below = text.partition("    # the two locations above:\n")
     assert comment
     above, n_removed = re.subn(
-        r"^    location .*?^    \}\n", "", above, flags=re.MULTILINE | re.DOTALL
+        r"^    location [~/].*?^    \}\n", "", above, flags=re.MULTILINE | re.DOTALL
     )
     assert n_removed == 2
     return above + re.sub(r"^    # ?", "    ", below, flags=re.MULTILINE)
+
+
+def _nginx_before(ports: Sequence[int]) -> str:
+    """The shipped configuration, with the services on these ports for the one that it names."""
+    text = (DOCKER / "nginx.conf").read_text(encoding="utf-8")
+    server = re.search(r"server 127\.0\.0\.1:8080 ([^;]*);", text)
+    assert server is not None
+    return text.replace(server[0], "".join(f"server 127.0.0.1:{p} {server[1]};" for p in ports))
 
 
 def _shipped_haproxy(ports: Sequence[int]) -> str:

@@ -9,7 +9,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import httpx2
 import pytest
@@ -19,7 +22,7 @@ from service.client import VouchClient, VouchProblem
 from tests.end_to_end.fronts import BELOW_A_PATH, FRONTS, PROGRAMS, Front
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.load import BREAK_S
-from tests.end_to_end.processes import TIMEOUT_S, Service, wait_until
+from tests.end_to_end.processes import TIMEOUT_S, Service, free_port, wait_until
 from tests.end_to_end.questions import unseen
 
 SEARCH = "/v1/galleries/digits/search"
@@ -198,6 +201,77 @@ def test_killed_replica_costs_no_search_that_it_had_read(
         for caller in callers:
             caller.join()
         assert statuses.total() - statuses[200] <= n_lost, (statuses, front.printed())
+
+
+class Forgetful(BaseHTTPRequestHandler):
+    """A stand-in for a replica that ends before it answers the first upload to each path."""
+
+    protocol_version = "HTTP/1.1"
+    received: ClassVar[list[tuple[str, Message]]] = []
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        is_first = self.path not in [path for path, _ in self.received]
+        self.received.append((self.path, self.headers))
+        if is_first:
+            self.close_connection = True
+        else:
+            self._answer()
+
+    def do_PUT(self) -> None:
+        self.do_POST()
+
+    def _answer(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """The tests read `received`."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix"),
+    [
+        ("shipped nginx", ""),
+        (BELOW_A_PATH, "/vouch"),
+        ("shipped HAProxy", ""),
+        ("shipped HAProxy", "/vouch"),
+    ],
+    ids=["nginx", "nginx below a path", "HAProxy", "HAProxy behind a proxy with a path"],
+)
+def test_searches_alone_are_sent_to_another_replica(tmp_path: Path, kind: str, prefix: str) -> None:
+    item = "/v1/galleries/digits/items/v1/galleries/digits/search"
+    requests = [
+        *[("POST", f"/v1/galleries/digits/{one}") for one in ("search/raw", "assess", "decide")],
+        *[("POST", "/v1/galleries/digits/items"), ("PUT", item)],
+    ]
+    with ExitStack() as stack:
+        replicas = [
+            stack.enter_context(ThreadingHTTPServer(("127.0.0.1", free_port()), Forgetful))
+            for _ in range(2)
+        ]
+        for one in replicas:
+            stack.callback(one.shutdown)
+            threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.05}).start()
+        front = stack.enter_context(Front(kind, [one.server_port for one in replicas], tmp_path))
+        found = []
+        Forgetful.received.clear()
+        root = front.url.removesuffix(prefix) + prefix
+        for method, path in requests:
+            answer = httpx2.request(
+                method, root + path, content=b"x", trust_env=False, timeout=TIMEOUT_S, verify=False
+            )
+            found.append(answer.status_code)
+    assert found == [200, 200, 200, 502, 502]
+    for path, headers in Forgetful.received:
+        assert path.startswith(f"{prefix}/v1/")
+        assert headers["Connection"] != "close"
+        if kind == BELOW_A_PATH:
+            assert headers["X-Forwarded-Prefix"] == prefix
 
 
 SHOWS_PICTURES = "one => [...one.querySelectorAll('img')].filter(i => i.naturalWidth).length > 20"
