@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 
 from service.settings import Settings
 from service.start import GRACE_S
+from tests.support.waiting import TIMEOUT_S, wait_until
 
 UNITS = Path(__file__).parents[1] / "docker" / "systemd"
 SERVICE = UNITS / "vouch@.service"
@@ -63,3 +66,46 @@ def test_programs_of_the_units_are_those_of_the_package() -> None:
     }
     assert programs == {"vouch-build", "vouch-serve"}
     assert all(f"{program} = " in project for program in programs)
+
+
+class Waiting:
+    """The command that waits until a replica is ready, with a stand-in for `vouch-serve`."""
+
+    def __init__(self, folder: Path, main: int, *, is_ready: bool) -> None:
+        program = folder / "vouch-serve"
+        program.write_text(
+            "#!/bin/sh\n"
+            + ("exit 0" if is_ready else f"echo not ready >&2; echo >{folder}/asked; exit 1")
+        )
+        program.chmod(0o700)
+        (command,) = values(SERVICE)["ExecStartPost"]
+        command = command.replace("/opt/vouch/bin/vouch-serve", str(program)).replace("$$", "$")
+        variables = {"MAINPID": str(main), "PATH": os.defpath}
+        self.popen = subprocess.Popen(
+            shlex.split(command), env=variables, stderr=subprocess.PIPE, text=True
+        )
+        self.asked = folder / "asked"
+
+    def ended(self) -> tuple[int, str]:
+        """Its exit status, and what it printed."""
+        try:
+            printed = self.popen.communicate(timeout=TIMEOUT_S)[1]
+        finally:
+            self.popen.kill()
+        return self.popen.returncode, printed
+
+
+@pytest.mark.process
+def test_start_ends_when_the_replica_is_ready_or_has_ended(tmp_path: Path) -> None:
+    assert Waiting(tmp_path, os.getpid(), is_ready=True).ended() == (0, "")
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert Waiting(tmp_path, gone.pid, is_ready=False).ended() == (1, "")
+
+
+@pytest.mark.process
+def test_start_that_takes_too_long_says_why(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path, os.getpid(), is_ready=False)
+    wait_until(waiting.asked.exists)
+    waiting.popen.terminate()
+    assert waiting.ended() == (1, "not ready\n")
