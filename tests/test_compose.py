@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,31 @@ def test_every_setting_is_passed_on_and_no_other(services: dict[str, Any]) -> No
     wanted = {name.upper() for name in Settings.model_fields}
     wanted -= OF_THE_IMAGE | OF_THE_BALANCER | ELSEWHERE
     assert passed == {f"VOUCH_{name}" for name in wanted}
+
+
+VARIABLE = re.compile(r"\$\{(\w+)")
+OF_THE_LAST_RELEASE = {"FORWARDED_ALLOW_IPS"}
+
+
+def test_variables_of_the_compose_file_are_documented() -> None:
+    names = set(VARIABLE.findall((ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    assert {name for name in names if f"`{name}" not in pages} == OF_THE_LAST_RELEASE
+
+
+def test_documented_settings_can_be_set_in_the_environment(services: dict[str, Any]) -> None:
+    """What the compose file fixes, it has a reason for."""
+    given = services["service"]["environment"]
+    fixed = {name for name, value in given.items() if value is not None and "$" not in value}
+    assert fixed == {"VOUCH_TRUSTED_PROXIES"}  # only the balancer reaches the service
+    trusted = services["balancer"]["environment"]["VOUCH_TRUSTED_PROXY"]
+    assert trusted.startswith("${VOUCH_TRUSTED_PROXIES:-")
+    # An empty text lets a file of VOUCH_SECRETS_DIR name the URL.
+    assert given["VOUCH_REDIS_URL"].startswith("${VOUCH_REDIS_URL-redis://")
+    page = (ROOT / "docs" / "howto" / "replicas.md").read_text(encoding="utf-8")
+    (exceptions,) = re.findall(r"also work in `.env`, except (.*?)\.", page, re.DOTALL)
+    named = set(re.findall(r"`VOUCH_(\w+)`", exceptions))
+    assert named == OF_THE_BALANCER | ELSEWHERE
 
 
 def test_operator_commands_sign_with_the_keys_of_the_service(services: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ OTHER_PROGRAMS |= {"docker/roll.sh", "git", "helm", "kubectl"}
 OTHER_PROGRAMS |= {"systemctl", "useradd", "install", "cp", "python3", "pg_dump", "tar"}
 """Programs of others, whose options we do not check."""
 OUTSIDE = {"BIND", "BUNDLES", "BUNDLES_ACCESS", "KEYS_DIR", "MEMORY", "BUILD_MEMORY", "DATA_DIR"}
-OUTSIDE |= {"REPLICAS", "BACKUPS", "MILVUS_AUTHORIZATION", "MILVUS_PASSWORD"}
+OUTSIDE |= {"REPLICAS", "BACKUPS", "MILVUS_AUTHORIZATION", "MILVUS_PASSWORD", "MILVUS_MEMORY"}
 OUTSIDE |= {"URL", "API_KEY", "TEST_MILVUS", "WRITE_OPENAPI", "ALLOWED_ORIGINS"}
 """Variables that the compose file, the builder, the client and the tests read."""
 
