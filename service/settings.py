@@ -227,6 +227,9 @@ def _check_secrets(folder: Path) -> Path:
     return folder
 
 
+DAY_S = 86_400
+"""Maximum of timeouts and periods, in seconds: an infinite `drain_s` would never end."""
+
 DEFAULT_GALLERIES = Path("galleries")
 """Directory of created galleries, below the working directory, of a service without bundles."""
 
@@ -433,12 +436,14 @@ class Settings(BaseSettings):
     deadline_s: float = Field(
         10.0,
         gt=0,
+        le=DAY_S,
         description="Timeout for an answer in seconds, from the end of the upload. After this "
         "time, the client gets a 504.",
     )
     min_upload_bytes_per_s: float = Field(
         8_000,
         gt=0,
+        allow_inf_nan=False,
         description="Minimum average rate of an upload in bytes per second, after 10 seconds. A "
         "slower upload gets 408.",
     )
@@ -451,6 +456,7 @@ class Settings(BaseSettings):
     drain_s: float = Field(
         0,
         ge=0,
+        le=DAY_S,
         description="Seconds for which the service still accepts connections after SIGTERM. "
         "/readyz answers 503 during this time, so that load balancers choose another replica. A "
         "second signal ends the service immediately.",
@@ -518,6 +524,7 @@ class Settings(BaseSettings):
     decode_timeout_s: float = Field(
         DecodingBudget().cpu_s,
         gt=0,
+        le=DAY_S,
         description="Maximum CPU time for decoding an image in seconds.",
     )
     decoder_memory_bytes: int = Field(
@@ -535,6 +542,7 @@ class Settings(BaseSettings):
     redis_timeout_s: float = Field(
         0.1,
         gt=0,
+        le=DAY_S,
         description="Redis timeout in seconds; keep it below the time to encode an image.",
     )
     cache_ttl_s: int = Field(
@@ -560,7 +568,9 @@ class Settings(BaseSettings):
         "none]",
         examples=["postgresql://vouch:password@db.example/vouch"],
     )
-    postgres_timeout_s: float = Field(5.0, gt=0, description="PostgreSQL timeout in seconds.")
+    postgres_timeout_s: float = Field(
+        5.0, gt=0, le=DAY_S, description="PostgreSQL timeout in seconds."
+    )
     milvus_uri: Annotated[str, AfterValidator(_check_milvus_uri)] | None = Field(
         None,
         description="Address of Milvus, for galleries in Milvus. The address in a bundle is "
@@ -579,7 +589,7 @@ class Settings(BaseSettings):
         "file beside the bundles]",
         examples=["postgresql://vouch:password@db.example/vouch"],
     )
-    milvus_timeout_s: float = Field(5.0, gt=0, description="Milvus timeout in seconds.")
+    milvus_timeout_s: float = Field(5.0, gt=0, le=DAY_S, description="Milvus timeout in seconds.")
 
     feedback: Path | None = Field(
         None,
@@ -635,7 +645,7 @@ class Settings(BaseSettings):
     canary_period_s: float = Field(
         5.0,
         gt=0,
-        le=86_400,
+        le=DAY_S,
         description="Seconds between test queries (canaries) to each gallery. The file CURRENT is "
         "checked for a new bundle at the same interval.",
     )

@@ -186,6 +186,7 @@ def test_another_variable_of_that_name_is_no_mistake(monkeypatch: pytest.MonkeyP
         ("max_in_flight", "0"),
         ("deadline_s", "0"),
         *[("canary_period_s", text) for text in ("0", "inf", "nan", "86401")],
+        ("drain_s", "86401"),
         ("compact_after", "-1"),
         ("keep_bundles", "0"),
         ("otlp_endpoint", "localhost:4318"),
@@ -232,6 +233,18 @@ def test_what_cannot_be_is_refused_by_name(
     assert line.startswith(f"VOUCH_{name.upper()}: ")
     assert "\n" not in line
     assert "hunter2" not in line + str(refused.value)
+
+
+NUMBERS = [name for name, field in Settings.model_fields.items() if field.annotation is float]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("text", ["inf", "1e400", "nan"])
+def test_number_is_finite(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    """An infinite `drain_s` would let SIGTERM end no service."""
+    monkeypatch.setenv(f"VOUCH_{name.upper()}", text)
+    with pytest.raises(ValidationError, match=name):
+        Settings()
 
 
 @pytest.mark.parametrize(
