@@ -37,6 +37,7 @@ from service.http.routes.dependencies import ServiceState
 from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
 from service.processes.workers import galleries_at_once, n_workers
+from service.redis_calls import RedisCalls
 from service.serving.builder import CalibrateCommand
 from service.serving.calibration_runs import CalibrationRuns, Recalibrator
 from service.serving.created import CreatedGalleries
@@ -97,6 +98,7 @@ def create_api(
                 open_more,
                 shared,
                 drain or Drain(),
+                access.rates.calls,
             )
             opened.clear()
             yield
@@ -292,12 +294,13 @@ async def _set_up(
     open_more: OpenBundle,
     shared: Path | None,
     drain: Drain,
+    counting: RedisCalls,
 ) -> ServiceState:
     """Start the resources of the routes; ``stack`` closes them in reverse order."""
     stack.enter_context(one_blas_thread())
     threads = ThreadPoolExecutor(settings.workers, thread_name_prefix="search")
     stack.enter_context(threads)
-    cache = open_cache(settings)
+    cache = open_cache(settings, counting)
     stack.push_async_callback(cache.close)
     decoder = await _decoder(stack, settings, threads, telemetry)
     share = FairShare(settings.workers)

@@ -70,8 +70,11 @@ class RedisCalls:
 
     @property
     def failed_last(self) -> bool:
-        """Return whether Redis was unreachable at the last attempt."""
-        return self._rest.failed_last
+        """Return whether Redis was unreachable at the last attempt, or refused the last read.
+
+        Redis refuses reads too if its database, or the permission to use it, does not exist.
+        """
+        return self._rest.failed_last or "read" in self._refused
 
     @property
     def refuses_writes(self) -> bool:
@@ -95,7 +98,10 @@ class RedisCalls:
         # Invalid replies raise ValueError, RecursionError and others in the Redis client.
         except Exception as error:
             if self._rest.begin():
-                fields = {"reason": f"{type(error).__name__}: {str(error)[:SHOWN]}"}
+                said = str(error)[:SHOWN]
+                if isinstance(error, TimeoutError):
+                    said = said or f"no answer within {self._timeout_s:g} s"
+                fields = {"reason": f"{type(error).__name__}: {said}"}
                 message = f"Redis cannot be reached, {self._without_it} without it"
                 logger.warning(message, extra={"fields": fields})
             return None

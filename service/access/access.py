@@ -92,7 +92,7 @@ class Access:
     ) -> None:
         self._keyring = keyring
         self.keyless = keyless
-        self._rates = rates
+        self.rates = rates
         self._rate = rate
         self._origins = origins
         self._elsewhere = elsewhere
@@ -131,7 +131,7 @@ class Access:
             headers |= {"Cache-Control": "no-store", "Vary": "Authorization, X-API-Key"}
         caller = request.state.caller = await self._identify(request)
         if caller.rate is not None:
-            standing = await self._rates.count(caller.account, caller.rate)
+            standing = await self.rates.count(caller.account, caller.rate)
             headers |= standing.headers()
             if standing.exceeded:
                 raise RateLimited(
@@ -147,7 +147,7 @@ class Access:
         except Unauthenticated:
             if self._rate is not None and _presented_key(request) is not None:
                 account = account_of_address(_address(request))
-                standing = await self._rates.count(account, self._rate)
+                standing = await self.rates.count(account, self._rate)
                 if standing.exceeded:
                     request.state.answer_headers |= standing.headers()
                     raise RateLimited("Too many invalid keys were sent.") from None
@@ -190,12 +190,12 @@ class Access:
             return None
         account = f"searches of {caller.account}"
         if n > 1:
-            standing = await self._rates.count(account, rate, 0)
+            standing = await self.rates.count(account, rate, 0)
             left = rate.amount - standing.count
             if left < n:
                 state = f"{max(left, 0):,} are left for {n:,} further searches of this batch"
                 raise self._used_up(request, standing, rate, state)
-        standing = await self._rates.count(account, rate, n)
+        standing = await self.rates.count(account, rate, n)
         if n and standing.exceeded:
             raise self._used_up(request, standing, rate, "all are used")
         return standing
@@ -213,7 +213,7 @@ class Access:
 
     async def close(self) -> None:
         """Close connections."""
-        await self._rates.close()
+        await self.rates.close()
 
     def _caller(self, request: Request) -> Caller:
         presented = _presented_key(request)

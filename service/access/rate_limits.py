@@ -109,11 +109,15 @@ class Rates:
     Each process also counts the requests in its own memory. If Redis restarts without its data,
     the counts in memory stay valid. While Redis is unreachable, each replica counts only its own
     requests.
+
+    Attributes
+    ----------
+    calls : the calls of Redis, which know whether Redis refuses to count.
     """
 
     def __init__(self, redis_url: str | None, timeout_s: float) -> None:
         self._tallies = Tallies()
-        self._calls = RedisCalls(timeout_s, "counting")
+        self.calls = RedisCalls(timeout_s, "counting")
         self._pool: ConnectionPool | None = None
         if redis_url is not None:
             # Slow to import, and not needed without Redis.
@@ -157,7 +161,7 @@ class Rates:
         if self._pool is None:
             return None
         shared = self._shared
-        count = await self._calls.ask(
+        count = await self.calls.ask(
             (lambda: shared.incr(key, life_s, n)) if n else (lambda: shared.get(key)),
             "write" if n else "read",
         )

@@ -171,12 +171,19 @@ class RedisCache:
     Parameters
     ----------
     max_bytes : maximum size of the entries in memory.
+    counting : the calls of Redis that count requests; `state` says whether Redis refuses them.
     """
 
     is_shared = True
 
     def __init__(
-        self, url: str, timeout_s: float, ttl_s: int, secret: bytes = b"", max_bytes: int = 0
+        self,
+        url: str,
+        timeout_s: float,
+        ttl_s: int,
+        secret: bytes = b"",
+        max_bytes: int = 0,
+        counting: RedisCalls | None = None,
     ) -> None:
         # Slow to import, and only this class needs it.
         from redis.asyncio import Redis  # noqa: PLC0415
@@ -190,6 +197,7 @@ class RedisCache:
             retry=Retry(NoBackoff(), 0),
         )
         self._calls = RedisCalls(timeout_s, "answering")
+        self._writers = [self._calls, *([] if counting is None else [counting])]
         self._ttl_s = ttl_s
         self._secret = secret
         self._copies, self._not_taken = (ProcessCache(max_bytes // 2, ttl_s) for _ in range(2))
@@ -199,7 +207,8 @@ class RedisCache:
         """Return the text ``redis``, with a note if the last attempt or the last write failed."""
         if not self.is_reachable:
             return "redis (unreachable)"
-        return "redis (refuses writes)" if self._calls.refuses_writes else "redis"
+        refuses = any(calls.refuses_writes for calls in self._writers)
+        return "redis (refuses writes)" if refuses else "redis"
 
     @property
     def is_reachable(self) -> bool:
@@ -237,8 +246,8 @@ class RedisCache:
         await self._redis.aclose()
 
 
-def open_cache(settings: Settings) -> Cache:
-    """Return the cache that the settings configure."""
+def open_cache(settings: Settings, counting: RedisCalls | None = None) -> Cache:
+    """Return the cache that the settings configure; for ``counting``, see `RedisCache`."""
     if settings.redis_url is None:
         return ProcessCache(settings.cache_bytes)
     secret = settings.cache_secret.get_secret_value() if settings.cache_secret else ""
@@ -248,6 +257,7 @@ def open_cache(settings: Settings) -> Cache:
         settings.cache_ttl_s,
         secret.encode(),
         settings.cache_bytes,
+        counting,
     )
 
 

@@ -219,7 +219,7 @@ async def test_count_in_redis_is_a_possible_number_or_unknown(n: int) -> None:
         async def ask(*_: object, count: object = count) -> object:
             return count
 
-        rates._calls = SimpleNamespace(ask=ask)
+        rates.calls = SimpleNamespace(ask=ask)
         is_known = type(count) is int and count in possible
         found = await rates._increment_shared("key", 60, n)
         assert found == (count if is_known else None), count

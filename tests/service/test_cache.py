@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.access.rate_limits import Rates
 from service.encoding.cache import (
     ENTRY_BYTES,
     Cache,
@@ -22,7 +23,7 @@ from service.encoding.cache import (
     RedisCache,
     open_cache,
 )
-from service.settings import Settings
+from service.settings import Settings, parse_rate
 from tests.end_to_end.processes import TIMEOUT_S, Redis
 from tests.laws.cache_laws import CacheLaws, assert_same_bits, new_entry
 
@@ -227,9 +228,28 @@ class TestWhatIsInRedis:
                 await cache.put("late", new_entry(1))
                 assert cache.state == "redis"
 
+    async def test_a_redis_that_refuses_to_count_refuses_writes(self, redis_server: Redis) -> None:
+        """Answers may all come from the cache, and then nothing else is written."""
+        rates = Rates(redis_server.url, TIMEOUT_S)
+        cache = RedisCache(redis_server.url, TIMEOUT_S, TTL_S, counting=rates.calls)
+        for bytes_at_most, state in ((1, "redis (refuses writes)"), (0, "redis")):
+            redis_server.client.config_set("maxmemory", bytes_at_most)
+            await rates.count("caller", parse_rate("5/day"))
+            assert await cache.get("key") is None
+            assert cache.state == state
+        await rates.close()
+        await cache.close()
+
 
 @pytest.mark.anyio
 class TestRedisIsGone:
+    async def test_database_that_does_not_exist(self, redis_server: Redis) -> None:
+        room = 10 * held_bytes(new_entry(0))
+        async with opened(redis_server.url.removesuffix("0") + "99", max_bytes=room) as cache:
+            await cache.put("key", new_entry(0))
+            assert_same_bits(await cache.get("key"), new_entry(0))
+            assert cache.state == "redis (unreachable)"
+
     async def test_never_there(self) -> None:
         with closing(socket.socket()) as reserved:
             reserved.bind(("127.0.0.1", 0))  # bound, but not listening: refuses connections
@@ -316,6 +336,8 @@ class TestRedisIsGone:
         assert [record.message for record in caplog.records] == [
             "Redis cannot be reached, answering without it"
         ]
+        (record,) = caplog.records
+        assert vars(record)["fields"]["reason"] == "TimeoutError: no answer within 0.05 s"
 
 
 def accepted(server: socket.socket) -> Iterator[str]:

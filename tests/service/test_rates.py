@@ -238,7 +238,7 @@ async def told(monkeypatch: pytest.MonkeyPatch, said: list[object]) -> list[int]
         async def ask(*_: object) -> object:
             return next(answers)
 
-        monkeypatch.setattr(rates._calls, "ask", ask)
+        monkeypatch.setattr(rates.calls, "ask", ask)
         return await counts(rates, "key", len(said))
 
 
