@@ -129,6 +129,17 @@ def errors(service: Service) -> list[str]:
     return [str(line) for line in lines if line["level"] in {"error", "critical"}]
 
 
+def test_redis_that_refuses_to_count_is_said_while_all_answers_are_cached(
+    digits_bundle: Path, tmp_path: Path, redis_server: Redis, samples: list[bytes]
+) -> None:
+    settings = {**with_redis(redis_server), "VOUCH_RATE_LIMIT": "600/minute"}
+    with Service(digits_bundle, tmp_path / "log", settings) as service:
+        service.answer(samples[0])
+        redis_server.client.config_set("maxmemory", 1)
+        assert service.answer(samples[0])["cache"] == "hit"
+        assert cache_state(service) == "redis (refuses writes)"
+
+
 def cache_state(service: Service) -> str:
     ready = service.http.get("/readyz")
     assert ready.status_code == 200
