@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from filelock import Timeout
 
+from index_builder.calibration.fit_again import NOTHING_KEPT
+from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
 from index_builder.configuration.environment import open_with_access, trusted_keys
 from index_builder.indexing.workdir import LOCK_FILE, ShardStore, Work
 from model_store.addresses import split_address
@@ -238,10 +240,14 @@ def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[CheckResu
     )
     # Services can continue without an earlier bundle.
     yield from _signature(opened, "wrong" if with_outcome else "note")
+    # These texts advise to calibrate again, which needs the calibration queries.
+    instead = None if (directory / KEPT_QUERIES_FILE).exists() else NOTHING_KEPT
     if retriever.stale is not None:
-        yield CheckResult("note", f"bundle {name}: its calibration is stale", retriever.stale)
+        advice = instead or retriever.stale
+        yield CheckResult("note", f"bundle {name}: its calibration is stale", advice)
     if retriever.calibration is not None and retriever.calibration.absent_outlier_scores is None:
-        yield CheckResult("note", f"bundle {name}: drift is not tested", NOT_TESTED)
+        advice = instead or NOT_TESTED
+        yield CheckResult("note", f"bundle {name}: drift is not tested", advice)
     if with_outcome:
         for line in outcome_of(retriever.calibration, opened.manifest.metrics).lines:
             yield CheckResult("good" if line.severity == "fact" else "note", line.sentence)

@@ -27,6 +27,7 @@ from service.decoding.pool import DecoderPool
 from service.decoding.sandbox import PARTS
 from tests.support.bundle_copies import copied
 from tests.support.collection_files import write_drawings
+from tests.support.released_bundles import released
 
 
 def doctor(path: Path | None = None) -> Result:
@@ -179,6 +180,14 @@ def test_an_uncalibrated_bundle_is_noted(uncalibrated_bundle: Path) -> None:
     found = doctor(uncalibrated_bundle)
     assert found.exit_code == 0
     assert "note  Answers have no probabilities: the gallery is not calibrated." in found.stdout
+
+
+def test_bundle_without_calibration_queries_needs_new_queries(tmp_path: Path) -> None:
+    """`upgrade` and `calibrate` alone cannot calibrate it again."""
+    lines = doctor(released("0.2.0", tmp_path)).stdout.splitlines()
+    for what in ("its calibration is stale", "drift is not tested"):
+        (place,) = [n for n, line in enumerate(lines) if line.endswith(what)]
+        assert "`vouch-build calibrate BUNDLES --queries FILE`" in lines[place + 1]
 
 
 def test_a_run_unfinished_and_finished(
