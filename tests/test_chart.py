@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
@@ -231,7 +231,7 @@ def test_service_accepts_the_environment_of_its_pod(
 
 def test_settings_of_the_schema_are_those_of_the_service() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
-    named = set(schema["properties"]["settings"]["propertyNames"]["enum"])
+    named = set(schema["properties"]["settings"]["properties"])
     by_other_values = {
         *("BUNDLE", "HOST", "PORT", "DRAIN_S", "KEYS", "ANONYMOUS", "SECRETS_DIR", "BUNDLE_KEYS"),
         *("MILVUS_URI", "TRUSTED_PROXIES", "ROOT_PATH"),
@@ -243,6 +243,40 @@ def test_settings_of_the_schema_are_those_of_the_service() -> None:
     assert {name for name in named if name.startswith("VOUCH_")} == {f"VOUCH_{s}" for s in settings}
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
     assert set(values) == set(schema["properties"]) - {"global"}
+
+
+def test_types_of_the_schema_are_those_of_the_service() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    kinds: dict[object, str] = {bool: "flag", int: "whole", float: "number"}
+    for name, accepted in schema["properties"]["settings"]["properties"].items():
+        field = Settings.model_fields.get(name.removeprefix("VOUCH_").lower())
+        kind = None if field is None else field.annotation
+        if get_origin(kind) is Literal:
+            assert accepted == {"enum": list(get_args(kind))}, name
+        else:
+            assert accepted == {"$ref": f"#/definitions/{kinds.get(kind, 'text')}"}, name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"VOUCH_DECODERS": "2", "VOUCH_MAX_IMAGE_BYTES": 2e7, "VOUCH_PAD_BATCHES": "yes"},
+        {"VOUCH_DEADLINE_S": "2.5", "VOUCH_CANARY_PERIOD_S": 1, "VOUCH_WORKERS": ""},
+        {"VOUCH_PROCESSES": 1, "VOUCH_DECODER_SANDBOX": "off", "VOUCH_RATE_LIMIT": "5/minute"},
+    ],
+)
+def test_settings_of_each_type_are_accepted(
+    helm: str, tmp_path: Path, settings: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (container,) = pod(rendered(helm, tmp_path, {**PULLED, "settings": settings}))["containers"]
+    for variable, value in variables(container).items():
+        monkeypatch.setenv(variable, value)
+    Settings()
+
+
+def test_several_processes_may_find_redis_in_the_secret(helm: str, tmp_path: Path) -> None:
+    for redis in ({"secret": "vouch"}, {"redis": {"url": "redis://redis:6379/0"}}):
+        rendered(helm, tmp_path, {**PULLED, **redis, "settings": {"VOUCH_PROCESSES": 2}})
 
 
 def test_release_of_the_chart_is_that_of_the_package() -> None:
@@ -342,8 +376,24 @@ REFUSED = [
     ({**SHARED, "bundle": {"mode": "volume", "accessMode": "ReadWriteOncePod"}}, "ReadWriteOnce"),
     ({**PULLED, "backup": {"enabled": True}}, "backup.enabled"),
     ({**WRITTEN, "ingress": {"enabled": True}}, "trustedProxies"),
-    ({**PULLED, "settings": {"VOUCH_RATE": "1/minute"}}, "VOUCH_RATE"),
+    ({**PULLED, "settings": {"VOUCH_RATE": "1/minute"}}, "at '/settings': additional"),
     ({**PULLED, "settings": {"VOUCH_PORT": 80}}, "VOUCH_PORT"),
+    *[
+        ({**PULLED, "settings": {f"VOUCH_{name}": value}}, f"/settings/VOUCH_{name}")
+        for name, value in (
+            ("DECODERS", "abc"),
+            ("DECODERS", 1.5),
+            ("DEADLINE_S", "inf"),
+            ("PAD_BATCHES", "perhaps"),
+            ("DECODER_SANDBOX", False),  # YAML's `off`
+        )
+    ],
+    ({**PULLED, "settings": {"VOUCH_PROCESSES": 2}}, "settings.VOUCH_PROCESSES"),
+    ({**WRITTEN, "settings": {"VOUCH_REVIEW_REASONS": "random"}}, "settings.VOUCH_FEEDBACK"),
+    *[
+        ({**PULLED, "bundle": {**PULLED["bundle"], name: value}}, f"bundle.{name}")
+        for name, value in (("readOnly", True), ("existingClaim", "c"), ("storageClass", "fast"))
+    ],
     ({**PULLED, "replica": 3}, "replica"),
     ({**PULLED, "settings": {"VOUCH_GALLERIES": "/bundles/g"}}, "settings.VOUCH_GALLERIES"),
     ({**SHARED, "settings": {"VOUCH_FEEDBACK": "/bundles/f"}}, "settings.VOUCH_FEEDBACK"),

@@ -65,6 +65,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if eq .Values.bundle.mode "pull" -}}
+{{- range list "readOnly" "existingClaim" "storageClass" -}}
+{{- if get $.Values.bundle . -}}
+{{- fail (printf "bundle.%s has no effect in bundle.mode=pull, where pods have no volume of their own: remove it, or set bundle.mode=volume." .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (gt (int (get .Values.settings "VOUCH_PROCESSES")) 1) (not (or .Values.redis.url .Values.secret)) -}}
+{{- fail "settings.VOUCH_PROCESSES is above 1, and several processes need Redis: set redis.url, or write vouch_redis_url into the Secret of `secret`." -}}
+{{- end -}}
+{{- range list "VOUCH_REVIEW_REASONS" "VOUCH_QUERY_RETENTION_S" -}}
+{{- if and (get $.Values.settings .) (not $.Values.settings.VOUCH_FEEDBACK) -}}
+{{- fail (printf "settings.%s needs a file for reviews: set settings.VOUCH_FEEDBACK." .) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.backup.enabled (or .Values.milvus.uri (not (include "vouch.writes" .))) -}}
 {{- fail "backup.enabled backs up a writable volume (bundle.mode=volume). The source of pulled bundles and Milvus have backups of their own: set backup.enabled=false." -}}
 {{- end -}}
