@@ -325,6 +325,7 @@ class EnrolledItem(BaseModel):
     item_id: str
     existed: bool = Field(description="Whether an item with this id existed before.")
     version: int = Field(description="Number of changes to the gallery so far.")
+    number: int = Field(description="Number of the reviewer's decision on the query.")
 
 
 class Enrolled(BaseModel):

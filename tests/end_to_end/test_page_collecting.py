@@ -275,10 +275,10 @@ GROUP: dict[str, Any] = {
 UNKNOWN = "/v1/galleries/shoes/unknown"
 
 
-def unknown(shown: Shown) -> None:
+def unknown(shown: Shown, group: dict[str, Any] = GROUP) -> None:
     """Open the groups of a gallery: there is one."""
     shown.report = {**REPORT, "errors_over_time": {"n_asked": 0}}
-    shown.replies[UNKNOWN] = {"n_queries": 5, "n_grouped": 3, "n_groups": 1, "groups": [GROUP]}
+    shown.replies[UNKNOWN] = {"n_queries": 5, "n_grouped": 3, "n_groups": 1, "groups": [group]}
     shown.open()
     shown.found("open-unknown").click()
     expect(shown.found("unknown-status")).to_have_text(
@@ -287,7 +287,10 @@ def unknown(shown: Shown) -> None:
 
 
 def test_a_group_of_unknown_photographs_is_split_named_and_taken_back(shown: Shown) -> None:
-    enrolled = [{"query_id": letter * 64, "item_id": letter} for letter in "ac"]
+    enrolled = [
+        {"query_id": letter * 64, "item_id": letter, "number": number}
+        for number, letter in enumerate("ac", start=7)
+    ]
     shown.replies[f"{UNKNOWN}/{GROUP['id']}/enrol"] = {"items": enrolled}
     shown.replies |= {f"{ITEMS}/{item}": {} for item in "ac"}
     unknown(shown)
@@ -302,4 +305,13 @@ def test_a_group_of_unknown_photographs_is_split_named_and_taken_back(shown: Sho
     group.get_by_role("button", name="Undo").click()
     expect(group).to_contain_text("Taken back.")
     deleted = [path for method, path, _ in shown.asked if method == "DELETE"]
-    assert deleted == [f"{ITEMS}/a", f"{ITEMS}/c"]
+    feedback = "/v1/galleries/shoes/feedback"
+    assert deleted == [f"{feedback}/7", f"{ITEMS}/a", f"{feedback}/8", f"{ITEMS}/c"]
+    expect(group.get_by_role("button", name="Name and add")).to_be_focused()
+
+
+def test_each_photograph_of_a_large_group_is_shown_before_it_is_added(shown: Shown) -> None:
+    members = [{**GROUP["members"][0], "query_id": f"{n:064x}"} for n in range(30)]
+    group = {**GROUP, "n": 30, "members": members}
+    unknown(shown, group)
+    expect(shown.found("unknown-group").get_by_role("checkbox")).to_have_count(30)

@@ -108,6 +108,11 @@ def test_what_is_not_there_is_grouped_enrolled_and_found(
             first = search(client, image).json()["results"][0]
             assert (first["id"], first["label"]) == (answer["query"]["id"], "a new one")
 
+    for one in enrolled["items"]:
+        assert client.delete(f"/v1/galleries/digits/feedback/{one['number']}").is_success
+        assert client.delete(f"/v1/galleries/digits/items/{one['item_id']}").is_success
+    assert listed(client)["groups"] == groups
+
 
 def test_some_members_are_enrolled_under_ids_of_ones_own(
     client: TestClient, absent: list[bytes]

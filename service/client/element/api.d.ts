@@ -278,6 +278,7 @@ export type EnrolledItem = {
   item_id: string;
   existed: boolean;
   version: number;
+  number: number;
 };
 export type ErrorsOverTime = {
   max_error: number;

@@ -23,7 +23,6 @@ from model_store.errors import (
     UnsupportedMediaType,
 )
 from model_store.feedback import Case, Decided, moment
-from model_store.gallery import Receipt
 from model_store.identities import PRECISION
 from service import schemas
 from service.access.access import requires
@@ -117,26 +116,43 @@ async def enrol_unknown(
 
     operation = f"enrol {group} {asked.model_dump_json()}"
     receipt = await state.writer.enrol(lease, context, operation, found)
-    answer = _enrolled(lease.bundle.name, group, asked, noted(context, response, receipt))
+    receipt = noted(context, response, receipt)
     # If this request repeats an earlier one, the service may have crashed between the transaction
     # and the decisions. Therefore the decisions are stored in any case.
     replayed = receipt.note["request_id"] != context.request_id
-    for one in answer.items:
+    query_of = {item_id: query_id for query_id, item_id in asked.item_ids.items()}
+    items = []
+    for one in receipt.written:
         decided = Decided(
             lease.bundle.key,
             lease.bundle.manifest.id,
-            one.query_id,
+            query_of.get(one.id, one.id),
             "that_item",
-            one.item_id,
-            answer.label,
+            one.id,
+            str(asked.label),
             asked.reviewer,
             comment=None,
             pairs=(),
             decided_at=moment(),
         )
-        await asyncio.to_thread(partial(kept.decide_once, decided, replayed=replayed))
+        kept_as = await asyncio.to_thread(partial(kept.decide_once, decided, replayed=replayed))
+        items.append(
+            schemas.EnrolledItem(
+                query_id=decided.query_id,
+                item_id=one.id,
+                existed=one.existed,
+                version=one.version,
+                number=kept_as.number,
+            )
+        )
     await hear(lease)
-    return answer
+    return schemas.Enrolled(
+        request_id=receipt.note["request_id"],
+        gallery=lease.bundle.name,
+        group=group,
+        label=str(asked.label),
+        items=items,
+    )
 
 
 def _unknown_groups(
@@ -194,28 +210,6 @@ def _group(
         first_asked_at=_moment(float(times.min())),
         last_asked_at=_moment(float(times.max())),
         members=members,
-    )
-
-
-def _enrolled(
-    gallery: str, group: str, asked: schemas.EnrolRequest, receipt: Receipt
-) -> schemas.Enrolled:
-    """Describe the new items that were created from the queries of a group."""
-    query_of = {item_id: query_id for query_id, item_id in asked.item_ids.items()}
-    return schemas.Enrolled(
-        request_id=receipt.note["request_id"],
-        gallery=gallery,
-        group=group,
-        label=str(asked.label),
-        items=[
-            schemas.EnrolledItem(
-                query_id=query_of.get(one.id, one.id),
-                item_id=one.id,
-                existed=one.existed,
-                version=one.version,
-            )
-            for one in receipt.written
-        ],
     )
 
 

@@ -5,11 +5,9 @@ import { askJson, deleteItem } from "../api.js";
 import { dialogHeader, el, openDialog, picture } from "../elements.js";
 import { language, t } from "../language.js";
 import { forgetLabels } from "../look/finding.js";
-import { reviewer } from "../look/decisions.js";
+import { reviewer, takeBack } from "../look/decisions.js";
 import { said } from "../service_texts.js";
 import { brief, count, percent } from "../words.js";
-
-const SHOWN = 24; // pictures of a group
 
 /** Open the groups of unknown photographs of `gallery`. `write`: the visitor may add them; `changed` is
  * called when the dialog closes after some were added.
@@ -44,11 +42,10 @@ function card(group, i, { gallery, write, told, who }) {
   const day = (at) => new Date(at).toLocaleDateString(language, { dateStyle: "medium" });
   const when = [...new Set([day(first), day(last)])].join(" – ");
   const chosen = new Set(members.map(({ query_id: one }) => one));
-  const pictures = el("div.members", {}, members.slice(0, SHOWN).map(({ query_id: one, image_url: url }, k) => el("label", {},
+  const pictures = el("div.members", {}, members.map(({ query_id: one, image_url: url }, k) => el("label", {},
     write && el("input", { type: "checkbox", checked: true, "aria-label": t`Photo ${k + 1} belongs to the group`,
       onchange: ({ target }) => { chosen[target.checked ? "add" : "delete"](one); } }),
-    picture(url, t`Photo ${k + 1}`, true))),
-  members.length > SHOWN ? el("small", {}, `+${count(members.length - SHOWN)}`) : "");
+    picture(url, t`Photo ${k + 1}`, true))));
   const label = el("input", { type: "text", id: `unknown-label-${i}`, required: true, maxLength: 200 });
   const heard = el("span.note", { role: "status" });
   const button = el("button", { type: "submit" }, t`Name and add`);
@@ -76,14 +73,23 @@ function card(group, i, { gallery, write, told, who }) {
     undo.focus();
   }
 
-  async function takeBack() {
-    for (const { item_id: item } of items) await deleteItem(gallery, item);
+  /** Take back the decisions and the items; what failed is left for another try. */
+  async function undoAll() {
+    while (items.length) {
+      const [{ item_id: item, number }] = items;
+      await takeBack(gallery.name, number);
+      await deleteItem(gallery, item);
+      items.shift();
+      told(-1);
+    }
     heard.textContent = t`Taken back.`;
     undo.hidden = true;
+    button.hidden = false;
+    button.focus();
   }
 
   const tried = (work) => work().catch((error) => { heard.textContent = said(error.problem?.detail ?? String(error)); });
-  undo.onclick = () => tried(takeBack);
+  undo.onclick = () => tried(undoAll);
   return el("form.unknown-group", { "data-testid": "unknown-group", onsubmit: (event) => {
     event.preventDefault();
     if (label.value.trim()) tried(enrol);
