@@ -16,6 +16,8 @@ from playwright.sync_api import Browser, FilePayload, expect
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import ANSWER, CALIBRATION, PICTURE, REPORT, Shown, result
 from tests.end_to_end.stage import ORIGIN, Asked
+from tests.end_to_end.test_page_accuracy import REPORT as ACCURACY
+from tests.end_to_end.test_page_browsing import FACETS
 
 pytestmark = pytest.mark.browser
 
@@ -428,3 +430,42 @@ def test_a_decision_that_was_not_taken_is_sent_again(shown: Shown) -> None:
     expect(shown.page.locator("[data-state=decided]")).to_have_count(1)
     sent = shown.sent_once("/feedback")
     assert (sent["decision"], sent["query_id"]) == ("this_item", "one")
+
+
+def test_a_batch_says_that_a_filter_does_not_apply(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/facets"] = {"facets": FACETS}
+    batch_of(shown, {"one": UNSURE, "two": UNSURE}, None)
+    warning = shown.found("unfiltered")
+    expect(warning).to_be_hidden()
+    shown.found("filters").locator("summary").click()
+    shown.page.get_by_role("checkbox", name="boot").check()
+    expect(warning).to_contain_text("The filter does not apply to a batch")
+    shown.page.get_by_role("checkbox", name="boot").uncheck()
+    expect(warning).to_be_hidden()
+
+
+def test_a_batch_follows_the_line_of_the_visitor(shown: Shown) -> None:
+    shown.report = ACCURACY
+    batch_of(shown, {"sure.png": SURE, "likely.png": LIKELY}, 0.5)
+    expect(shown.page.locator("[data-state=accepted]")).to_have_count(2)
+    shown.found("open-report").click()
+    shown.found("line").press("Home")  # a match from 99 % on
+    shown.page.keyboard.press("Escape")
+    likely = shown.found("batch-row").filter(has_text="likely.png")
+    expect(likely).to_contain_text("Not sure")
+    assert states(shown) == [("likely.png", "look"), ("sure.png", "accepted")]
+    expect(shown.found("promise")).to_contain_text("Below your own line of 99")
+    shown.found("verdict-filter").select_option("ambiguous")
+    expect(shown.found("batch-row")).to_have_count(1)
+    with shown.page.expect_download() as saved:
+        shown.found("export").click()
+    text = Path(saved.value.path()).read_text("utf-8-sig")
+    rows = {row["file"]: row for row in csv.DictReader(io.StringIO(text))}
+    read = [(row["verdict"], row["own_line"], row["state"]) for row in rows.values()]
+    assert sorted(read) == [("ambiguous", "0.99", "look"), ("match", "0.99", "accepted")]
+    shown.found("open-report").click()
+    shown.found("own-line").click()
+    shown.page.keyboard.press("Escape")
+    expect(shown.page.locator("[data-state=accepted]")).to_have_count(0)  # of those in view
+    shown.found("verdict-filter").select_option("")
+    expect(shown.page.locator("[data-state=accepted]")).to_have_count(2)

@@ -72,7 +72,7 @@ export type ShownAnswer = {
   query: { id: string };
 };
 /** A photograph of a batch. */
-export type Row = Entry<Api.SearchAnswer> & {
+export type Row = Entry<Api.SearchAnswer & { line?: number }> & {
   number: number | null;
   preview: string;
   problem: string | null;

@@ -365,6 +365,7 @@ export class Search {
   choose(name, value) {
     const { [name]: _, ...others } = this.options;
     this.options = value === null ? others : { ...others, [name]: value };
+    if (!this.$("batch-place").hidden) return this.showBatch(true);
     if (this.query) this.attempt(this.searching(), (signal) => this.search(signal));
   }
 
@@ -408,6 +409,7 @@ export class Search {
   showBatch(visible) {
     this.$("batch-place").hidden = !visible;
     this.$("to-batch").hidden = visible || !this.hasBatch;
+    this.batch?.follow({ line: this.line, filtered: "filter" in this.options });
   }
 
   /** Show that work is under way, and for how long; return what ends it. */
@@ -558,6 +560,7 @@ export class Search {
     this.report = report;
     const moved = (line) => {
       this.line = line;
+      this.showBatch(!this.$("batch-place").hidden);
       if (this.$("result").hasChildNodes() && this.answer) this.showAnswer();
     };
     showAccuracy(gallery, report, {

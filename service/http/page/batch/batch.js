@@ -15,7 +15,8 @@ const fileOf = ({ name, blob }) => `${name} ${blob.size} ${blob.lastModified}`;
 /** The batch of `gallery`, shown in `place`. `refused` receives a problem that concerns all searches,
  * such as a missing key; dialogs open `within` a part of the page; `cleared` is called when a person
  * clears it. `add(files)` adds [{ name, blob }] and searches with them, `restore()` brings back what
- * the browser keeps of it, `run()` continues with it, `stop()` ends it.
+ * the browser keeps of it, `run()` continues with it, `stop()` ends it. `follow({ line, filtered })` says which
+ * line the visitor drew, null for the gallery's, and whether a filter is chosen.
  *
  * @param {Page.Gallery} gallery */
 export function openBatch(gallery, place, { refused, within, cleared }) {
@@ -129,5 +130,5 @@ export function openBatch(gallery, place, { refused, within, cleared }) {
     cleared();
   }
 
-  return { gallery, add, restore, run, stop };
+  return { gallery, add, restore, run, stop, follow: view.follow };
 }

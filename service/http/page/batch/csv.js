@@ -10,6 +10,7 @@ import { stateOf } from "./states.js";
 const columnsOf = (context) => ({
   file: ({ name }) => name,
   verdict: ({ answer }) => answer?.verdict,
+  own_line: ({ answer }) => answer?.line,
   first_id: ({ answer }) => answer?.results[0]?.id,
   first_label: ({ answer }) => answer?.results[0]?.label,
   match_probability: ({ answer }) =>
@@ -31,4 +32,5 @@ const columnsOf = (context) => ({
   bundle_id: ({ answer }) => answer?.bundle.id,
 });
 
-export const batchFile = (entries, context) => csvFile(columnsOf(context), entries);
+/** The file of `entries`, whose verdicts follow the visitor's line; see `byLine`. */
+export const batchFile = ({ entries, ...context }) => csvFile(columnsOf(context), entries);

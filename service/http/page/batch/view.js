@@ -1,6 +1,6 @@
 // The table of a batch, and what is done with all of it: the budget, filters, the review, exports.
 
-import { verdictOf } from "../answer.js";
+import { byLine, verdictOf } from "../answer.js";
 import { arrived, askJson } from "../api.js";
 import { el, glyph, picture, pressTwice, save } from "../elements.js";
 import { t } from "../language.js";
@@ -29,7 +29,8 @@ const ending = (path) => {
 export function batchView(entries, gallery, place, { run, stop, retry, clear, keep, refused, within }) {
   const own = gallery.maxError ?? 0.05; // the error bound that the gallery guarantees
   const state = {
-    budget: own, threshold: null, accepted: new Set(), shown: 0, ended: false,
+    budget: own, threshold: null, promise: "", accepted: new Set(), shown: 0, ended: false,
+    line: null, // the visitor's own, null for the gallery's
     n: 0, // photographs, with those that are still to be read
     unseen: [], // entries that the last press accepted unseen
     packing: null, // a ZIP that is being made
@@ -40,6 +41,8 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
   const promise = el("p.note", { "data-testid": "promise" });
   const outdated = el("p.warning", { hidden: true, "data-testid": "outdated" });
   const left = el("p.warning", { hidden: true, "data-testid": "left-out" });
+  const unfiltered = el("p.warning", { hidden: true, role: "status", "data-testid": "unfiltered" },
+    t`The filter does not apply to a batch: each photograph is searched among all items.`);
   const shown = el("span.note", { role: "status", "data-testid": "n-shown" });
   const kept = el("p.note", { "data-testid": "kept" }, t`This browser keeps the batch until you clear it.`);
   const budget = el("select", { id: "budget", "data-testid": "budget" },
@@ -65,14 +68,14 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
   const body = el("tbody", { onkeydown: between });
   const head = [t`Photograph`, t`Answer`, t`What to do`];
   place.replaceChildren(
-    title, left, progress,
+    title, left, unfiltered, progress,
     el("p.budget", {}, el("label", { htmlFor: "budget" }, t`Share that may be wrong`), budget),
     sentence, promise, outdated,
     el("p.budget", { role: "group", "aria-label": t`Filter` }, el("label", { htmlFor: "only" }, t`Show`), only,
       el("label", { htmlFor: "verdict-filter" }, t`Answer`), verdict,
       el("label", { htmlFor: "containing" }, t`Path or label`), containing, shown),
     el("p.actions", {}, through, acceptor, undoer, retrier,
-      button("export", t`Export as CSV`, () => save(batchFile(order(), state), "vouch-batch.csv")), packer, stopper, clearer),
+      button("export", t`Export as CSV`, () => save(batchFile(exported()), "vouch-batch.csv")), packer, stopper, clearer),
     kept,
     el("table.batch", { "data-testid": "batch" },
       el("thead", {}, el("tr", {}, head.map((words) => el("th", { scope: "col" }, words)))), body));
@@ -80,8 +83,18 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
   const order = () => sorted(entries, state.accepted);
   const seen = () => order().filter((entry) =>
     (!only.value || stateOf(entry, state.accepted) === only.value) &&
-    (!verdict.value || entry.answer?.verdict === verdict.value) && mentions(entry, containing.value.trim().toLowerCase()));
+    (!verdict.value || judged(entry).answer?.verdict === verdict.value) && mentions(entry, containing.value.trim().toLowerCase()));
   const needing = () => seen().filter((entry) => stateOf(entry, state.accepted) === "look" && entry.answer.results.length);
+
+  /** An entry with the verdict by the visitor's line. */
+  const judged = (entry) => ({ ...entry, answer: entry.answer && byLine(entry.answer, state.line) });
+
+  /** What the files have: the entries in their order, and which of them are accepted automatically. */
+  function exported() {
+    const all = order().map((entry) => [entry, judged(entry)]);
+    const accepted = new Set(all.filter(([entry]) => state.accepted.has(entry)).map(([, copy]) => copy));
+    return { entries: all.map(([, copy]) => copy), accepted, budget: state.budget };
+  }
 
   function filtered() {
     state.unseen = []; // "undo" is about what is in view
@@ -129,8 +142,9 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
     told(0);
     try {
       const { archive } = await arrived(import("./archive.js"));
+      const all = exported();
       const file = await archive(gallery, {
-        entries: order(), accepted: state.accepted, table: batchFile(order(), state), told, signal: packing.signal,
+        ...all, table: batchFile(all), told, signal: packing.signal,
         sentences: [sentence, promise, outdated].map(({ textContent }) => textContent),
       });
       save(file, "vouch-batch.zip");
@@ -167,7 +181,7 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
     });
     if (wanted !== Number(budget.value)) return; // a newer request is under way
     Object.assign(state, { budget: wanted, threshold: point?.threshold ?? null });
-    promise.textContent = point
+    state.promise = point
       ? t`Guaranteed: at most ${percent(wanted)} wrong from a match probability of ${percent(point.threshold)} on, for photos like those of the calibration.`
       : t`The gallery guarantees no error as small as ${percent(wanted)}, so nothing is accepted automatically.`;
     show();
@@ -175,8 +189,11 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
 
   function show() {
     state.shown = performance.now();
-    const { accepted, wrong } = accept(entries, state.budget, state.threshold);
+    const { budget: share, threshold, line } = state;
+    const { accepted, wrong } = accept(entries, share, threshold === null ? null : Math.max(threshold, line ?? 0));
     state.accepted = accepted;
+    promise.textContent = state.promise + (threshold !== null && line > threshold
+      ? ` ${t`Below your own line of ${percent(line)}, nothing is accepted automatically.`}` : "");
     const states = entries.map((entry) => stateOf(entry, accepted));
     const n = (name) => states.filter((one) => one === name).length;
     const unseen = n("accepted") - accepted.size;
@@ -212,7 +229,7 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
     retrier.hidden = !state.ended || n("failed") === 0;
     const wanted = seen();
     shown.textContent = wanted.length < entries.length ? t`${count(wanted.length)} of ${count(entries.length)} shown` : "";
-    for (const [entry, { update }] of rows) update(stateOf(entry, accepted));
+    for (const [entry, { update }] of rows) update(stateOf(entry, accepted), judged(entry).answer);
     if (!body.matches(":focus-within")) { // a row that moves loses the focus
       arrange(body, wanted.map((entry) => rows.get(entry).element));
     }
@@ -231,6 +248,12 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
   promised().catch(() => {}); // without it nothing is accepted
   return {
     changed,
+    follow: ({ line, filtered: isFiltered }) => {
+      unfiltered.hidden = !isFiltered;
+      if (line === state.line) return;
+      state.line = line;
+      show();
+    },
     added: () => {
       for (const entry of entries) {
         if (!rows.has(entry)) rows.set(entry, row(entry, () => goThrough(entry)));
@@ -283,22 +306,22 @@ function row(entry, open) {
     answer, what);
   let before;
 
-  function update(state) {
-    const now = `${state} ${entry.decision?.at} ${entry.decision?.state} ${entry.accepted}`;
+  function update(state, shown) {
+    const now = `${state} ${shown?.verdict} ${entry.decision?.at} ${entry.decision?.state} ${entry.accepted}`;
     if (now === before) return;
     before = now;
     element.dataset.state = state;
     what.textContent = todo(entry, state);
-    if (entry.answer) answer.replaceChildren(...answerCell(entry));
+    if (shown) answer.replaceChildren(...answerCell(shown));
   }
   return { element, update };
 }
 
-/** @param {Page.Row} entry */
-function answerCell(entry) {
-  const { verdict, results: [first] } = entry.answer;
-  const { word } = verdictOf(entry.answer);
-  const p = verdictOf(entry.answer).withholds ? null : first?.match_probability ?? null;
+/** @param {Api.SearchAnswer} answer */
+function answerCell(answer) {
+  const { verdict, results: [first] } = answer;
+  const { word, withholds } = verdictOf(answer);
+  const p = withholds ? null : first?.match_probability ?? null;
   return [
     el("span.verdict-word", { "data-verdict": verdict }, glyph(verdict), word),
     first ? el("span.first-result", {}, p === null ? t`nearest: ${brief(first.label ?? first.id)}`
