@@ -110,6 +110,8 @@ def test_only_some_items_are_searched_by_what_fields_hold(shown: Shown) -> None:
             {"and": [{"tags": {"has": HOSTILE}}, {"price": {"lte": 20}}]},
         ),
         (lambda: bar.get_by_role("button", name="Clear the filter").click(), None),
+        (lambda: bar.get_by_label("red").check(), {"tags": {"has": "red"}}),
+        (lambda: bar.get_by_label("red").uncheck(), None),
     ]
     for act, wanted in steps:
         with shown.page.expect_response("**/search"):
@@ -119,6 +121,25 @@ def test_only_some_items_are_searched_by_what_fields_hold(shown: Shown) -> None:
         assert (json.loads(sent) if sent else None) == wanted
     expect(bar.locator(":checked")).to_have_count(0)
     assert shown.complaints == []
+
+
+def test_words_are_about_the_filtered_items(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/facets"] = {"facets": FACETS}
+    shown.ask(verdict="no_match", results=[])
+    panel, bar = shown.found("verdict"), shown.page.get_by_test_id("filters")
+    expect(panel).to_contain_text("nothing in this gallery matches it.")
+    bar.locator("summary").click()
+    bar.get_by_label("from", exact=True).fill("50")
+    bar.get_by_label("to", exact=True).fill("40")
+    shown.page.keyboard.press("Tab")
+    expect(bar).to_contain_text("“from” is greater than “to”")
+    expect(panel).to_contain_text("None of the filtered items matches your photo.")
+    expect(shown.page.locator("#announcer")).to_contain_text("None of the filtered items")
+    expect(shown.found("result")).to_contain_text("No item passes the filter")
+    expect(shown.found("nothing").locator("h3")).to_contain_text("no filtered item matches")
+    bar.get_by_role("button", name="Clear the filter").click()
+    expect(bar).not_to_contain_text("“from” is greater than “to”")
+    expect(panel).to_contain_text("nothing in this gallery matches it.")
 
 
 def test_a_service_that_counts_no_values_says_so(shown: Shown) -> None:

@@ -83,7 +83,7 @@ export type Row = Entry<Api.SearchAnswer & { line?: number }> & {
 export type Wording = {
   word: string;
   legend: string;
-  says: (answer: Api.SearchAnswer & { line?: number }) => string;
+  says: (answer: Api.SearchAnswer & { line?: number; filtered?: boolean }) => string;
   heading: string;
   note?: string;
   shows?: boolean;

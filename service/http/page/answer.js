@@ -42,8 +42,8 @@ export function byLine(answer, line) {
  * @param {Api.SearchAnswer} served */
 export function answerParts(served, question, given) {
   const tools = { words: PHOTO_WORDS, ...given };
-  const { look, edit, line, words } = tools;
-  const answer = byLine(served, line);
+  const { look, edit, line, words, options } = tools;
+  const answer = { ...byLine(served, line), filtered: "filter" in options };
   const verdict = words.verdictOf(answer);
   const { query, bundle: { calibration } } = answer;
   return [
@@ -194,11 +194,11 @@ function outlierPart(ood, words) {
 
 /** How likely it is that nothing matches.
  *
- * @param {Api.SearchAnswer} answer */
-function nothingPart({ no_match_probability: nothing, absent }, { withholds }, words) {
+ * @param {Api.SearchAnswer & { filtered?: boolean }} answer */
+function nothingPart({ no_match_probability: nothing, absent, filtered }, { withholds }, words) {
   if (!isNumber(nothing) || !absent || withholds) return "";
   return el("section", { "data-testid": "nothing" },
-    el("h3", {}, t`Chance that it is not in the gallery `, el("b", {}, percent(nothing))),
+    el("h3", {}, filtered ? t`Chance that no filtered item matches ` : t`Chance that it is not in the gallery `, el("b", {}, percent(nothing))),
     bar(nothing),
     el("p", {}, words.absentSentence(absent)));
 }
@@ -232,9 +232,9 @@ const CHOICES = { // choices for a list, as options of the search
   duplicate_similarity: [0.98, () => t`Without near duplicates`],
 };
 
-/** @param {Api.SearchAnswer} answer */
+/** @param {Api.SearchAnswer & { filtered?: boolean }} answer */
 function neighbourPart(answer, wording, { look, more, options, choose }) {
-  const { results, verdict } = answer;
+  const { results, verdict, filtered } = answer;
   const { heading, note = "", subordinate, withholds } = wording;
   const shown = [...results];
   const list = el("ol", {});
@@ -266,7 +266,7 @@ function neighbourPart(answer, wording, { look, more, options, choose }) {
       onchange: ({ target }) => choose(name, target.checked ? value : null) }), ` ${words()}`));
   const parts = note.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
   return el(subordinate ? "section.neighbours.subordinate" : "section.neighbours", {},
-    el("h3", {}, results.length ? heading : t`The gallery returned no items`),
+    el("h3", {}, results.length ? heading : filtered ? t`No item passes the filter` : t`The gallery returned no items`),
     note && el("p.note", {}, parts),
     list, el("p.actions", {}, further), el("p.choices", {}, choices));
 }

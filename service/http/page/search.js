@@ -525,7 +525,7 @@ export class Search {
     const { answer, roundTrip, gallery, options, query } = this;
     const line = query.text ? null : this.line; // which is one among images
     const words = query.text ? this.textWords : PHOTO_WORDS;
-    const shown = byLine(answer, line);
+    const shown = { ...byLine(answer, line), filtered: "filter" in options };
     const { word, says } = words.verdictOf(shown);
     this.clear();
     this.$("result").replaceChildren(...answerParts(answer, query, {

@@ -53,7 +53,7 @@ export const VERDICTS = {
   no_match: {
     word: t`No match`,
     legend: t`Nothing in the gallery matches the photo.`,
-    says: ({ query: { ood } }) => ood.flag === false
+    says: ({ query: { ood }, filtered }) => filtered ? t`None of the filtered items matches your photo.` : ood.flag === false
       ? t`A typical photo, but nothing in this gallery matches it.`
       : t`Nothing in this gallery matches your photo.`,
     heading: t`Look-alikes (unverified)`,

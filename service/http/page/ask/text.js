@@ -25,7 +25,7 @@ export function textForm(text, ask) {
 // Where an answer to words says something else than one to a photograph.
 const VERDICTS = {
   no_match: {
-    says: () => t`Nothing in this gallery matches your words.`,
+    says: ({ filtered }) => (filtered ? t`None of the filtered items matches your words.` : t`Nothing in this gallery matches your words.`),
     heading: t`Nearest items (unverified)`,
   },
   out_of_distribution: {

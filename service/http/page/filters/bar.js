@@ -26,6 +26,7 @@ export function filterBar(gallery, changed) {
       if (input.type === "checkbox") input.checked = false;
       else input.value = "";
     }
+    for (const problem of fields.querySelectorAll("[role=status]")) problem.textContent = "";
     tell();
   } }, t`Clear the filter`);
   const element = el("details.filters", { "data-testid": "filters" }, title, fields,
@@ -75,15 +76,11 @@ function part(facet, id, choose) {
   const name = NAMES[field]?.() ?? field;
   if (least !== null && least < greatest && n > LISTED) return range(facet, name, id, choose);
   if (!values.length || n < 2) return null;
-  const ticked = new Set();
-  const tick = (value) => ({ target }) => {
-    if (target.checked) ticked.add(value);
-    else ticked.delete(value);
-    choose(filterOf(facet, [...ticked]));
-  };
+  const boxes = values.map(() => el("input", { type: "checkbox", onchange: () =>
+    choose(filterOf(facet, values.filter((_, i) => boxes[i].checked).map(({ value }) => value))) }));
   return el("fieldset", {}, el("legend", { dir: "auto" }, brief(name)),
-    el("div.values", {}, values.map(({ value, n_items: items }) => el("label", {},
-      el("input", { type: "checkbox", onchange: tick(value) }),
+    el("div.values", {}, values.map(({ value, n_items: items }, i) => el("label", {},
+      boxes[i],
       el("span", { dir: "auto" }, brief(String(value))), el("small", {}, count(items))))),
     n > values.length && el("p.note", {}, t`and ${count(n - values.length)} more values`));
 }
@@ -103,13 +100,17 @@ function range({ field, least, greatest }, name, id, choose) {
       type: "number", id: `${id}-${comparison}`, step: "any", placeholder: String(end), onchange,
     })]);
 
+  const problem = el("p.warning", { role: "status" });
+
   function onchange() {
     const given = ends.filter(([, , input]) => input.value !== "" && input.validity.valid);
+    const [from, to] = given.map(([, , input]) => input.valueAsNumber);
+    problem.textContent = from > to ? t`No item can pass: “from” is greater than “to”.` : "";
     choose(given.length ? { [field]: Object.fromEntries(given.map(([comparison, , input]) =>
       [comparison, input.valueAsNumber])) } : null);
   }
 
   return el("fieldset", {}, el("legend", { dir: "auto" }, brief(name)),
     el("div.range", {}, ends.map(([, words, input]) =>
-      [el("label", { htmlFor: input.id }, words), input])));
+      [el("label", { htmlFor: input.id }, words), input])), problem);
 }
