@@ -109,10 +109,13 @@ export function resumed(entry, gallery, saved) {
   if (gallery.keeps && decision.state === "waiting") inOrder(decision, () => send(decision));
 }
 
-/** Take the last decision back, and return it; null where there is none. */
-export function undo() {
-  const last = made.pop() ?? null;
-  if (!last) return null;
+/** Take the last decision on a gallery back, and return it; null where there is none.
+ *
+ * @param {string} name */
+export function undo(name) {
+  const at = made.findLastIndex(({ gallery }) => gallery.name === name);
+  if (at < 0) return null;
+  const [last] = made.splice(at, 1);
   Object.assign(last.entry, { decision: last.before, settled: last.settled });
   inOrder(last, async () => {
     await retract(last);

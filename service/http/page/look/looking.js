@@ -182,10 +182,9 @@ export function look(entry, gallery, options = {}) {
     }
     if (!item && ["is", "wrong"].includes(name)) return;
     if (name === "undo") {
-      const taken = undo();
+      const taken = undo(gallery.name);
       if (!taken) return tell(t`There is nothing to take back.`);
-      const here = taken.gallery.name === gallery.name;
-      if (here && taken.entry !== view.entry) {
+      if (taken.entry !== view.entry) {
         putBack(view.entry);
         take(taken.entry);
       }
