@@ -75,6 +75,19 @@ def test_who_may_write_is_what_the_service_says(page: Shown) -> None:
     assert page.run("api", "m.mayWrite()") is True
 
 
+@pytest.mark.parametrize("status", [429, 503, 0])
+def test_without_an_answer_nobody_may_change_anything(page: Shown, status: int) -> None:
+    def refuse(route: Route) -> None:
+        if status:
+            route.fulfill(status=status, json={"title": "Busy"})
+        else:
+            route.abort()
+
+    page.page.route("**/v1/usage", refuse)
+    none = {"review": False, "write": False, "admin": False, "key": True}
+    assert page.run("api", "m.permissions()") == none
+
+
 def test_with_a_key_pictures_are_fetched_with_it(page: Shown) -> None:
     asked: list[str | None] = []
 
