@@ -298,6 +298,7 @@ class Shown:
 
     def _of_the_api(self, asked: Asked, path: str) -> Reply:
         replies = {
+            "/v1/usage": {"scope": "admin", "key": None},
             "/v1/galleries": {"galleries": [{"name": "shoes", "n_items": 1500}]},
             "/v1/galleries/shoes": self.gallery,
             "/v1/galleries/shoes/calibration": self.report,
