@@ -469,3 +469,22 @@ def test_a_batch_follows_the_line_of_the_visitor(shown: Shown) -> None:
     expect(shown.page.locator("[data-state=accepted]")).to_have_count(0)  # of those in view
     shown.found("verdict-filter").select_option("")
     expect(shown.page.locator("[data-state=accepted]")).to_have_count(2)
+
+
+def test_a_used_up_quota_stops_a_batch_with_its_reason(shown: Shown) -> None:
+    used = {"title": "The API key has no searches left in this period", "code": "searches_used_up"}
+    wait = {"retry-after": "15700"}
+    shown.replies[OPERATING_POINTS] = {"point": None}
+    shown.page.route("**/search", lambda route: route.fulfill(status=429, json=used, headers=wait))
+    shown.open()
+    sent: list[str] = []
+    shown.page.on("request", lambda one: one.url.endswith("/search") and sent.append(one.url))
+    shown.choose(*(f"{n}.png" for n in range(7)))
+    expect(shown.found("problem")).to_contain_text("no searches left in this period")
+    expect(shown.found("batch")).to_be_visible()
+    expect(shown.page.locator("[data-state=waiting]")).to_have_count(7)
+    shown.page.wait_for_timeout(500)
+    assert len(sent) <= 3
+    shown.page.unroute_all(behavior="ignoreErrors")
+    shown.found("problem").get_by_role("button", name="Try again").click()
+    expect(shown.page.locator("[data-state=look]")).to_have_count(7)

@@ -200,8 +200,9 @@ export const permissions = () => askJson("/v1/usage").then(({ scope, key: id }) 
 export const mayWrite = () => permissions().then(({ write }) => write);
 
 const TRIES = 6; // where the service is busy
+const LONGEST_WAIT = 60; // seconds
 
-/** What `task` answers; it is tried again while the service is busy.
+/** What `task` answers; it is tried again while the service is busy, unless that lasts longer.
  *
  * @template Answer
  * @param {() => Promise<Answer>} task
@@ -211,8 +212,8 @@ export async function patiently(task, signal) {
     try {
       return await task();
     } catch (error) {
-      if (tried === TRIES || signal.aborted || ![429, 503].includes(error.problem?.status)) throw error;
-      const wait = Math.min(30, Number(error.retryAfter) || tried);
+      const wait = Number(error.retryAfter) || tried;
+      if (tried === TRIES || signal.aborted || ![429, 503].includes(error.problem?.status) || wait > LONGEST_WAIT) throw error;
       await new Promise((done) => setTimeout(done, 1000 * wait));
     }
   }

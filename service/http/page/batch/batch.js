@@ -86,7 +86,7 @@ export function openBatch(gallery, place, { refused, within, cleared }) {
         entry.problem = null;
       } catch (error) {
         if (signal.aborted) return;
-        if ([0, 401].includes(error.problem?.status)) { // of each that follows, too
+        if ([0, 401, 429].includes(error.problem?.status)) { // of each that follows, too
           running.abort();
           return refused(error);
         }

@@ -153,7 +153,7 @@ export async function open(gallery, within) {
       } catch (error) {
         if (signal.aborted) return;
         failed = t`“${id}” could not be deleted: ${error.problem?.detail ?? String(error)}`;
-        if ([401, 403, 409].includes(error.problem?.status)) break; // the others would be refused as well
+        if ([401, 403, 409, 429].includes(error.problem?.status)) break; // the others would be refused as well
       }
     }
     working = false;

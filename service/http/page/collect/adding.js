@@ -203,7 +203,7 @@ export async function openAdding(gallery, { within, changed, review }) {
       } catch (error) {
         if (signal.aborted) return;
         const { status: code } = error.problem ?? {};
-        if ([0, 401, 403, 404, 409, 507].includes(code)) { // so it is for each that follows
+        if ([0, 401, 403, 404, 409, 429, 507].includes(code)) { // so it is for each that follows
           stopping.abort();
           throw error;
         }
