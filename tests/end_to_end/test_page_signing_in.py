@@ -56,6 +56,33 @@ def test_key_is_offered_where_there_is_one_or_it_would_allow_more(
     expect(shown.found("open-key")).to_have_count(offered)
 
 
+def test_revoked_key_is_replaced_where_it_is_refused(shown: Shown) -> None:
+    refused = {
+        "title": "The API key is missing or not valid",
+        "detail": "The key 3f9a is revoked. Send a valid key as `Authorization: Bearer vouch_…`.",
+    }
+    shown.replies["/v1/usage"] = USAGE
+    shown.ask()
+    shown.page.evaluate("sessionStorage['vouch-key'] = 'revoked'")
+    for address in ("**/v1/usage", "**/items?*"):
+        shown.page.route(address, lambda route: route.fulfill(status=401, json=refused))
+    shown.found("open-browse").click()
+    status = shown.found("browse-status")
+    expect(status).to_have_text("The key 3f9a is revoked. Enter a key under “Your key”.")
+    shown.page.keyboard.press("Escape")
+    shown.found("open-key").click()
+    form = shown.found("key-form")
+    expect(form).to_contain_text("The key 3f9a is revoked.")
+    expect(form).not_to_contain_text("Bearer")
+    expect(shown.found("key-input")).to_be_focused()
+    expect(shown.found("verdict")).to_be_visible()  # the answer stays
+    shown.page.unroute_all(behavior="ignoreErrors")
+    shown.found("key-input").fill("another")
+    shown.page.keyboard.press("Enter")
+    expect(shown.found("usage")).to_contain_text("Key: survey.")
+    assert shown.page.evaluate("sessionStorage['vouch-key']") == "another"
+
+
 def test_anonymous_visitor_signs_in_and_out(
     browser: Browser, digits_bundle: Path, keys_file: KeysFile, tmp_path: Path
 ) -> None:

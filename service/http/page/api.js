@@ -118,6 +118,9 @@ async function askOnce(url, { path, query, json, ...options }) {
   if (response.ok) return response;
   const problem = await response.json().catch(() => null);
   if (!problem?.title) throw unreadable(response);
+  if (response.status === 401) { // the service says how programs send a key
+    problem.detail = [problem.detail?.split(". ")[0].replace(/\.?$/, "."), t`Enter a key under “Your key”.`].filter(Boolean).join(" ");
+  }
   throw new Problem({ status: response.status, ...problem }, response.headers.get("retry-after"));
 }
 

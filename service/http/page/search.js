@@ -188,7 +188,9 @@ export class Search {
     try {
       await opened();
     } catch (error) {
-      this.$("problem-slot").replaceChildren(problemPanel(problemOf(error).problem));
+      const { problem } = problemOf(error);
+      if (problem.status !== 401) this.$("problem-slot").replaceChildren(problemPanel(problem));
+      else await this.showKeyForm(problem, () => this.show(opened, room, button));
       this.bringIntoView();
       return;
     } finally {
@@ -457,15 +459,24 @@ export class Search {
     this.show(() => this.askKey(problem, this.retry));
   }
 
-  /** Ask for a key, then do what was refused. */
+  /** Ask for a key in place of an answer, then do what was refused. */
   async askKey(problem, retry) {
-    const { keyForm } = await arrived(import("./key.js"));
+    await arrived(import("./key.js"));
     if (retry !== this.retry) return; // something else is asked by now
+    this.clear();
+    this.told.titled?.(t`Key wanted`);
+    await this.showKeyForm(problem, retry);
+    this.bringIntoView();
+  }
+
+  /** Ask for a key above the answer, then do what was refused. */
+  async showKeyForm(problem, retry) {
+    const { keyForm } = await arrived(import("./key.js"));
     const { form, input } = keyForm(problem, () => {
-      this.clear();
+      this.$("problem-slot").replaceChildren();
       retry();
     });
-    this.showPanel(form, t`Key wanted`);
+    this.$("problem-slot").replaceChildren(form);
     input.focus({ preventScroll: true });
   }
 

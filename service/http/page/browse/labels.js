@@ -91,7 +91,7 @@ export function labelEditor(gallery, changed) {
         item.label = label;
       } catch (error) {
         reasons.push([item, error]);
-        if ([401, 403, 409].includes(error.problem?.status)) break; // the others would be refused as well
+        if ([401, 403, 409, 429].includes(error.problem?.status)) break; // the others would be refused as well
       }
     }
     working = false;

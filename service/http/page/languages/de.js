@@ -97,6 +97,7 @@ export const PAGE = {
   "You may search, browse and review.": "Sie dürfen suchen, blättern und prüfen.",
   "You may search, browse, review, and change items.": "Sie dürfen suchen, blättern, prüfen und Objekte ändern.",
   "Your key": "Ihr Schlüssel",
+  "Enter a key under “Your key”.": "Geben Sie unter „Ihr Schlüssel“ einen Schlüssel ein.",
   "captions": "Bildtexten",
   "Case {0}": "Fall {0}",
   "Cases that you decided: {0}.": "Von Ihnen entschiedene Fälle: {0}.",

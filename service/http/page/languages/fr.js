@@ -97,6 +97,7 @@ export const PAGE = {
   "You may search, browse and review.": "Vous pouvez chercher, parcourir et vérifier.",
   "You may search, browse, review, and change items.": "Vous pouvez chercher, parcourir, vérifier et modifier des objets.",
   "Your key": "Votre clé",
+  "Enter a key under “Your key”.": "Saisissez une clé sous « Votre clé ».",
   "captions": "légendes",
   "Case {0}": "Cas {0}",
   "Cases that you decided: {0}.": "Cas que vous avez tranchés : {0}.",
