@@ -315,3 +315,40 @@ def test_each_photograph_of_a_large_group_is_shown_before_it_is_added(shown: Sho
     group = {**GROUP, "n": 30, "members": members}
     unknown(shown, group)
     expect(shown.found("unknown-group").get_by_role("checkbox")).to_have_count(30)
+
+
+BRING = """([selector, way]) => {
+    const held = new DataTransfer();
+    for (const name of ["a.png", "b.png"]) {
+        held.items.add(new File([name], name, { type: "image/png" }));
+    }
+    const [name, data] = way === "paste"
+        ? ["ClipboardEvent", "clipboardData"] : ["DragEvent", "dataTransfer"];
+    const event = new globalThis[name](way, { [data]: held, bubbles: true, cancelable: true });
+    document.querySelector(selector).dispatchEvent(event);
+    return [event.defaultPrevented, held.dropEffect];
+}"""
+"""Drag, drop or paste two files at an element."""
+
+
+def test_photographs_that_are_dropped_on_the_dialog_are_added(shown: Shown) -> None:
+    shown.open()
+    shown.found("open-add").click()
+    assert shown.page.evaluate(BRING, ["dialog", "dragover"])[0]
+    shown.page.evaluate(BRING, ["dialog", "drop"])
+    expect(shown.found("adding-status")).to_contain_text("2 to add")
+    assert shown.page.url.endswith("#/shoes/add")
+    assert not any(path.endswith("/search") for _, path, _ in shown.asked)
+
+
+def test_nothing_is_searched_with_behind_a_dialog(shown: Shown) -> None:
+    shown.ask()
+    shown.found("look").click()
+    expect(shown.found("look")).to_have_count(2)  # the dialog has the name of its button
+    assert shown.page.evaluate(BRING, ["dialog", "dragover"]) == [True, "none"]
+    shown.page.evaluate(BRING, ["dialog", "drop"])
+    shown.page.evaluate(BRING, ["dialog", "paste"])
+    shown.page.wait_for_timeout(300)
+    assert sum(path.endswith("/search") for _, path, _ in shown.asked) == 1
+    expect(shown.page.locator("#batch-place")).to_be_hidden()
+    assert shown.page.url.endswith("#/shoes/query/query-1")

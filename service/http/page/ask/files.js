@@ -42,7 +42,7 @@ async function filesBelow(entry) {
 }
 
 /** The files of a drop, those of folders too. */
-async function droppedFiles({ items, files }) {
+export async function droppedFiles({ items, files }) {
   const plain = [...files]; // both are empty once the event is over
   const entries = [...items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
   if (!entries.some(({ isDirectory }) => isDirectory)) return plain;
@@ -50,7 +50,8 @@ async function droppedFiles({ items, files }) {
 }
 
 /** Hand all that comes to `take(files, link, how it came)`; a link is null where there is none.
- * `$` finds the inputs, `target` is where may be dropped and pasted, `part` shows a drag.
+ * `$` finds the inputs, `target` is where may be dropped and pasted, `part` shows a drag. While a dialog
+ * is open there, nothing is taken.
  * What this answers ends it. */
 export function takeFiles($, target, part, take) {
   const ending = new AbortController();
@@ -63,7 +64,7 @@ export function takeFiles($, target, part, take) {
   }
   on(target, "paste", (event) => {
     const { clipboardData } = event;
-    if (event.composedPath()[0].matches?.("input:not([type=file]), textarea")) return;
+    if (isCovered(part) || event.composedPath()[0].matches?.("input:not([type=file]), textarea")) return;
     if (clipboardData.files.length || clipboardData.types.length) {
       take([...clipboardData.files], linkOf(clipboardData), "pasted");
     }
@@ -71,6 +72,8 @@ export function takeFiles($, target, part, take) {
   takeDrops(on, target, part, take);
   return () => ending.abort();
 }
+
+const isCovered = (part) => part.querySelector("dialog[open]") !== null;
 
 /** The link that is carried; of a picture dragged out of a page that is the picture's own. */
 function linkOf(data) {
@@ -87,8 +90,9 @@ function takeDrops(on, target, part, take) {
   const rest = () => part.classList.remove("dragging");
   on(target, "dragover", (event) => {
     if (!carries(event)) return;
-    event.preventDefault();
-    event.dataTransfer.dropEffect = "copy";
+    event.preventDefault(); // or the browser would open the file in place of the page
+    event.dataTransfer.dropEffect = isCovered(part) ? "none" : "copy";
+    if (isCovered(part)) return;
     part.classList.add("dragging");
     clearTimeout(ending); // dragover repeats while something hovers; dragleave cannot be trusted
     ending = setTimeout(rest, 300);
@@ -97,6 +101,7 @@ function takeDrops(on, target, part, take) {
     if (!carries(event)) return;
     event.preventDefault();
     rest();
+    if (isCovered(part)) return;
     const link = linkOf(event.dataTransfer);
     droppedFiles(event.dataTransfer).then((files) => take(files, link, "dropped"));
   });

@@ -2,7 +2,7 @@
 // unfinished upload over a reload.
 
 import { Problem, askJson, deleteItem, imageForm, patiently, permissions } from "../api.js";
-import { isImage, pathOf } from "../ask/files.js";
+import { droppedFiles, isImage, pathOf } from "../ask/files.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
 import { addToBatch, batchOf, forgetBatch, updateRow } from "../kept.js";
 import { t } from "../language.js";
@@ -94,6 +94,17 @@ export async function openAdding(gallery, { within, changed, review }) {
     el("p.choosers", {}, chooser("adding-folder", t`Choose a folder`, true), chooser("adding-files", t`Choose photos`, false)),
     labels, status, progress, problem, list, el("p.actions", {}, start, undo, guarantees, clear),
     el("p.note", {}, t`This browser keeps the list until all photos are added: after a reload it continues.`));
+
+  dialog.ondragover = (event) => {
+    event.preventDefault();
+    event.stopPropagation(); // the page behind takes nothing
+    event.dataTransfer.dropEffect = "copy";
+  };
+  dialog.ondrop = (event) => {
+    event.preventDefault();
+    event.stopPropagation();
+    attempt(async () => choose(await droppedFiles(event.dataTransfer)));
+  };
 
   const rowsThat = (...wanted) => state.rows.filter((row) => wanted.includes(row.state));
 
