@@ -488,3 +488,19 @@ def test_a_used_up_quota_stops_a_batch_with_its_reason(shown: Shown) -> None:
     shown.page.unroute_all(behavior="ignoreErrors")
     shown.found("problem").get_by_role("button", name="Try again").click()
     expect(shown.page.locator("[data-state=look]")).to_have_count(7)
+
+
+def test_a_batch_that_another_tab_cleared_is_not_kept_again(shown: Shown) -> None:
+    shown.report = {**REPORT, "errors_over_time": {"n_asked": 0}}
+    batch_of(shown, {"one": UNSURE, "two": UNSURE}, None)
+    shown.run("kept", "m.forgetBatch('shoes')")  # as another tab does
+    shown.found("go-through").click()
+    shown.page.keyboard.press("y")
+    expect(shown.page.get_by_role("dialog")).to_contain_text("label of two")
+    shown.page.keyboard.press("Escape")
+    expect(shown.found("kept")).to_contain_text("a reload would lose it")
+    assert shown.run("kept", "m.sizeOfBatch('shoes')") == 0
+    shown.page.goto(f"{ORIGIN}/#/shoes")
+    shown.page.reload()
+    expect(shown.found("open-browse")).to_be_visible()
+    expect(shown.page.get_by_role("button", name="Back to the batch")).to_be_hidden()

@@ -58,9 +58,11 @@ export const addToBatch = (gallery, files) => transaction("readwrite", (rows, ph
     return number;
   })));
 
-/** Keep what has come of a photograph of a batch. */
-export const updateRow = (gallery, row) => transaction("readwrite", (rows) =>
-  done(rows.put({ ...row, gallery: idOf(gallery) })));
+/** Keep what has come of a photograph of a batch; rejects where the batch was cleared, in another tab. */
+export const updateRow = (gallery, row) => transaction("readwrite", async (rows) => {
+  if (await done(rows.getKey(row.number)) === undefined) throw new Error("The batch was cleared.");
+  await done(rows.put({ ...row, gallery: idOf(gallery) }));
+});
 
 /** The batch of a gallery, with the photographs, in their order. */
 export const batchOf = (gallery) => transaction("readonly", async (rows, photos) => {
@@ -71,8 +73,8 @@ export const batchOf = (gallery) => transaction("readonly", async (rows, photos)
 });
 
 /** How many photographs the batch of a gallery has. */
-export const sizeOfBatch = (gallery) => transaction("readonly", (rows) =>
-  done(rows.index("gallery").count(idOf(gallery))));
+export const sizeOfBatch = (gallery) => transaction("readonly", (rows, photos) =>
+  done(photos.index("gallery").count(idOf(gallery))));
 
 /** Forget the batch of a gallery. */
 export const forgetBatch = (gallery) => transaction("readwrite", (...stores) =>
