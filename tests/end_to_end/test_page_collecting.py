@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, FilePayload, Page, expect
+from playwright.sync_api import Browser, FilePayload, Page, Route, expect
 
 from index_builder.datasets.small_images import digits
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import GALLERY, REPORT, RUN, Shown
+from tests.end_to_end.stage import Asked
 from tests.end_to_end.test_page_late import held_back
 from tests.support.image_files import encoded
 
@@ -131,6 +133,39 @@ def test_an_upload_goes_on_after_a_reload(shown: Shown, folder: Path) -> None:
     put = [path for method, path, _ in shown.asked if method == "PUT"]
     assert len(set(put)) == 11
     assert len(put) <= 11 + 2  # those that were under way at the reload
+
+
+def test_what_was_on_its_way_at_a_reload_is_taken_back(shown: Shown, folder: Path) -> None:
+    put: set[str] = set()
+
+    def listed(asked: Asked) -> dict[str, Any]:
+        wanted = json.loads(parse_qs(urlsplit(asked.url).query)["filter"][0])["id"]["in"]
+        return {"items": [{"id": one} for one in wanted if one in put], "next_cursor": None}
+
+    def stored(route: Route) -> None:
+        put.add(unquote(route.request.url.split("/items/")[1]))  # its answer never comes
+
+    shown.replies[ITEMS] = listed
+    shown.page.route("**/items/*/*", stored)
+    shown.open()
+    shown.found("open-add").click()
+    shown.found("adding-folder").set_input_files(folder)
+    shown.found("add-all").click()
+    shown.until(lambda: len(put) == 2)
+    shown.page.reload()
+    shown.page.unroute_all(behavior="ignoreErrors")
+    status = shown.found("adding-status")
+    expect(status).to_contain_text("12 to add")
+    expect(shown.found("adding")).to_contain_text("after a reload, you can continue")
+    shown.found("add-all").click()
+    expect(status).to_have_text("12 of 13 added · 1 chosen twice")
+    shown.found("undo-adding").click()
+    expect(status).to_contain_text("12 to add")
+    deleted = {path for method, path, _ in shown.asked if method == "DELETE"}
+    assert len(deleted) == 12
+    assert deleted >= {f"{ITEMS}/{one}" for one in put}
+    shown.page.reload()
+    expect(status).to_contain_text("12 to add")
 
 
 def test_what_fails_is_named_and_tried_again(shown: Shown, folder: Path) -> None:

@@ -93,7 +93,7 @@ export async function openAdding(gallery, { within, changed, review }) {
     el("p", {}, el("label", { htmlFor: "adding-to" }, t`Add to`), " ", target), named,
     el("p.choosers", {}, chooser("adding-folder", t`Choose a folder`, true), chooser("adding-files", t`Choose photos`, false)),
     labels, status, progress, problem, list, el("p.actions", {}, start, undo, guarantees, clear),
-    el("p.note", {}, t`This browser keeps the list until all photos are added: after a reload it continues.`));
+    el("p.note", {}, t`This browser keeps the list until all photos are added: after a reload, you can continue.`));
 
   dialog.ondragover = (event) => {
     event.preventDefault();
@@ -148,7 +148,7 @@ export async function openAdding(gallery, { within, changed, review }) {
   async function choose(files) {
     const images = files.filter(isImage);
     const names = namesOf(images.map(pathOf));
-    const rows = images.map((blob, i) => ({ blob, ...names[i], state: "waiting", problem: null, number: null }));
+    const rows = images.map((blob, i) => ({ blob, ...names[i], state: "waiting", problem: null, number: null, sent: false }));
     status.textContent = t`Reading ${count(images.length)} photos…`;
     const seen = new Map(state.rows.map((row) => [row.content, row.id]));
     for (const row of rows) {
@@ -157,10 +157,16 @@ export async function openAdding(gallery, { within, changed, review }) {
       if (twin) Object.assign(row, { state: "twice", problem: t`the same photo as ${brief(twin)}` });
       else if (row.content) seen.set(row.content, row.id);
     }
-    const numbers = await addToBatch(keptAs(gallery.name), rows).catch(() => []);
-    rows.forEach((row, i) => { row.number = numbers[i] ?? null; });
+    await store(rows);
     state.rows.push(...rows);
     summarise();
+  }
+
+  /** Let the browser keep rows that it does not have. */
+  async function store(rows) {
+    const kept = rows.map((row) => ({ ...row, target: state.target }));
+    const numbers = await addToBatch(keptAs(gallery.name), kept).catch(() => []);
+    rows.forEach((row, i) => { row.number = numbers[i] ?? null; });
   }
 
   const keep = ({ blob, ...row }) => row.number !== null &&
@@ -187,7 +193,10 @@ export async function openAdding(gallery, { within, changed, review }) {
       const there = await idsThere(state.target, queue.map(({ id }) => id));
       for (const row of queue) {
         if (!there.has(row.id)) continue;
-        Object.assign(row, { state: "there", problem: t`an item of this id is in the gallery` });
+        // What was sent before, but not answered, came from here.
+        Object.assign(row, row.sent ? { state: "added", problem: null }
+          : { state: "there", problem: t`an item of this id is in the gallery` });
+        if (row.sent) state.added += 1;
         keep(row);
       }
       const left = rowsThat("waiting");
@@ -197,7 +206,9 @@ export async function openAdding(gallery, { within, changed, review }) {
       state.running = null;
       forgetLabels(state.target);
     }
-    if (!rowsThat("waiting", "failed").length) await forgetBatch(keptAs(gallery.name)).catch(() => {});
+    if (rowsThat("waiting", "failed").length) return;
+    await forgetBatch(keptAs(gallery.name)).catch(() => {});
+    for (const row of state.rows) row.number = null;
   }
 
   async function work(queue, stopping) {
@@ -208,6 +219,8 @@ export async function openAdding(gallery, { within, changed, review }) {
       try {
         const body = await imageForm(row.blob, row.id.split("/").at(-1), label === null ? {} : { label });
         const path = { gallery: state.target, item_id: row.id };
+        row.sent = true;
+        await keep(row); // a reload may come before the answer
         await patiently(() => askJson("/v1/galleries/{gallery}/items/{item_id}", { method: "PUT", path, body, signal }), signal);
         Object.assign(row, { state: "added", problem: null });
         state.added += 1;
@@ -227,9 +240,10 @@ export async function openAdding(gallery, { within, changed, review }) {
 
   /** Remove the photographs again that were added. */
   async function takeBack() {
+    await store(state.rows.filter(({ number }) => number === null));
     for (const row of rowsThat("added")) {
       await patiently(() => deleteItem({ name: state.target }, row.id), { aborted: false });
-      row.state = "waiting";
+      Object.assign(row, { state: "waiting", sent: false });
       keep(row);
       summarise();
     }

@@ -481,7 +481,7 @@ export const PAGE = {
   "This browser keeps the batch until you clear it.": "Dieser Browser behält den Stapel, bis Sie ihn leeren.",
   "The filter does not apply to a batch: each photograph is searched among all items.": "Der Filter gilt nicht für einen Stapel: Jedes Foto wird unter allen Objekten gesucht.",
   "Below your own line of {0}, nothing is accepted automatically.": "Unterhalb Ihrer eigenen Grenze von {0} wird nichts automatisch angenommen.",
-  "This browser keeps the list until all photos are added: after a reload it continues.": "Dieser Browser behält die Liste, bis alle Fotos hinzugefügt sind: Nach einem Neuladen geht es weiter.",
+  "This browser keeps the list until all photos are added: after a reload, you can continue.": "Dieser Browser behält die Liste, bis alle Fotos hinzugefügt sind: Nach einem Neuladen können Sie fortfahren.",
   "This gallery has no calibration, so its results have no probabilities.": "Diese Sammlung ist nicht kalibriert; ihre Ergebnisse haben keine Wahrscheinlichkeiten.",
   "This gallery has no calibration, so there is nothing to report yet.": "Diese Sammlung ist nicht kalibriert; noch gibt es nichts zu berichten.",
   "This gallery is empty": "Diese Sammlung ist leer",

@@ -472,7 +472,7 @@ export const PAGE = {
   "This browser keeps the batch until you clear it.": "Ce navigateur conserve le lot jusqu’à ce que vous le vidiez.",
   "The filter does not apply to a batch: each photograph is searched among all items.": "Le filtre ne s’applique pas à un lot : chaque photo est recherchée parmi tous les objets.",
   "Below your own line of {0}, nothing is accepted automatically.": "En dessous de votre propre limite de {0}, rien n’est accepté automatiquement.",
-  "This browser keeps the list until all photos are added: after a reload it continues.": "Ce navigateur conserve la liste jusqu’à ce que toutes les photos soient ajoutées : après un rechargement, elle continue.",
+  "This browser keeps the list until all photos are added: after a reload, you can continue.": "Ce navigateur conserve la liste jusqu’à ce que toutes les photos soient ajoutées : après un rechargement, vous pouvez continuer.",
   "This gallery has no calibration, so its results have no probabilities.": "Cette collection n’a pas d’étalonnage : ses résultats n’ont donc pas de probabilités.",
   "This gallery has no calibration, so there is nothing to report yet.": "Cette collection n’a pas d’étalonnage : il n’y a donc rien à rapporter.",
   "This gallery is empty": "Cette collection est vide",
