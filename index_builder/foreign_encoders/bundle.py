@@ -159,7 +159,7 @@ def write_encoder(
 
 
 def _shown(cosine: float | None) -> str:
-    return "all images have the same vector" if cosine is None else f"{cosine:.7f}"
+    return "all images have nearly the same vector" if cosine is None else f"{cosine:.7f}"
 
 
 def _opened(path: Path) -> OnnxEncoder:

@@ -18,7 +18,7 @@ from PIL import Image
 from index_builder.foreign_encoders.bundle import EncoderSource
 from index_builder.foreign_encoders.choices import Door, InputFormat, Pooling
 from index_builder.foreign_encoders.hub import HubModel
-from index_builder.foreign_encoders.parity import TextSource
+from index_builder.foreign_encoders.parity import TextSource, require_telling
 from index_builder.foreign_encoders.preprocess_files import read_preprocess_file
 from model_store.encoder.contract import EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder, reason_of
@@ -156,7 +156,7 @@ def onnx_source(place: str, choices: EncoderChoices) -> EncoderSource:
     input_format = choices.input_format(path)
     graphs.require_size(graph, input_format)
     reference = graphs.graph_reference(graph, input_format)
-    graphs.require_telling(reference, input_format)
+    require_telling(reference, input_format.preprocessing)
 
     def write(target: Path, pixels: NDArray[np.uint8]) -> None:
         dim = len(reference(Image.fromarray(pixels[0])))
@@ -203,6 +203,8 @@ def _exported(network: ForeignNetwork, choices: EncoderChoices) -> EncoderSource
     if choices.preprocess is not None:  # the weights may need another preprocessing
         input_format, reference = choices.decoded(read_preprocess_file(choices.preprocess)), None
     reference = reference or reference_of(plain_transform(input_format), network.module)
+    if not choices.untrained:  # random weights may give equal vectors
+        require_telling(reference, input_format.preprocessing)
     module = ContractModule(network.module, input_format)
 
     def write(target: Path, pixels: NDArray[np.uint8]) -> None:

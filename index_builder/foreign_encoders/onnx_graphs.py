@@ -25,9 +25,6 @@ _PREFIX = "foreign/"
 _MOST_BYTES = 2**31 - 1
 """Maximum size of a protocol buffer file in bytes."""
 
-_ROUNDING = 1e-5
-"""Maximum rounding error: larger differences between unit vectors are not rounding errors."""
-
 _OTHER_MODELS = (
     (0, b"PK\x03\x04", "a ZIP archive, such as a checkpoint of PyTorch"),
     (0, b"\x80\x02", "a pickle, such as a checkpoint of PyTorch"),
@@ -221,37 +218,6 @@ def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference
         return _pooled(found[0].astype(np.float32), graph)
 
     return vector
-
-
-def require_telling(reference: Reference, input_format: InputFormat) -> None:
-    """Refuse a graph that gives invalid vectors, or equal vectors for different images.
-
-    Raises
-    ------
-    EncoderSourceError : a vector is zero or not finite, or different images have the same vector.
-    """
-    shape = input_format.preprocessing.shape
-    noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    grey = np.full(shape, 128, np.uint8)
-    vectors = np.stack([reference(Image.fromarray(one)) for one in (noise, grey)])
-    if not np.isfinite(vectors).all():
-        raise EncoderSourceError(
-            "The graph gives numbers that are not finite (NaN or infinity). Check its weights and "
-            "its preprocessing. If the graph is in half precision, export it in float32."
-        )
-    if not vectors.any(axis=1).all():
-        raise EncoderSourceError(
-            "The graph gives a vector of zeros, which has no direction. Check its weights and the "
-            "chosen output (`--output`)."
-        )
-    directions = vectors.astype(np.float64)
-    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    apart = min(np.abs(directions[0] - sign * directions[1]).max() for sign in (1, -1))
-    if apart <= _ROUNDING:
-        raise EncoderSourceError(
-            "The graph gives vectors of the same direction for different images. Check its "
-            "weights and the chosen output (`--output`)."
-        )
 
 
 def _pooled(found: NDArray[np.float32], graph: ForeignGraph) -> NDArray[np.float32]:

@@ -29,6 +29,9 @@ MIN_CENTRED_COSINE = 0.999
 Centring subtracts the mean over all images from each vector. Without centring, even wrong vectors
 would agree if all vectors had nearly the same direction."""
 
+_SAME_DIRECTION = 1e-5
+"""Maximum rounding error: larger differences between unit vectors are not rounding errors."""
+
 _ROUNDING = 1e-4
 """Maximum rounding error, relative to the largest absolute value of all vectors. If a vector
 differs from the mean by less than this error, its centred cosine is not measured."""
@@ -70,7 +73,7 @@ class Parity:
     n_images : number of compared images or texts.
     smallest_cosine : minimum over all images or texts, see `MIN_COSINE`.
     smallest_centred_cosine : minimum over all images or texts, see `MIN_CENTRED_COSINE`. None if
-        all embeddings are equal, which is possible for untrained encoders.
+        all embeddings are nearly equal, which is possible for untrained encoders.
     worst : name of the image with the smallest cosine.
     """
 
@@ -164,7 +167,8 @@ def require_parity(
 
     Raises
     ------
-    ParityError : a cosine of an image is below `MIN_COSINE` or `MIN_CENTRED_COSINE`.
+    ParityError : a cosine of an image is below `MIN_COSINE` or `MIN_CENTRED_COSINE`, or a
+        vector is zero or not finite.
     """
     ours = encoder.encode(pixels, at_once=4).mean
     theirs = np.stack([reference(one.upright) for one in images])
@@ -194,6 +198,41 @@ def require_parity(
 
 def _is_sound(vector: NDArray[np.float32]) -> bool:
     return bool(np.isfinite(vector).all() and vector.any())
+
+
+def require_telling(reference: Reference, preprocessing: Preprocessing) -> None:
+    """Refuse an encoder that gives invalid vectors, or equal vectors for different images.
+
+    Raises
+    ------
+    EncoderSourceError : a vector is zero or not finite, or different images have the same vector.
+    """
+    noise = np.random.default_rng(0).integers(0, 256, preprocessing.shape, np.uint8)
+    grey = np.full(preprocessing.shape, 128, np.uint8)
+    vectors = np.stack([reference(Image.fromarray(one)) for one in (noise, grey)])
+    if not np.isfinite(vectors).all():
+        raise EncoderSourceError(
+            "The encoder gives numbers that are not finite (NaN or infinity). Check its weights "
+            "and its preprocessing. If it is in half precision, export it in float32."
+        )
+    if not vectors.any(axis=1).all():
+        raise EncoderSourceError(
+            "The encoder gives a vector of zeros, which has no direction. Check its weights and "
+            "the chosen output (`--output`)."
+        )
+    if of_one_direction(vectors):
+        raise EncoderSourceError(
+            "The encoder gives vectors of the same direction for different images. Check its "
+            "weights and the chosen output (`--output`)."
+        )
+
+
+def of_one_direction(vectors: NDArray[np.float32]) -> bool:
+    """Return whether n vectors (n, F) all have the same direction, or the opposite direction."""
+    directions = vectors.astype(np.float64)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    apart = [np.abs(directions - sign * directions[0]).max(axis=1) for sign in (1, -1)]
+    return bool((np.minimum(*apart) <= _SAME_DIRECTION).all())
 
 
 def agreement(
@@ -280,8 +319,10 @@ def write_text_encoder(
     Raises
     ------
     ParityError : the tokens or the vector of a text differ from those of the library.
-    EncoderSourceError : the graph cannot be run, or vectors of texts and of images differ in size.
+    EncoderSourceError : the tower or its graph cannot be run, its vectors do not tell texts apart,
+        or vectors of texts and of images differ in size.
     """
+    theirs = _vectors_of(source)
     source.write(directory, image_encoder)
     try:
         encoder = OnnxTextEncoder(directory)
@@ -292,12 +333,48 @@ def write_text_encoder(
             f"The text tower gives vectors of {encoder.dim} numbers, but the image tower gives "
             f"{dim}. Such vectors cannot be compared."
         )
-    return WrittenText(
-        encoder.fingerprint, encoder.context_length, source.cleaning, _parity(encoder, source)
-    )
+    parity = _parity(encoder, source, theirs)
+    return WrittenText(encoder.fingerprint, encoder.context_length, source.cleaning, parity)
 
 
-def _parity(encoder: OnnxTextEncoder, source: TextSource) -> Parity:
+def _vectors_of(source: TextSource) -> NDArray[np.float32]:
+    """Return the library's vectors (n, D) of `PARITY_TEXTS`.
+
+    Raises
+    ------
+    EncoderSourceError : the tower does not take a text, gives no vector (D,) or an invalid vector,
+        or gives vectors of the same direction for all texts.
+    """
+    found = []
+    for text in PARITY_TEXTS:
+        try:
+            vector = source.reference(text)
+        except Exception as error:  # the library's or the user's own code
+            raise EncoderSourceError(
+                f"The text tower does not take the tokens of {text[:50]!r}. "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if vector.ndim != 1:
+            raise EncoderSourceError(
+                f"The text tower gives an array of shape {vector.shape} for a text; wanted a "
+                "vector, (D,)."
+            )
+        if not _is_sound(vector):
+            raise EncoderSourceError(
+                "The text tower gives numbers that are not finite, or only zeros, for the text "
+                f"{text[:50]!r}. Check its weights."
+            )
+        found.append(vector)
+    vectors = np.stack(found)
+    if of_one_direction(vectors):
+        raise EncoderSourceError(
+            "The text tower gives vectors of the same direction for all texts. Check its weights "
+            "and its tokenizer."
+        )
+    return vectors
+
+
+def _parity(encoder: OnnxTextEncoder, source: TextSource, theirs: NDArray[np.float32]) -> Parity:
     tokens = encoder.tokenize(PARITY_TEXTS)
     for text, ours in zip(PARITY_TEXTS, tokens.ids, strict=True):
         wanted = source.ids(text)
@@ -308,7 +385,6 @@ def _parity(encoder: OnnxTextEncoder, source: TextSource) -> Parity:
             )
     together = encoder.encode(tokens).mean
     alone = [encoder.encode(encoder.tokenize([text])).mean[0] for text in PARITY_TEXTS]
-    theirs = np.stack([source.reference(text) for text in PARITY_TEXTS])
     for vectors in (together, np.stack(alone)):
         parity = agreement(vectors, theirs, PARITY_TEXTS)
         if not parity.holds:

@@ -112,7 +112,8 @@ def _text(model: Any, repository: str) -> TextSource:  # noqa: ANN401 - of trans
 
     Raises
     ------
-    EncoderSourceError : the tokenizer cannot be loaded, or is not from the `tokenizers` library.
+    EncoderSourceError : the tokenizer cannot be loaded, has no words, or is not from the
+        `tokenizers` library.
     """
     try:
         theirs: Any = transformers.AutoTokenizer.from_pretrained(
@@ -122,6 +123,11 @@ def _text(model: Any, repository: str) -> TextSource:  # noqa: ANN401 - of trans
         raise EncoderSourceError(
             f"transformers cannot load the tokenizer of {repository!r}: {first_line(error)}"
         ) from error
+    if set(theirs.get_vocab()) <= set(theirs.all_special_tokens):  # made without its files
+        raise EncoderSourceError(
+            f"The tokenizer of {repository!r} has no words: its files are missing. Add them, for "
+            "example tokenizer.json, or leave out --text."
+        )
     config = getattr(model.config, "text_config", model.config)
     length = min(int(config.max_position_embeddings), int(theirs.model_max_length))
     tokenizer = library_tokenizer(theirs, length)

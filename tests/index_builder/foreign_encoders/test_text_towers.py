@@ -177,6 +177,13 @@ class TestWhatHasNoTower:
         with pytest.raises(EncoderSourceError, match="OpenCLIP cannot load the tokenizer"):
             DOORS[Door.open_clip](name, EncoderChoices(untrained=True, text=True))
 
+    def test_a_tokenizer_without_words(self, tmp_path: Path) -> None:
+        place = clip(tmp_path / "model")
+        for file in (*Path(place).glob("*token*"), *Path(place).glob("vocab*")):
+            file.unlink()
+        with pytest.raises(EncoderSourceError, match="has no words: its files are missing"):
+            DOORS[Door.hf](place, EncoderChoices(text=True))
+
     def test_one_that_drops_tokens_at_random(self, tmp_path: Path) -> None:
         options = {"reduction_mask": "random"}
         name = open_clip_model(tmp_path / "model", tokenizer_kwargs=options)
@@ -250,6 +257,40 @@ def no_tokenizer():
     module.tokenizer = 7
     return module
 
+class Made(torch.nn.Module):
+    def __init__(self, made):
+        super().__init__()
+        self.words, self.made = torch.nn.Embedding(4, 6), made
+    def forward(self, ids):
+        return self.made(self.words(ids))
+
+def towered(made):
+    module = two()
+    module.text_tower = Made(made)
+    return module
+
+def one_direction():
+    return towered(lambda words: 0 * words.sum(1) + torch.ones(6))
+
+def invalid():
+    return towered(lambda words: words.sum(1) * float("nan"))
+
+def not_pooled():
+    return towered(lambda words: words)
+
+def longer():
+    return towered(lambda words: words.sum(1) + torch.ones(9) @ words)
+
+def few_words():
+    module = two()
+    module.text_tower[0] = torch.nn.Embedding(2, 6)
+    return module
+
+def equal_images():
+    module = two()
+    module.forward = lambda images: 0 * images.mean((2, 3)).repeat(1, 2) + torch.ones(6)
+    return module
+
 def no_tower():
     return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
 """
@@ -282,6 +323,11 @@ def no_tower():
             ("any_length", "pad and truncate to one length"),
             ("no_tokenizer", "`tokenizer` a int; wanted"),
             ("no_tower", "mine.py:no_tower has no text tower"),
+            ("one_direction", "vectors of the same direction for all texts"),
+            ("invalid", "not finite, or only zeros, for the text 'a photo of a cat'"),
+            ("not_pooled", r"an array of shape \(5, 6\) for a text; wanted a vector"),
+            ("longer", "does not take the tokens of 'a photo of a cat'. RuntimeError"),
+            ("few_words", "does not take the tokens of 'a photo of a cat'. IndexError"),
         ],
     )
     def test_what_is_no_tower(
@@ -289,6 +335,13 @@ def no_tower():
     ) -> None:
         with pytest.raises(EncoderSourceError, match=reason):
             self.write(factory, tmp_path, images)
+        assert not (tmp_path / "e").exists()
+
+    def test_equal_vectors_of_all_images_are_refused(
+        self, tmp_path: Path, images: list[ParityImage]
+    ) -> None:
+        with pytest.raises(EncoderSourceError, match="of the same direction for different images"):
+            self.write("equal_images", tmp_path, images)
         assert not (tmp_path / "e").exists()
 
     def test_without_the_option_it_stays_away(
