@@ -63,6 +63,15 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "labels_gone": "{n_gone} labels have lost their last item since the calibration. Queries "
         "of these labels have no match now, so the guarantees do not hold. Run `vouch-build "
         "calibrate BUNDLES`, unless the service recalibrates automatically.",
+        "search_changed_for_texts": "The gallery was calibrated for texts with the search settings "
+        "{calibrated}, but is searched with {searched}. Run `vouch-build calibrate BUNDLES "
+        "--captions FILE`.",
+        "items_changed_for_texts": "{n_changed} items have been added, replaced or removed since "
+        "the gallery of {n_calibrated} items was calibrated for texts; changes of up to "
+        "{tolerated} % are tolerated. Run `vouch-build calibrate BUNDLES --captions FILE`.",
+        "labels_gone_for_texts": "{n_gone} labels have lost their last item since the calibration "
+        "for texts. Texts about these labels have no match now, so the guarantees do not hold. "
+        "Run `vouch-build calibrate BUNDLES --captions FILE`.",
         "too_many_errors": "Of {n} matches that were drawn at random and reviewed, {n_wrong} are "
         "wrong. The accepted share of {max_error} does not explain so many errors. Calibrate "
         "again with queries like the served queries, or with the feedback (`vouch-build "

@@ -140,7 +140,9 @@ class Retriever:
     @property
     def stale(self) -> str | None:
         """Reason why the calibration is not valid for the gallery; None if it is valid."""
-        return None if self.calibration is None else staleness(self.calibration, self.gallery)
+        if self.calibration is None:
+            return None
+        return staleness(self.calibration, self.gallery, self.kind)
 
     @property
     def n_new_labels(self) -> int:
@@ -178,7 +180,8 @@ class Retriever:
         """
         if not self.gallery.is_local or not self.n_gone_labels:
             return None
-        return message("labels_gone", n_gone=self.n_gone_labels)
+        code = "labels_gone_for_texts" if self.kind == "text" else "labels_gone"
+        return message(code, n_gone=self.n_gone_labels)
 
     @property
     def alpha(self) -> float:
@@ -193,10 +196,12 @@ class Retriever:
         OrderUnavailable : the order is by probability, but the gallery is not calibrated.
         """
         if requested == "probability" and self.calibration is None:
+            how = "(`vouch-build calibrate`, `vouch-build index --calibrate`)"
+            if self.kind == "text":
+                how = "for texts (`vouch-build calibrate BUNDLES --captions FILE`)"
             raise OrderUnavailable(
                 "order=probability was requested, but the gallery is not calibrated, so it has no "
-                "probabilities. Omit `order`, request order=similarity, or calibrate the gallery "
-                "(`vouch-build calibrate`, `vouch-build index --calibrate`)."
+                f"probabilities. Omit `order`, request order=similarity, or calibrate it {how}."
             )
         if requested is None:
             return "similarity" if self.calibration is None else self.calibration.order

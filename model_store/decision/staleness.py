@@ -8,6 +8,7 @@ import numpy as np
 
 from model_store.decision import Calibration
 from model_store.decision.calibration import UNKNOWN_CLASS
+from model_store.encoder.contract import QueryKind
 from model_store.gallery import Gallery
 from model_store.messages import message
 from model_store.search import N_CANDIDATES
@@ -43,8 +44,13 @@ changed items hardly affect the probabilities. Any change of the index type or o
 candidates makes the calibration stale."""
 
 
-def staleness(calibration: Calibration, gallery: Gallery) -> str | None:
-    """Return the reason why the calibration is not valid for the gallery; None if it is valid."""
+def staleness(calibration: Calibration, gallery: Gallery, kind: QueryKind = "image") -> str | None:
+    """Return the reason why the calibration is not valid for the gallery; None if it is valid.
+
+    Parameters
+    ----------
+    kind : the kind of queries that the calibration is for.
+    """
     if calibration.outdated is not None:
         return calibration.outdated
     settings, calibrated = search_settings(gallery), {"n_changed": 0, **calibration.search}
@@ -52,10 +58,11 @@ def staleness(calibration: Calibration, gallery: Gallery) -> str | None:
     n_changed = gallery.n_changed - int(calibrated["n_changed"])
     built = settings | {name: calibrated[name] for name in ("n_items", "n_changed")}
     if calibrated != built or abs(gallery.n_items - n_calibrated) > n_changed:
-        return message("search_changed", calibrated=calibrated, searched=settings)
+        code = "search_changed_for_texts" if kind == "text" else "search_changed"
+        return message(code, calibrated=calibrated, searched=settings)
     if n_changed > TOLERATED_CHANGES * n_calibrated:
         return message(
-            "items_changed",
+            "items_changed_for_texts" if kind == "text" else "items_changed",
             n_changed=n_changed,
             n_calibrated=n_calibrated,
             tolerated=round(100 * TOLERATED_CHANGES),

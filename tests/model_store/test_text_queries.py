@@ -71,7 +71,7 @@ def test_texts_are_never_judged_by_the_calibration_of_images(worded: Retriever) 
     assert all(match.match_probability is None for match in answer.matches)
     # Nor by whoever passes its embedding on.
     assert worded.find(answer.predictive, 3).decision.verdict == "not_calibrated"
-    with pytest.raises(OrderUnavailable):
+    with pytest.raises(OrderUnavailable, match=r"for texts \(`vouch-build calibrate BUNDLES --cap"):
         search_text(worded, "seven", order="probability")
 
 

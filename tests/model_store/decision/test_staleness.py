@@ -50,6 +50,12 @@ def test_few_changes_are_outlived_and_another_gallery_is_not(now: Gallery, is_st
     assert (staleness(calibrated(), now) is not None) == is_stale
 
 
+@pytest.mark.parametrize("now", [gallery(index_type="IVF"), gallery(100, 11)])
+def test_a_stale_calibration_for_texts_needs_captions(now: Gallery) -> None:
+    assert "calibrate BUNDLES --captions FILE`." in str(staleness(calibrated(), now, "text"))
+    assert "--captions" not in str(staleness(calibrated(), now, "image"))
+
+
 def test_changes_before_the_calibration_do_not_count() -> None:
     assert staleness(calibrated(n_changed=50), gallery(100, 60)) is None
     assert staleness(calibrated(n_changed=50), gallery(100, 61)) is not None
