@@ -23,15 +23,19 @@ def export_command(
     gallery: Annotated[str, typer.Option(metavar="NAME", help="Name of the gallery.")],
 ) -> None:
     """Write all decisions on a gallery, oldest first, including withdrawn decisions."""
-    from model_store.feedback import FeedbackLog  # noqa: PLC0415 - slow
+    from model_store.feedback import FeedbackLog, require_feedback_file  # noqa: PLC0415 - slow
     from model_store.feedback.exchange import to_csv, to_jsonl  # noqa: PLC0415
 
     write = {".csv": to_csv, ".jsonl": to_jsonl}[_suffix(out)]
-    if not kept.exists():
+    require_feedback_file(kept)
+    log = FeedbackLog(kept)
+    found = log.decided(gallery)
+    others = [] if found else log.galleries()
+    if others:
         raise ConfigError(
-            f"{kept} does not exist. Name the file of the service's setting VOUCH_FEEDBACK."
+            f"{kept} has no decisions on {gallery!r}; it has decisions on "
+            f"{', '.join(map(repr, others))}."
         )
-    found = FeedbackLog(kept).decided(gallery)
     with writing(str(out)):
         out.write_text(write(found), encoding="utf-8")
     print(f"{len(found)} decisions written")
@@ -42,7 +46,7 @@ def import_command(
     kept: Kept, file: Annotated[Path, typer.Argument(help="File of decisions, .csv or .jsonl.")]
 ) -> None:
     """Import new decisions from a file; if a line is wrong, no decision is imported."""
-    from model_store.feedback import FeedbackLog  # noqa: PLC0415 - slow
+    from model_store.feedback import FeedbackLog, require_feedback_file  # noqa: PLC0415 - slow
     from model_store.feedback.exchange import from_csv, from_jsonl  # noqa: PLC0415
 
     read = {".csv": from_csv, ".jsonl": from_jsonl}[_suffix(file)]
@@ -51,6 +55,8 @@ def import_command(
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}.") from error
     decided = read(text)
+    if kept.exists():
+        require_feedback_file(kept)
     print(f"{FeedbackLog(kept).bring(decided)} of {len(decided)} decisions are new")
 
 

@@ -37,7 +37,7 @@ from model_store.bundles.compaction import Compaction
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest
 from model_store.decision import outcome_of
 from model_store.errors import CalibrationError, DatasetError, UsageError
-from model_store.feedback import FeedbackLog
+from model_store.feedback import FeedbackLog, require_feedback_file
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
 from model_store.retriever import Retriever
@@ -401,12 +401,14 @@ def calibrate_bundle_texts(
 
     Raises
     ------
-    ConfigError : an error bound is out of range.
+    ConfigError : an error bound is out of range, or ``feedback`` is no feedback file.
     TextUnavailable : the gallery has no text encoder.
     DatasetError : the captions are invalid.
     CalibrationError : there are too few captions.
     WriteRefused : the bundle cannot be changed, or its gallery is in a database.
     """
+    if feedback is not None:
+        require_feedback_file(feedback)
     with opened(root) as bundle:
         retriever = bundle.retriever
         encoder, live = text_encoder(retriever), bundle.require_log()

@@ -23,8 +23,8 @@ from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifes
 from model_store.bundles.retention import Hold
 from model_store.decision import Calibration, outcome_of
 from model_store.encoder.contract import Encoder
-from model_store.errors import CalibrationError, ConfigError, UsageError, WriteRefused
-from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries
+from model_store.errors import CalibrationError, UsageError, WriteRefused
+from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries, require_feedback_file
 from model_store.gallery import LiveGallery
 from model_store.gallery.opening import open_gallery
 from model_store.threads import one_blas_thread
@@ -76,7 +76,7 @@ def recalibrate_bundle(
         raise CalibrationError(NOTHING_KEPT)
     drawn: list[DrawnQuery] = []
     if decisions is not None:
-        _require_file(decisions)
+        require_feedback_file(decisions)
         name = read_manifest(directory).gallery["name"]
         # Galleries created over HTTP store feedback under their id.
         key = root.name if is_bundle_id(root.name) else str(name)
@@ -160,7 +160,7 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
     ConfigError : ``feedback`` does not exist.
     WriteRefused : the bundle cannot be changed, or its gallery is in a database.
     """
-    _require_file(feedback)
+    require_feedback_file(feedback)
 
     def calibrate(_: FaissGallery, staging: Path, manifest: Manifest) -> Manifest:
         before = Calibration.load(staging)
@@ -182,14 +182,6 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
         return replace(manifest, calibration=summarise(corrected), metrics=None)
 
     return _published(root, locate(root), calibrate)
-
-
-def _require_file(feedback: Path) -> None:
-    if not feedback.exists():
-        raise ConfigError(
-            f"The feedback file {feedback} does not exist. Give the path in the service's setting "
-            "VOUCH_FEEDBACK."
-        )
 
 
 def calibration_of(

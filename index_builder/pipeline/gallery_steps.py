@@ -38,7 +38,7 @@ from model_store.decision import Calibration
 from model_store.decision.calibration import CALIBRATION_FILE
 from model_store.encoder.contract import Encoder
 from model_store.errors import ConfigError, DatasetError, ImageError
-from model_store.feedback import FeedbackLog
+from model_store.feedback import FeedbackLog, require_feedback_file
 from model_store.gallery import Gallery, open_gallery
 from model_store.gallery.files.fields import ITEMS_FILE
 from model_store.gallery.opening import (
@@ -172,11 +172,8 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
     feedback : the feedback file of the service. The reviewer decisions in this file correct the
         match probabilities. None for no correction.
     """
-    if feedback is not None and not feedback.exists():
-        raise ConfigError(
-            f"The feedback file {feedback} does not exist. Name the file of the service's setting "
-            "VOUCH_FEEDBACK, or calibrate without --feedback."
-        )
+    if feedback is not None:
+        require_feedback_file(feedback)
     encoder = _exported(run)
     gallery = _indexed(run)
     splits = splits_of(config)

@@ -19,6 +19,7 @@ from model_store.feedback.cases import (
     CaseState,
 )
 from model_store.feedback.decisions import DECISIONS, Decided, DecisionKind, Pair, moment
+from model_store.feedback.file import require_feedback_file
 from model_store.feedback.log import (
     FeedbackLog,
     Reviews,
@@ -58,4 +59,5 @@ __all__ = [
     "SaidPairs",
     "drawn_queries",
     "moment",
+    "require_feedback_file",
 ]

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from model_store.errors import ConfigError
+
+_FIRST_BYTES = b"SQLite format 3\0"
+
 _TABLES = """
 CREATE TABLE IF NOT EXISTS feedback (
   gallery TEXT NOT NULL,
@@ -177,6 +181,33 @@ def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]
         if writing:
             connection.execute("BEGIN IMMEDIATE")
         yield connection
+
+
+def require_feedback_file(path: Path) -> None:
+    """Check that a file exists and is an SQLite file; an empty file is one without tables.
+
+    Raises
+    ------
+    ConfigError : the file does not exist, cannot be read, or is another kind of file.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(_FIRST_BYTES))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"The feedback file {path} does not exist. Name the file of the service's setting "
+            "VOUCH_FEEDBACK."
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"The feedback file {path} cannot be read: {error.strerror}. Name the file of the "
+            "service's setting VOUCH_FEEDBACK."
+        ) from error
+    if begin and begin != _FIRST_BYTES:
+        raise ConfigError(
+            f"{path} is not a feedback file: it is no SQLite file. Name the file of the service's "
+            "setting VOUCH_FEEDBACK."
+        )
 
 
 def _missing(connection: sqlite3.Connection) -> list[tuple[str, str]]:

@@ -193,6 +193,12 @@ class FeedbackLog:
                 n_new += 1
         return n_new
 
+    def galleries(self) -> list[str]:
+        """Return the names of all galleries with decisions, in alphabetical order."""
+        with opened(self.path) as connection:
+            rows = connection.execute("SELECT DISTINCT gallery FROM decisions ORDER BY gallery")
+            return [name for (name,) in rows]
+
     def summary(self, bundle: str) -> FeedbackSummary | None:
         """Summarise the feedback on a bundle; None if there is no feedback."""
         if not self.path.exists():

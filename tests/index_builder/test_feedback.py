@@ -12,11 +12,15 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
+from typer.testing import CliRunner
 
 from index_builder.calibration import corrected_by_feedback
+from index_builder.commands.app import app
+from index_builder.indexing import recalibrate
+from index_builder.indexing.bundle_evidence import calibrate_bundle_texts
 from model_store.bundles.bundle import open_bundle
 from model_store.decision import Calibration, MatchDraw, fit_recalibration
-from model_store.errors import CalibrationError
+from model_store.errors import CalibrationError, ConfigError
 from model_store.feedback import Decided, FeedbackLog
 from tests.support.decisions import said as decided
 
@@ -229,3 +233,42 @@ def test_fit_recalibration_with_weights_is_that_of_the_stream_that_was_drawn_fro
     plain = fit_recalibration(log_odds[chosen], correct[chosen])
     assert abs(weighted.slope - truth.slope) < 0.03
     assert abs(plain.slope - truth.slope) > 0.06, "so that the weights are needed"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("none", "does not exist"), (".", "cannot be read: Is a directory"), ("text", "no SQLite")],
+)
+def test_what_is_no_feedback_file_is_refused(
+    name: str, reason: str, digits_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("no database, but longer than sixteen bytes")
+    Path("in.csv").write_text("query_id,decision,item_id,label\n")
+    kept, root = Path(name), digits_bundle.parent
+    with pytest.raises(ConfigError, match=reason):
+        recalibrate.correct_bundle(root, kept)
+    with pytest.raises(ConfigError, match=reason):
+        recalibrate.recalibrate_bundle(root, {}, kept)
+    with pytest.raises(ConfigError, match=reason):
+        calibrate_bundle_texts(root, tmp_path / "c.csv", {}, feedback=kept)
+    commands = [["export", name, "x.csv", "--gallery", "g"]]
+    if name != "none":  # an import makes the file
+        commands.append(["import", name, "in.csv"])
+    for command in commands:
+        result = CliRunner().invoke(app, ["feedback", *command])
+        assert isinstance(result.exception, ConfigError), command
+        assert reason in str(result.exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "text"]
+
+
+def test_an_export_names_the_galleries_of_the_decisions(log: FeedbackLog, tmp_path: Path) -> None:
+    command = ["feedback", "export", str(log.path), str(tmp_path / "x.csv"), "--gallery"]
+    log.check()
+    assert CliRunner().invoke(app, [*command, "nope"]).stdout == "0 decisions written\n"
+    (tmp_path / "x.csv").unlink()
+    log.decide(said(0, 1.0, correct=True))
+    result = CliRunner().invoke(app, [*command, "nope"])
+    assert isinstance(result.exception, ConfigError)
+    assert "has no decisions on 'nope'; it has decisions on 'g'." in str(result.exception)
+    assert not (tmp_path / "x.csv").exists()
