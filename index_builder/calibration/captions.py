@@ -93,7 +93,7 @@ def calibrate_texts(
         captions have the same label.
     """
     captions = captions.at(np.random.default_rng(seed).permutation(len(captions)))
-    about = np.array([label is not None for label in captions.labels])
+    about = np.array([label is not None for label in captions.labels], np.bool_)
     matched, absent = captions.at(np.flatnonzero(about)), captions.at(np.flatnonzero(~about))
     _require_enough(matched, absent)
     searched = _searched(encoder, gallery, matched, hide_labels=len(absent) == 0)

@@ -194,7 +194,8 @@ def _whitening(deviations: NDArray[np.floating[Any]], degrees_of_freedom: int) -
     """Return L, where L Lᵀ is the inverse of the shrunk covariance (r, r) of ``deviations`` (N, r).
 
     The covariance is shrunk towards a multiple of the identity (Ledoit & Wolf 2004). The
-    label means use C degrees of freedom, so N − C are left.
+    label means use C degrees of freedom, so N − C are left. The covariance is at least the rounding
+    error of unit vectors, because all vectors of each label may be equal.
     """
     rows = deviations.astype(np.float64)
     n, size = rows.shape
@@ -206,8 +207,8 @@ def _whitening(deviations: NDArray[np.floating[Any]], degrees_of_freedom: int) -
     covariance *= 1 - shrinkage
     covariance[np.diag_indices(size)] += shrinkage * scale
     covariance *= n / max(degrees_of_freedom, 1)
-    floor = np.finfo(np.float32).eps * np.trace(covariance) / size
-    covariance[np.diag_indices(size)] += floor + np.finfo(np.float64).tiny
+    rounding = float(np.finfo(np.float32).eps)
+    covariance[np.diag_indices(size)] += max(rounding * np.trace(covariance) / size, rounding**2)
     lower = np.linalg.cholesky(np.linalg.inv(covariance))
     return np.ascontiguousarray(lower, dtype=np.float32)
 

@@ -22,7 +22,7 @@ from index_builder.vectors.encoder import embed_with_features
 from index_builder.whitening import cross_fitted_whitenings
 from model_store.decision import OutlierDetector
 from model_store.encoder.contract import Embeddings, Encoder
-from model_store.errors import ItemNotFound
+from model_store.errors import CalibrationError, ItemNotFound
 from model_store.gallery import Gallery
 
 from .detector import MIN_REFERENCES, fit_detectors
@@ -207,7 +207,19 @@ class DetectorFolds:
         ----------
         embeddings, codes : embeddings and label codes of the images, in random order.
         groups : (N,) group numbers; a group is never split between folds.
+
+        Raises
+        ------
+        CalibrationError : there are fewer than `MIN_REFERENCES` images, or images outside the
+            largest group.
         """
+        n_others = len(groups) - np.bincount(groups).max(initial=0)
+        if n_others < MIN_REFERENCES <= len(groups):
+            raise CalibrationError(
+                f"All except {n_others} of {len(groups)} calibration queries are equal or belong "
+                f"to one group; outlier detection needs at least {MIN_REFERENCES} other queries. "
+                "Add queries that differ, in other groups."
+            )
         kept = [np.flatnonzero(groups % n_folds != fold) for fold in range(n_folds)]
         is_empty = [len(rows) == len(groups) and n_folds > 1 for rows in kept]
         subsets = [rows for rows, empty in zip(kept, is_empty, strict=True) if not empty]

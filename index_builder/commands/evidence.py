@@ -220,7 +220,7 @@ def _calibrate_texts(
     options: CalibrateOptions, captions: Path, promises: Mapping[str, float], check: Check
 ) -> Path:
     """Calibrate text queries."""
-    of_images = _given(options, "queries", *_OF_QUERIES, *_OF_LABELS, "config", "run")
+    of_images = _given(options, "queries", *_OF_QUERIES, *_OF_LABELS, "config", "run", "decisions")
     if options.bundles is None:
         raise UsageError("--captions needs BUNDLES, a directory of bundles.")
     if of_images:

@@ -357,6 +357,15 @@ def test_a_label_of_few_images_is_compared_with_wherever_it_stands() -> None:
     assert np.exp(fitted.signals(gallery.at(np.flatnonzero(codes == 1)))[:, 0]).max() < 0.01
 
 
+@pytest.mark.parametrize("length", [0, 1])
+def test_equal_features_of_a_label_have_finite_signals(length: int) -> None:
+    codes, drawn = np.repeat(np.arange(4, dtype=np.int32), 10), np.random.default_rng(0)
+    gallery = gallery_embeddings((length * drawn.standard_normal((4, 6)))[codes])
+    others = gallery_embeddings(drawn.standard_normal((5, 6)))
+    signals = fit_detector(gallery, codes).signals(others)
+    assert np.isfinite(signals).all()
+
+
 def test_a_gallery_of_a_few_images_has_no_detector() -> None:
     with pytest.raises(CalibrationError, match="at least 20"):
         fit_detector(gallery_embeddings(np.ones((19, 5))), np.zeros(19, dtype=np.int32))

@@ -110,6 +110,8 @@ class TestTheTable:
     def test_no_table(self, opened: Bundle, tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match="does not exist"):
             read(opened, tmp_path / "c.jsonl")
+        with pytest.raises(DatasetError, match="cannot be read: Is a directory"):
+            read(opened, tmp_path)
 
 
 def captions(bundle: Bundle, n: int, seed: int = 0, n_absent: int = 0) -> Captions:
@@ -180,6 +182,7 @@ class TestTheFit:
     @pytest.mark.parametrize(
         ("n", "n_absent", "reason"),
         [
+            (0, 0, "0 captions have a match in the gallery and 0 have none"),
             (49, 0, "49 captions have a match in the gallery and 0 have none"),
             (60, 7, "60 captions have a match in the gallery and 7 have none"),
         ],
@@ -189,6 +192,25 @@ class TestTheFit:
         assert text is not None
         known = captions(opened, n, n_absent=n_absent)
         with pytest.raises(CalibrationError, match=reason):
+            calibrate_texts(text, opened.retriever.gallery, known, CalibrationConfig(), 0)
+
+    def test_one_caption_for_each_label(self, opened: Bundle) -> None:
+        """The outlier detector then sees no spread within a label."""
+        text = opened.retriever.text
+        assert text is not None
+        labels = tuple(opened.retriever.gallery.labels) * 12
+        texts = tuple(f"a photo of the {NAMES[int(label)]}" for label in labels)
+        fitted = calibrate_texts(
+            text, opened.retriever.gallery, Captions(texts, labels, texts), CalibrationConfig(), 0
+        )
+        assert fitted.n_queries == len(texts)
+        assert fitted.report["queries"] == "captions"
+
+    def test_all_of_one_group(self, opened: Bundle) -> None:
+        text = opened.retriever.text
+        assert text is not None
+        known = replace(captions(opened, 80), clusters=("g",) * 80)
+        with pytest.raises(CalibrationError, match="All except 0 of 80 calibration queries"):
             calibrate_texts(text, opened.retriever.gallery, known, CalibrationConfig(), 0)
 
     def test_all_of_one_thing(self, opened: Bundle) -> None:
@@ -257,6 +279,24 @@ class TestTheCommand:
         assert retriever.for_kind("text").stale is None
         assert search_text(retriever, "a nice seven").matches[0].match_probability is not None
 
+    def test_what_makes_it_stale_says_that_captions_are_needed(
+        self, worded: Path, tmp_path: Path
+    ) -> None:
+        root = Path(shutil.copytree(worded, tmp_path / "bundles"))
+        bundle = open_bundle(root, "cpu", threads=1)
+        table = write_captions(tmp_path / "c.jsonl", captions_of_digits(bundle, 60, 0))
+        calibrate_bundle_texts(root, table, {})
+        bundle = open_bundle(root, "cpu", threads=1)
+        gallery = bundle.retriever.gallery
+        items = gallery.items(np.arange(gallery.n_items))
+        gone = [Delete(item.id) for item in items if item.label == items[0].label]
+        bundle.require_live().commit(gone)
+        retriever = bundle.retriever.with_gallery(bundle.require_live().snapshot())
+        of_texts = retriever.for_kind("text")
+        for reason in (of_texts.stale, of_texts.not_guaranteed):
+            assert "calibrate BUNDLES --captions FILE" in str(reason)
+        assert "--captions" not in str(retriever.not_guaranteed)
+
     def test_a_compaction_keeps_it(self, worded: Path, tmp_path: Path) -> None:
         root = Path(shutil.copytree(worded, tmp_path / "bundles"))
         bundle = open_bundle(root, "cpu", threads=1)
@@ -284,6 +324,7 @@ class TestTheCommand:
         [
             (["--captions", "c"], "--captions needs BUNDLES"),
             (["b", "--captions", "c", "--queries", "q"], "only text queries. Remove --queries."),
+            (["b", "--captions", "c", "--decisions", "d"], "queries. Remove --decisions."),
             (["-c", "digits", "--captions", "c"], "--captions needs BUNDLES"),
         ],
     )

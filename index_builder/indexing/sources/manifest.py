@@ -90,7 +90,7 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
 
     Raises
     ------
-    DatasetError : the file does not have the format of its suffix.
+    DatasetError : the file cannot be read, or does not have the format of its suffix.
     """
     readers: dict[str, Reader] = {".csv": partial(_csv, texts=texts), ".parquet": _parquet}
     try:
@@ -102,6 +102,8 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
         raise DatasetError(f"{path.name} is not UTF-8 text. Save it as UTF-8.") from error
     except FileNotFoundError as error:
         raise DatasetError(f"{path} does not exist. Name a manifest.") from error
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read: {error.strerror}. Name a manifest.") from error
 
 
 def require_names(fields: Mapping[str, Any], origin: str, known: frozenset[str] = COLUMNS) -> None:
