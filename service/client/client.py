@@ -32,6 +32,7 @@ from service.client.contract import (
     headers_of,
     path_of,
     read,
+    record_of,
     send,
     sent_again,
 )
@@ -166,23 +167,31 @@ class VouchClient:
         return self._upload(path, schemas.SearchAnswer, fields_of(**options), files)
 
     def search_vector(
-        self, gallery: str, query: schemas.VectorFields, **options: Unpack[SearchOptions]
+        self,
+        gallery: str,
+        query: schemas.VectorFields | Mapping[str, object],
+        **options: Unpack[SearchOptions],
     ) -> schemas.SearchAnswer:
         """Search with a vector from the gallery's encoder, computed outside the service.
+
+        Parameters
+        ----------
+        query : ``mean`` (D,), and optionally ``variance`` (D,) in squared units of ``mean``,
+            ``features`` (F,), ``outlier_score`` and ``encoder_fingerprint``. Vectors are lists or
+            arrays.
 
         Raises
         ------
         VouchProblem : such as ``invalid_vector``.
+        TypeError : ``query`` is no mapping, or has a value that JSON cannot hold.
 
         Examples
         --------
         >>> stored = vouch.embed("demo", Path("photo.png"))
-        >>> query = schemas.VectorFields(
-        ...     mean=stored.direction, outlier_score=stored.outlier_score
-        ... )
+        >>> query = {"mean": stored.direction, "outlier_score": stored.outlier_score}
         >>> answer = vouch.search_vector("demo", query, limit=3)
         """
-        body = {**query.model_dump(exclude_none=True), **fields_of(**options)}
+        body = {**record_of("query", query), **fields_of(**options)}
         return self._post(path_of(gallery, "search", "vector"), schemas.SearchAnswer, body)
 
     def search_text(
@@ -204,28 +213,35 @@ class VouchClient:
     def decide(
         self,
         gallery: str,
-        query: schemas.VectorFields,
-        neighbours: Sequence[schemas.Neighbour],
+        query: schemas.VectorFields | Mapping[str, object],
+        neighbours: Sequence[schemas.Neighbour | Mapping[str, object]],
         **options: Unpack[DecisionOptions],
     ) -> schemas.DecisionAnswer:
         """Decide whether neighbours from another vector store, nearest first, match a query.
 
+        Parameters
+        ----------
+        query : see `search_vector`.
+        neighbours : each has an ``id``, optionally a ``label``, and a cosine ``similarity`` or a
+            ``vector`` (D,).
+
         Raises
         ------
         VouchProblem : such as ``invalid_vector``.
+        TypeError : a query or a neighbour is no mapping, or has a value that JSON cannot hold.
 
         Examples
         --------
         >>> stored = vouch.embed("demo", Path("photo.png"))
-        >>> query = schemas.VectorFields(
-        ...     mean=stored.direction, outlier_score=stored.outlier_score
-        ... )
+        >>> query = {"mean": stored.direction, "outlier_score": stored.outlier_score}
         >>> rows = store.search(stored.direction, limit=200)
-        >>> neighbours = [schemas.Neighbour(id=row.id, similarity=row.cosine) for row in rows]
+        >>> neighbours = [{"id": row.id, "similarity": row.cosine} for row in rows]
         >>> verdict = vouch.decide("demo", query, neighbours).verdict
         """
-        body: dict[str, Any] = {**query.model_dump(exclude_none=True), **fields_of(**options)}
-        body["neighbours"] = [one.model_dump(exclude_none=True) for one in neighbours]
+        body: dict[str, Any] = {**record_of("query", query), **fields_of(**options)}
+        body["neighbours"] = [
+            record_of(f"neighbours[{place}]", one) for place, one in enumerate(neighbours)
+        ]
         return self._post(path_of(gallery, "decide"), schemas.DecisionAnswer, body)
 
     def search_next(self, answer: schemas.SearchAnswer) -> schemas.SearchAnswer | None:
@@ -530,7 +546,7 @@ class VouchClient:
         *,
         reviewer: str | None = None,
         comment: str | None = None,
-        item: schemas.ItemOfQuery | None = None,
+        item: schemas.ItemOfQuery | Mapping[str, object] | None = None,
         idempotency_key: str | None = None,
     ) -> schemas.FeedbackAnswer:
         """Record a reviewer decision on an earlier query that the service still stores.
@@ -539,7 +555,8 @@ class VouchClient:
         ----------
         query_id : id of the query: `query.id` in the answer.
         item_id : id of the item that the decision names.
-        item : the item to create from the query; only for the decision ``new``.
+        item : the item to create from the query; only for the decision ``new``. It has an ``id``,
+            and optionally ``label`` and ``metadata``.
 
         Examples
         --------
@@ -551,7 +568,7 @@ class VouchClient:
             item_id=item_id,
             reviewer=reviewer,
             comment=comment,
-            item=None if item is None else item.model_dump(),
+            item=None if item is None else record_of("item", item),
         )
         request = self._http.build_request(
             "POST",

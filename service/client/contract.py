@@ -128,6 +128,19 @@ def fields_of(**named: str | float | Filter | None) -> Fields:
     }
 
 
+def record_of(place: str, value: BaseModel | Mapping[str, object]) -> dict[str, Any]:
+    """Return a part of a request as a JSON object; a field that is None is omitted.
+
+    Raises
+    ------
+    TypeError, InvalidRequest : it is no mapping, or see `body_of`.
+    """
+    given = value.model_dump() if isinstance(value, BaseModel) else value
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{place}: received {type(given).__name__}, wanted a mapping.")
+    return {name: one for name, one in as_json(place, given).items() if one is not None}
+
+
 def body_of(**named: object) -> dict[str, Any]:
     """Return the given arguments as a JSON object; an argument that is None is omitted.
 

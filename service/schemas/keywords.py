@@ -109,7 +109,7 @@ class CalibrationBounds(TypedDict, total=False):
 
 
 def as_json(place: str, value: object) -> Any:  # noqa: ANN401 - any JSON value
-    """Return a value in the types of JSON: numbers of NumPy become numbers of Python.
+    """Return a value in the types of JSON: numbers and arrays of NumPy become those of Python.
 
     Raises
     ------
@@ -117,8 +117,8 @@ def as_json(place: str, value: object) -> Any:  # noqa: ANN401 - any JSON value
     InvalidRequest : a number is infinite or no number; the message names its place.
     """
     kind = getattr(getattr(value, "dtype", None), "kind", None)
-    if kind is not None and kind in "biuf" and getattr(value, "shape", None) == ():
-        value = value.item()  # type: ignore[attr-defined] # of NumPy, which is not imported here
+    if kind is not None and kind in "biuf":
+        value = value.tolist()  # type: ignore[attr-defined] # of NumPy, which is not imported here
     if isinstance(value, Mapping):
         return {
             require_text(f"{place}: key {key!r}", key): as_json(f"{place}.{key}", one)

@@ -15,7 +15,7 @@ import pytest
 from model_store.errors import InvalidRequest
 from service.client import VouchClient
 from service.client.contract import fields_of
-from service.schemas import VectorFields
+from service.schemas import Neighbour, VectorFields
 
 Ask = Callable[[VouchClient], object]
 
@@ -37,6 +37,27 @@ def sent_by(ask: Ask) -> httpx2.Request:
         ask(client)
     [request] = seen
     return request
+
+
+def test_vectors_and_items_can_be_mappings() -> None:
+    query: dict[str, Any] = {
+        "mean": np.array([0.5, 1], np.float32),
+        "outlier_score": np.float32(2),
+        "x": None,
+    }
+    sent = sent_by(lambda client: client.search_vector("g", query, limit=3))
+    wanted = {"mean": [0.5, 1.0], "outlier_score": 2.0}
+    assert json.loads(sent.read()) == {**wanted, "limit": 3}
+    neighbours: list[Any] = [
+        {"id": "a", "vector": np.array([1, 0])},
+        Neighbour(id="b", similarity=0.5),
+    ]
+    sent = sent_by(lambda client: client.decide("g", query, neighbours))
+    rows = [{"id": "a", "vector": [1, 0]}, {"id": "b", "similarity": 0.5}]
+    assert json.loads(sent.read()) == {**wanted, "neighbours": rows}
+    item = MappingProxyType({"id": "i", "label": None})
+    sent = sent_by(lambda client: client.decide_query("g", "q", "new", item=item))
+    assert json.loads(sent.read())["item"] == {"id": "i"}
 
 
 def test_numbers_of_numpy_and_mappings_are_sent_as_json() -> None:
@@ -92,6 +113,16 @@ def test_numbers_of_numpy_and_mappings_are_sent_as_json() -> None:
             lambda client: client.search("g", b"", filter={"year": {"gte": date(2026, 1, 1)}}),
             TypeError,
             r"filter\.year\.gte: received date",
+        ),
+        (
+            lambda client: client.search_vector("g", [1.0]),
+            TypeError,
+            "query: received list, wanted a mapping",
+        ),
+        (
+            lambda client: client.decide("g", QUERY, ["a"]),
+            TypeError,
+            r"neighbours\[0\]: received str, wanted a mapping",
         ),
         (
             lambda client: client.search_vector("g", QUERY, alpha=date(2026, 1, 1)),
