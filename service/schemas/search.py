@@ -476,6 +476,8 @@ MAX_NEIGHBOURS = 1_000
 
 def _as_numbers(value: object) -> object:
     """Decode base64 of little-endian float32 to numbers; return any other value unchanged."""
+    if isinstance(value, list) and any(isinstance(one, bool) for one in value):
+        raise ValueError("should be numbers, not true or false")
     if not isinstance(value, str):
         return value
     try:

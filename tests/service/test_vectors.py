@@ -167,6 +167,8 @@ class TestDecide:
             {"mean": base64.b64encode(b"abc").decode()},
             {"mean": []},
             {"mean": ["one"]},
+            {"mean": [True, False]},
+            {"neighbours": [{"id": "a", "vector": [True]}]},
             {"neighbours": []},
             {"neighbours": [{"label": "1"}]},
             {"alpha": 2},
