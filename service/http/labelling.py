@@ -46,7 +46,7 @@ Illustrated = tuple[Case, Picture]
 
 
 def label_studio(cases: Iterable[Illustrated]) -> list[dict[str, Any]]:
-    """Return Label Studio tasks with embedded images; the served answer is the prediction."""
+    """Return Label Studio tasks with embedded images and a prediction from the served answer."""
     return [
         {
             "data": {
@@ -58,7 +58,7 @@ def label_studio(cases: Iterable[Illustrated]) -> list[dict[str, Any]]:
                 "reason": case.reason,
                 "verdict": case.verdict,
             },
-            "predictions": [_prediction(case)],
+            "predictions": _predictions(case),
         }
         for case, picture in cases
     ]
@@ -106,15 +106,18 @@ def annotated(tasks: Iterable[object]) -> Iterator[Annotation | ImportProblem]:
                 yield ImportProblem(query_id=_named(query_id), detail=detail)
 
 
-def _prediction(case: Case) -> dict[str, Any]:
-    first = case.found[0] if case.found else None
-    is_match = case.verdict == "match" and first is not None
-    result = [_choice("decision", "this_item" if is_match else "none_of_these")]
-    if is_match and first is not None:
-        result.append(_choice("item", first.item_id))
-    probability = first.match_probability if is_match and first else case.no_match_probability
-    score = {} if probability is None else {"score": probability}
-    return {"model_version": case.bundle, "result": result, **score}
+def _predictions(case: Case) -> list[dict[str, Any]]:
+    """Return the likelier decision: the first item, or no item; nothing without probabilities."""
+    if case.no_match_probability is None:
+        return []
+    decision, score = "none_of_these", case.no_match_probability
+    result = []
+    for first in case.found[:1]:
+        if first.match_probability is not None and first.match_probability > score:
+            decision, score = "this_item", first.match_probability
+            result = [_choice("item", first.item_id)]
+    result.insert(0, _choice("decision", decision))
+    return [{"model_version": case.bundle, "result": result, "score": score}]
 
 
 def _choice(name: str, value: str) -> dict[str, Any]:

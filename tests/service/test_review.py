@@ -17,7 +17,8 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from model_store.feedback import CASE_REASONS
+from model_store.feedback import CASE_REASONS, Case, CaseItem, Picture
+from service.http.labelling import label_studio
 from service.serving import engine
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.processes import Redis
@@ -375,6 +376,44 @@ def test_export_of_label_studio_with_many_tasks_is_imported(
     assert done.status_code == 200, done.text
     [kept] = client.get(FEEDBACK).json()["decisions"]
     assert (kept["query_id"], kept["comment"]) == (query_id, "a plain text")
+
+
+@pytest.mark.parametrize(
+    ("first", "no_match", "decision", "score"),
+    [
+        (0.986, 0.011, "this_item", 0.986),
+        (0.1, 0.9, "none_of_these", 0.9),
+        (None, None, None, None),
+    ],
+)
+def test_label_studio_gets_the_likelier_decision(
+    first: float | None, no_match: float | None, decision: str | None, score: float | None
+) -> None:
+    """The verdict `no_match` does not say that no match is likelier."""
+    item = CaseItem("i", "label", first)
+    case = Case(
+        gallery="g",
+        encoder="e",
+        bundle="b",
+        query_id="q" * 64,
+        reason="random",
+        drawn=True,
+        verdict="no_match",
+        found=(item,),
+        no_match_probability=no_match,
+        match_log_odds=None,
+        match_fingerprint=None,
+        reviewers=1,
+        wanted=1,
+        kept_at=0.0,
+    )
+    [task] = label_studio([(case, Picture(b"p", "image/png"))])
+    said = [
+        (one["score"], {part["from_name"]: part["value"]["choices"][0] for part in one["result"]})
+        for one in task["predictions"]
+    ]
+    named = {"item": "i"} if decision == "this_item" else {}
+    assert said == ([] if decision is None else [(score, {"decision": decision, **named})])
 
 
 def test_fiftyone_reads_the_cases(client: TestClient, digit: bytes) -> None:
