@@ -17,12 +17,15 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "there are {n_queries} calibration queries with a match{queries}, {needed}.",
         "error_not_bounded_at_level": "An error of at most {max_error} among answers of the level "
         "{level} cannot be promised: {n_queries} calibration queries have a match and no finer "
-        "answer; at least {n_needed} answered queries are needed.",
+        "answer, {needed}.",
         "first_item_one": " whose first item is the only one of its label",
         "first_item_few": " whose first item has a label with 2 to 5 items",
         "first_item_many": " whose first item has a label with more than 5 items",
         "answered_queries_needed": "at least {n_needed} answered queries are needed",
         "queries_needed": "about {n_needed} would be enough",
+        "absent_labels_needed": "but queries without a match have only {n_labels} labels; about "
+        "{n_more} more labels would be enough",
+        "too_many_first_results_wrong": "but too many first results are wrong",
         "false_matches_not_bounded": "A match for at most {max_false_match_rate} of the absent "
         "queries cannot be promised: {cause}.",
         "absent_queries_too_few": "the absent calibration queries have {n_labels} labels, but "

@@ -286,14 +286,12 @@ class Promises:
         found = self._widest(stream, self.max_error)
         name = SIZE_CLASSES[size_class]
         if found is None:
-            n = stream.n_answered
-            least = math.ceil(least_queries(self.max_error, stream.delta))
             shortfall = self.doubt or message(
                 "error_not_bounded_at_level",
                 max_error=self.max_error,
                 level=level,
-                n_queries=n,
-                n_needed=least,
+                n_queries=stream.n_answered,
+                needed=self._needed(stream),
             )
             return MatchThreshold(name, math.inf, None, shortfall)
         threshold, guaranteed = found
@@ -327,18 +325,28 @@ class Promises:
     def _error_shortfall(self, stream: Stream, queries: str) -> Message | None:
         if self.gives_nothing:
             return self.doubt
-        n = stream.n_answered
-        needed = stream.queries_needed(self.max_error) if n else None
-        least = math.ceil(least_queries(self.max_error, stream.delta))
         return message(
             "error_not_bounded",
             max_error=self.max_error,
-            n_queries=n,
+            n_queries=stream.n_answered,
             queries=queries,
-            needed=message("answered_queries_needed", n_needed=least)
-            if needed is None
-            else message("queries_needed", n_needed=needed),
+            needed=self._needed(stream),
         )
+
+    def _needed(self, stream: Stream) -> Message:
+        """Return a message with the queries or labels that a bound of the error needs."""
+        n = stream.n_answered
+        needed = stream.queries_needed(self.max_error) if n else None
+        if needed is not None:
+            return message("queries_needed", n_needed=needed)
+        least = math.ceil(least_queries(self.max_error, stream.delta))
+        if n < least:
+            return message("answered_queries_needed", n_needed=least)
+        times = stream.multiple(self.max_error, of_labels=True)
+        if times is None:
+            return message("too_many_first_results_wrong")
+        n_more = math.ceil((times - 1) * stream.n_labels)
+        return message("absent_labels_needed", n_labels=stream.n_labels, n_more=n_more)
 
     def _rate_shortfall(self) -> Message:
         assert self.max_false_match_rate is not None  # noqa: S101 - the caller has looked

@@ -258,6 +258,22 @@ def test_unknown_absence_and_a_large_share_together_give_no_match() -> None:
         assert promises(of, expected=share).gives_matches == gives
 
 
+def test_an_error_without_a_bound_names_what_is_missing() -> None:
+    """More queries with a match would not help."""
+    rows = np.arange(600)
+    few, of_wrong = of_labels(1), evidence(300, 300, correct=(rows < 300) & (rows % 5 != 0))
+    for of, share, reason in (
+        (few, 0.2, "but queries without a match have only 1 labels; about "),
+        (of_wrong, 0.05, "but too many first results are wrong."),
+    ):
+        shortfall = promises(of, expected=share).matches[2].shortfall
+        assert shortfall is not None
+        assert reason in shortfall
+        assert "answered queries are needed" not in shortfall
+    given = promises(of_wrong)
+    assert reason in str(given._promise_of_level("genus", 2, given.stream).shortfall)
+
+
 def test_enough_absent_labels_give_a_guarantee() -> None:
     given = promises(of_labels(22))
     assert given.unknown_rate is None

@@ -683,6 +683,8 @@ export const SERVICE = {
   "An error of at most {0} among matches cannot be promised: there are {1} calibration queries with a match{2}, {3}.": "Höchstens {0} Fehler unter Treffern lassen sich nicht versprechen: Es gibt {1} Anfragen zur Kalibrierung mit Treffer{2}, {3}.",
   "at least {0} answered queries are needed": "nötig sind mindestens {0}, die beantwortet werden",
   "about {0} would be enough": "etwa {0} würden reichen",
+  "but queries without a match have only {0} labels; about {1} more labels would be enough": "aber Anfragen ohne Treffer haben nur {0} Labels; etwa {1} weitere Labels würden reichen",
+  "but too many first results are wrong": "aber zu viele erste Ergebnisse sind falsch",
   "A match for at most {0} of the absent queries cannot be promised: {1}.": "Treffer für höchstens {0} der Anfragen ohne Treffer lassen sich nicht versprechen: {1}.",
   "the absent calibration queries have {0} labels, but {1} or more labels are needed": "die Anfragen ohne Treffer zur Kalibrierung haben {0} Labels, nötig sind {1} oder mehr",
   "The error of matches is guaranteed for queries with a match only: {0}.": "Der Fehler der Treffer ist nur für Anfragen mit Treffer garantiert: {0}.",

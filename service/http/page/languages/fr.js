@@ -683,6 +683,8 @@ export const SERVICE = {
   "An error of at most {0} among matches cannot be promised: there are {1} calibration queries with a match{2}, {3}.": "Une erreur d’au plus {0} parmi les correspondances ne peut être promise : il y a {1} requêtes d’étalonnage avec correspondance{2}, {3}.",
   "at least {0} answered queries are needed": "il en faut au moins {0} qui reçoivent une réponse",
   "about {0} would be enough": "environ {0} suffiraient",
+  "but queries without a match have only {0} labels; about {1} more labels would be enough": "mais les requêtes sans correspondance n’ont que {0} étiquettes ; environ {1} étiquettes de plus suffiraient",
+  "but too many first results are wrong": "mais trop de premiers résultats sont faux",
   "A match for at most {0} of the absent queries cannot be promised: {1}.": "Une correspondance pour au plus {0} des requêtes absentes ne peut être promise : {1}.",
   "the absent calibration queries have {0} labels, but {1} or more labels are needed": "les requêtes d’étalonnage absentes sont de {0} étiquettes, il en faut {1} ou plus",
   "The error of matches is guaranteed for queries with a match only: {0}.": "L’erreur des correspondances n’est garantie que pour les requêtes avec correspondance : {0}.",
