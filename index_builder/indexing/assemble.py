@@ -119,6 +119,8 @@ def assemble(
     settings: IndexSettings,
     database_uri: str | None = None,
     n_held_out: int = 0,
+    *,
+    owner: str = "",
 ) -> int:
     """Write the gallery of all shards into ``work.bundle``; return the number of items.
 
@@ -130,6 +132,7 @@ def assemble(
     database_uri : address of the database that stores the gallery; None for files.
     n_held_out : maximum number of labelled images to hold out; see
         `index_builder.indexing.holding_out`.
+    owner : see `GalleryContent`.
 
     Raises
     ------
@@ -149,7 +152,7 @@ def assemble(
         at_once = AT_ONCE if settings.preview_side is None else PREVIEWED_AT_ONCE
         parts = partial(_parts, connection, work.store, shape, at_once)
         try:
-            new = GalleryContent(work.bundle, shape, parts, fingerprint, settings)
+            new = GalleryContent(work.bundle, shape, parts, fingerprint, settings, owner)
             write_gallery(new, database_uri, database_access)
         except RuntimeError as error:  # FAISS raises this error if the disk is full
             raise OSError(str(error)) from error

@@ -465,6 +465,7 @@ def _published(
         indexing.index,
         indexing.database_uri,
         N_QUERIES if indexing.calibrate else 0,
+        owner=f"{indexing.name} in {indexing.bundles.resolve()}",
     )
     n_copies, n_held_out = write_duplicates(work), write_held_out(work)
     calibration, access = None, database_access(indexing.database_uri)

@@ -35,6 +35,7 @@ def build_gallery(
     *,
     labelled: bool = True,
     database_uri: str | None = None,
+    owner: str = "",
 ) -> None:
     """Embed ``images`` (or vectors), and write the files of a gallery to ``staging``.
 
@@ -45,7 +46,7 @@ def build_gallery(
     directory : run directory; it is removed at the end. A run cannot be resumed, because the images
         of a configuration are unknown until they are read.
     encoder : the encoder. Embeddings in the encoder's cache are not computed again.
-    database_uri : see `assemble`.
+    database_uri, owner : see `assemble`.
 
     Raises
     ------
@@ -83,7 +84,8 @@ def build_gallery(
         progress = Progress(len(images))
         with closing(LocalEngine(DecoderThreads(prepare, n), encoder, n, encode)) as engine:
             embed_catalogue(catalogue, work.store, encoder, engine, NONE, progress)
-        assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, settings, database_uri)
+        content = work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, settings
+        assemble(*content, database_uri, owner=owner)
         catalogue.close()
         for name in (*GALLERY_FILES, *DATABASE_FILES):  # files of an earlier index
             (staging / name).unlink(missing_ok=True)

@@ -161,6 +161,7 @@ def index_step(config: BuildConfig, run: Run) -> None:
         settings,
         labelled=splits.labelled,
         database_uri=config.index.database_uri,
+        owner=f"{config.name} in {run.directory.resolve()}",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ class ReadThrough:
 
     Attributes
     ----------
-    name : name for the gallery in a database: a digest of its content. So other content cannot
-        overwrite the gallery of a served bundle.
+    name : beginning of the gallery's name in a database: a digest of its content and its owner; see
+        `new_name`.
     labels : sorted labels.
     directions : (N, D) unit vectors.
     """
@@ -40,12 +41,20 @@ class ReadThrough:
     directions: NDArray[np.float32]
 
 
-def read_through(parts: Iterable[Part], shape: tuple[int, int], prefix: str) -> ReadThrough:
+def new_name(name: str) -> str:
+    """Return a name that no gallery in a database has had; it begins with `ReadThrough.name`."""
+    return f"{name}_{secrets.token_hex(4)}"
+
+
+def read_through(
+    parts: Iterable[Part], shape: tuple[int, int], prefix: str, owner: str
+) -> ReadThrough:
     """Read all ``parts`` of a gallery of ``shape`` (N, D).
 
-    The name also depends on ``prefix``, for example on the encoder and on the kind of the index.
+    The name also depends on ``prefix``, for example on the encoder and on the kind of the index,
+    and on ``owner``, see `GalleryContent`.
     """
-    digest = hashlib.sha256(prefix.encode())
+    digest = hashlib.sha256(json.dumps([prefix, owner]).encode())
     labels: set[str] = set()
     directions = np.empty(shape, np.float32)
     start = 0

@@ -74,6 +74,8 @@ class GalleryContent:
     directory : directory for the files, or for the description of a gallery in a database.
     shape : number of items, and D.
     parts : function that returns the parts of the gallery; it can be called several times.
+    owner : name of the gallery, and the directory for which it is built. Galleries with different
+        owners never share a place in a database.
     """
 
     directory: Path
@@ -81,6 +83,7 @@ class GalleryContent:
     parts: Callable[[], Iterable[Part]]
     encoder_fingerprint: str
     settings: IndexSettings
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def _write_to_milvus(new: GalleryContent, uri: str, access: DatabaseAccess) -> o
     from model_store.gallery.milvus.writer import write_milvus_parts  # noqa: PLC0415 - slow
 
     content = new.directory, new.shape, new.parts, new.encoder_fingerprint
-    return write_milvus_parts(*content, uri, new.settings, access.milvus)
+    return write_milvus_parts(*content, uri, new.settings, access.milvus, new.owner)
 
 
 def _postgres_gallery(directory: Path, access: DatabaseAccess) -> PostgresGallery:
@@ -159,7 +162,7 @@ def _write_to_postgres(new: GalleryContent, uri: str, access: DatabaseAccess) ->
     from model_store.gallery.postgres.writer import write_postgres_parts  # noqa: PLC0415 - slow
 
     content = new.directory, new.shape, new.parts, new.encoder_fingerprint
-    return write_postgres_parts(*content, uri, new.settings, access.postgres)
+    return write_postgres_parts(*content, uri, new.settings, access.postgres, new.owner)
 
 
 _MILVUS = DatabaseEngine(

@@ -199,14 +199,34 @@ class TestRequests:
         np.testing.assert_array_equal(found.rows[3:], by_itself.rows)
 
 
-def test_writing_the_same_again_leaves_what_is_there(milvus: str, tmp_path: Path) -> None:
+def test_a_gallery_is_written_anew_only_after_a_change(milvus: str, tmp_path: Path) -> None:
     embeddings, items = random_embeddings(9, 4, seed=3), new_items(9)
-    live = taking_changes(written(tmp_path, milvus, embeddings, items), tmp_path)
-    before = (tmp_path / MILVUS_FILE).read_bytes()
+    collections = []
+    for _ in range(2):
+        gallery = written(tmp_path, milvus, embeddings, items)
+        collections.append((tmp_path / MILVUS_FILE).read_bytes())
+    live = taking_changes(gallery, tmp_path)
     live.commit([Delete("item-003")])
-    live = taking_changes(written(tmp_path, milvus, embeddings, items), tmp_path)
-    assert (tmp_path / MILVUS_FILE).read_bytes() == before
-    assert live.snapshot().n_items == 8
+    for _ in range(2):
+        again = written(tmp_path, milvus, embeddings, items)
+        collections.append((tmp_path / MILVUS_FILE).read_bytes())
+        assert (again.n_items, again.n_changed) == (9, 0)
+    assert collections[0] == collections[1] != collections[2] == collections[3]
+    assert live.refresh().n_items == 8
+
+
+def test_galleries_of_two_owners_never_share_a_collection(milvus: str, tmp_path: Path) -> None:
+    embeddings, items = random_embeddings(9, 4, seed=3), new_items(9)
+    lives = {}
+    for owner in ("stage", "prod"):
+        folder = tmp_path / owner
+        folder.mkdir()
+        write_milvus_gallery(folder, embeddings, items, "the-encoder", milvus, owner=owner)
+        lives[owner] = taking_changes(MilvusGallery(folder, MilvusAccess(milvus)), folder)
+    lives["stage"].commit([Delete("item-003")])
+    lives["prod"].commit([Delete("item-004")])
+    assert lives["stage"].snapshot().item("item-004").id == "item-004"
+    assert lives["prod"].snapshot().item("item-003").id == "item-003"
 
 
 def test_what_was_not_written_to_its_end_is_written_anew(milvus: str, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from model_store.gallery import (
     Thumbnail,
     Upsert,
 )
-from model_store.gallery.milvus.collection import NOW, MilvusAccess, MilvusDescription
+from model_store.gallery.milvus.collection import COMPLETE, NOW, MilvusAccess, MilvusDescription
 from model_store.gallery.milvus.databases import SqliteDatabase
 from model_store.gallery.milvus.gallery import MilvusGallery, MilvusRows
 from model_store.gallery.milvus.live import MilvusLive, open_milvus
@@ -378,10 +378,27 @@ def test_a_collection_that_names_no_log_does_not_lose_the_one_there_is(
     live: MilvusLive, folder: Path
 ) -> None:
     live.commit([some_upsert("a")])
-    live.snapshot().collection.drop()
-    write(folder, live.snapshot().collection.uri)
-    with pytest.raises(BundleMismatch, match="another log"):  # or Milvus has forgotten its name
+    collection = live.snapshot().collection
+    for mark in collection.marks() - {COMPLETE}:
+        collection.unmark(mark)
+    with pytest.raises(BundleMismatch, match="another log"):
         opened(folder)
+
+
+@pytest.mark.parametrize("lost", ["log", "collection"])
+def test_a_gallery_is_indexed_again_after_a_loss(live: MilvusLive, folder: Path, lost: str) -> None:
+    live.commit([some_upsert("a")])
+    collection = live.snapshot().collection
+    if lost == "log":
+        live.close()
+        shutil.rmtree(folder / "changes")
+    else:
+        collection.drop()
+    write(folder, collection.uri)
+    again = opened(folder)
+    assert again.snapshot().n_items == N_ITEMS
+    again.commit([some_upsert("b")])
+    assert {"a", "b"} & set(ids_of(again.snapshot())) == {"b"}
 
 
 def test_an_item_that_milvus_does_not_take_is_refused_and_not_in_the_log(

@@ -59,13 +59,13 @@ def written(
     items: Sequence[NewItem],
     kind: IndexKind = "flat",
     encoder: str = "the-encoder",
+    owner: str = "",
 ) -> PostgresGallery:
     directory.mkdir(exist_ok=True)
     settings = IndexSettings(kind, min_recall=0.9)
     access = PostgresAccess(uri)
-    write_postgres_gallery(
-        directory, embeddings, items, encoder, "postgresql://db.example/vouch", settings, access
-    )
+    named = "postgresql://db.example/vouch"
+    write_postgres_gallery(directory, embeddings, items, encoder, named, settings, access, owner)
     return PostgresGallery(directory, access)
 
 
@@ -298,14 +298,46 @@ class TestPostgresLive(WritableLaws):
         assert "lost" not in ids_of(live.refresh())
         live.close()
 
-    def test_writing_the_same_gallery_again_keeps_its_changes(
+    def test_gallery_is_written_anew_only_after_a_change(
         self, live: PostgresLive, tmp_path: Path, postgres: str
     ) -> None:
-        live.commit([some_upsert("a")])
+        embeddings, items = random_embeddings(N_ITEMS, DIM, seed=0), new_items(N_ITEMS)
+        schemas = [live.snapshot().described.schema]
+        for name in ("unchanged", "changed", "rewritten"):
+            again = written(tmp_path / name, postgres, embeddings, items, encoder=str(tmp_path))
+            schemas.append(again.described.schema)
+            assert (again.n_items, again.n_changed) == (N_ITEMS, 0)
+            again.close()
+            if name == "unchanged":
+                live.commit([some_upsert("a")])
+        assert schemas[0] == schemas[1] != schemas[2] == schemas[3]
+        assert live.refresh().item("a").id == "a"
+
+    def test_schema_of_which_a_part_was_dropped_is_not_used_again(
+        self, live: PostgresLive, tmp_path: Path, postgres: str
+    ) -> None:
+        schema = live.snapshot().described.schema
+        with psycopg.connect(postgres, autocommit=True) as connection:
+            connection.execute(f"DROP TABLE {schema}.state")
         embeddings, items = random_embeddings(N_ITEMS, DIM, seed=0), new_items(N_ITEMS)
         again = written(tmp_path / "again", postgres, embeddings, items, encoder=str(tmp_path))
-        assert again.item("a").id == "a"
+        assert again.described.schema != schema
         again.close()
+
+    def test_galleries_of_two_owners_never_share_a_schema(
+        self, tmp_path: Path, postgres: str
+    ) -> None:
+        embeddings, items = random_embeddings(N_ITEMS, DIM, seed=0), new_items(N_ITEMS)
+        stage, prod = (
+            open_postgres(
+                written(tmp_path / owner, postgres, embeddings, items, owner=owner), lambda: None
+            )
+            for owner in ("stage", "prod")
+        )
+        stage.commit([some_upsert("a")])
+        assert "a" not in ids_of(prod.refresh())
+        stage.close()
+        prod.close()
 
     def test_gallery_of_another_encoder_or_server_is_refused(
         self, live: PostgresLive, folder: Path, postgres: str

@@ -58,6 +58,9 @@ SCHEMA = "3"
 COMPLETE = "complete"
 """The mark that a complete collection has."""
 
+LOG = "log_"
+"""One mark of the collection consists of this prefix and the name of the log of changes."""
+
 MOST_EFFORT = 8
 """Maximum factor by which a filter increases the search effort. If a filter would need a larger
 factor, Milvus compares all items that pass the filter."""
@@ -152,7 +155,7 @@ class MilvusDescription:
     Attributes
     ----------
     uri : address of the server that the collection was written to, without user and password.
-    collection : name of the collection, derived from its content.
+    collection : name of the collection; see `write_milvus_parts`.
     encoder : fingerprint of the encoder.
     n_items, dim, labels : values at the time of the build.
     index : ``type``, search ``parameters``, ``recall_at_10``, and ``n_queries``: the number of
@@ -307,6 +310,16 @@ class Collection:
             for mark in self.marks():
                 self.unmark(mark)
             self.ask("drop_collection")
+
+    def of_same_content(self) -> list[str]:
+        """Return the names of the collections whose name begins with this name and ``_``."""
+        with self._asking():
+            names = self.client.list_collections(timeout=self.timeout_s)
+        return sorted(name for name in names if name.startswith(f"{self.name}_"))
+
+    def is_changed(self) -> bool:
+        """Return whether the collection has ever accepted changes."""
+        return any(mark.startswith(LOG) for mark in self.marks())
 
     def is_whole(self) -> bool:
         """Return whether the collection exists and is complete."""

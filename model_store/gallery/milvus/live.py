@@ -32,7 +32,7 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
-from model_store.gallery.milvus.collection import EVENTUALLY, NOW
+from model_store.gallery.milvus.collection import EVENTUALLY, LOG, NOW
 from model_store.gallery.milvus.databases import Database, PostgresDatabase, SqliteDatabase
 from model_store.gallery.milvus.entities import write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
@@ -58,9 +58,6 @@ from model_store.gallery.protocol import (
     plan_writes,
     with_whole_items,
 )
-
-LOG = "log_"
-"""One mark of the collection consists of this prefix and the name of the log of changes."""
 
 
 class MilvusLive:

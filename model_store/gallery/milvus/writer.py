@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
-from model_store.gallery.content import least_effort, read_through
+from model_store.gallery.content import least_effort, new_name, read_through
 from model_store.gallery.index.build import EFFORTS, FETCHED
 from model_store.gallery.index.plan import (
     DEFAULT_SETTINGS,
@@ -51,12 +51,12 @@ def write_milvus_parts(
     uri: str,
     settings: IndexSettings = DEFAULT_SETTINGS,
     access: MilvusAccess = NO_ACCESS,
+    owner: str = "",
 ) -> MilvusDescription:
-    """Write a gallery into a collection, and its description into ``directory``.
+    """Write a gallery into a new collection, and its description into ``directory``.
 
-    The name of the collection is a digest of its content, so other content cannot overwrite the
-    collection of a served bundle. If the collection is complete, it is kept with its later changes.
-    If it is incomplete, it is written again.
+    If a collection of the same owner has the same content and never accepted changes, it is used
+    again. If it is incomplete, it is written again.
 
     Parameters
     ----------
@@ -67,6 +67,7 @@ def write_milvus_parts(
     uri : address of Milvus for the bundle, without user and password.
     settings : settings of the index; ``ivf_pq`` is not available in Milvus.
     access : token of Milvus, and optionally another address to write to.
+    owner : see `GalleryContent`.
 
     Raises
     ------
@@ -76,28 +77,37 @@ def write_milvus_parts(
     GalleryUnavailable : Milvus does not answer.
     """
     kind, parameters = _plan(shape, settings)
-    named = read_through(parts(), shape, f"{SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:")
+    prefix = f"{SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:"
+    named = read_through(parts(), shape, prefix, owner)
+    access = replace(access, uri=access.uri or uri)
     described = MilvusDescription(
         uri=require_bare(uri),
-        collection=named.name,
+        collection=_unchanged_collection(named.name, access) or new_name(named.name),
         encoder=encoder_fingerprint,
         n_items=shape[0],
         dim=shape[1],
         labels=named.labels,
         index={"type": kind, "parameters": {}, "recall_at_10": 1.0, "n_queries": 0},
     )
-    access = replace(access, uri=access.uri or uri)
-    collection = Collection(described.collection, access)
-    try:
+    with closing(Collection(described.collection, access)) as collection:
         if not collection.is_whole():
             _write(collection, described, parts(), parameters)
-    finally:
-        collection.close()
     described.save(directory)
     if kind != "FLAT":
         described = _tuned(directory, described, named.directions, settings, access)
         described.save(directory)
     return described
+
+
+def _unchanged_collection(name: str, access: MilvusAccess) -> str | None:
+    """Return a collection whose name begins with ``name`` and that never accepted changes."""
+    with closing(Collection(name, access)) as nameless:
+        names = nameless.of_same_content()
+    for known in names:
+        with closing(Collection(known, access)) as collection:
+            if not collection.is_changed():
+                return known
+    return None
 
 
 def _plan(shape: tuple[int, int], settings: IndexSettings) -> tuple[str, dict[str, int]]:

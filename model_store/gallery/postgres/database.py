@@ -127,7 +127,7 @@ class PostgresDescription:
     Attributes
     ----------
     uri : address of the database that the gallery was written to, without user and password.
-    schema : name of the gallery's schema, derived from its content.
+    schema : name of the gallery's schema; see `write_postgres_parts`.
     encoder : fingerprint of the encoder.
     n_items, dim : values at the time of the build.
     preview_side : longest side of the previews in pixels; None without previews.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ConfigError, GalleryUnavailable
-from model_store.gallery.content import least_effort, read_through
+from model_store.gallery.content import least_effort, new_name, read_through
 from model_store.gallery.files.fields import FieldsSeen
 from model_store.gallery.index.build import EFFORTS
 from model_store.gallery.index.plan import (
@@ -115,11 +115,11 @@ def write_postgres_parts(
     uri: str,
     settings: IndexSettings = DEFAULT_SETTINGS,
     access: PostgresAccess = NO_ACCESS,
+    owner: str = "",
 ) -> PostgresDescription:
     """Write a gallery into a new schema, and its description into ``directory``.
 
-    The name of the schema is a digest of the gallery's content. If the schema exists, it is kept
-    with its later changes.
+    If a schema of the same owner has the same content and was never changed, it is used again.
 
     Parameters
     ----------
@@ -130,6 +130,7 @@ def write_postgres_parts(
     uri : address of the database for the bundle, without user and password.
     settings : settings of the index: flat or hnsw.
     access : another address to write to, with user and password.
+    owner : see `GalleryContent`.
 
     Raises
     ------
@@ -141,13 +142,13 @@ def write_postgres_parts(
     kind = _kind(shape, settings)
     prefix = f"postgres {SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:{settings.preview_side}:"
     seen = FieldsSeen()
-    named = read_through(_noting(parts(), seen), shape, prefix)
+    named = read_through(_noting(parts(), seen), shape, prefix, owner)
     fields = settings.filter_fields
     if fields is None:
         fields = tuple(field.name for field in seen.worth_indexing()[:_MOST_FIELDS])
     described = PostgresDescription(
         uri=require_bare(uri),
-        schema=named.name,
+        schema=new_name(named.name),
         encoder=encoder_fingerprint,
         n_items=shape[0],
         dim=shape[1],
@@ -157,13 +158,13 @@ def write_postgres_parts(
     )
     access = replace(access, uri=access.uri or uri)
     with _connected(access) as connection:
-        known = connection.execute(
-            "SELECT 1 FROM information_schema.schemata WHERE schema_name = %s", [named.name]
-        ).fetchone()
-        if known is None:
+        known = _unchanged_schema(connection, named.name)
+        if known is not None:
+            described = replace(described, schema=known)
+        else:
             with connection.transaction():
                 _write(connection, described, parts(), named.labels)
-            connection.execute(f"ANALYZE {named.name}.items")
+            connection.execute(f"ANALYZE {described.schema}.items")
     described.save(directory)
     if kind == "hnsw":
         described = _tuned(directory, described, named.directions, settings, access)
@@ -223,6 +224,23 @@ def _connected(access: PostgresAccess) -> Iterator[Any]:
             f"PostgreSQL does not answer or has reported an error: {_reason(error, access)}. "
             "Nothing was written."
         ) from error
+
+
+def _unchanged_schema(connection: Any, name: str) -> str | None:  # noqa: ANN401
+    """Return a schema whose name begins with ``name`` and whose gallery was never changed."""
+    found = connection.execute(
+        "SELECT nspname::text FROM pg_namespace "
+        "WHERE starts_with(nspname::text, %s) AND has_schema_privilege(oid, 'USAGE') ORDER BY 1",
+        [f"{name}_"],
+    ).fetchall()
+    errors = client().errors
+    for (schema,) in found:
+        # A part of the schema was dropped, or belongs to another user.
+        with suppress(errors.UndefinedTable, errors.InsufficientPrivilege):
+            state = connection.execute(f"SELECT version FROM {schema}.state")  # noqa: S608
+            if state.fetchall() == [(0,)]:
+                return str(schema)
+    return None
 
 
 def _reason(error: Exception, access: PostgresAccess) -> str:
