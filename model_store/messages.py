@@ -58,20 +58,18 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "gallery, because a filter may exclude the true match.",
         # The state of a calibration.
         "search_changed": "The gallery was calibrated with the search settings {calibrated}, but "
-        "is searched with {searched}. Run `vouch-build calibrate BUNDLES`.",
+        "is searched with {searched}. {advice}",
         "items_changed": "{n_changed} items have been added, replaced or removed since the "
         "gallery was calibrated with {n_calibrated} items; changes of up to {tolerated} % are "
-        "tolerated. Run `vouch-build calibrate BUNDLES`, which fits the calibration again "
+        "tolerated. {advice}",
+        "calibrate_again": "Run `vouch-build calibrate BUNDLES`, which fits the calibration again "
         "without an image, unless the service recalibrates automatically.",
+        "calibrate_texts_again": "Run `vouch-build calibrate BUNDLES --captions FILE`.",
+        "build_again": "The gallery is in a database, so build it again: `vouch-build index "
+        "--calibrate` or `vouch-build all`.",
         "labels_gone": "{n_gone} labels have lost their last item since the calibration. Queries "
         "of these labels have no match now, so the guarantees do not hold. Run `vouch-build "
         "calibrate BUNDLES`, unless the service recalibrates automatically.",
-        "search_changed_for_texts": "The gallery was calibrated for texts with the search settings "
-        "{calibrated}, but is searched with {searched}. Run `vouch-build calibrate BUNDLES "
-        "--captions FILE`.",
-        "items_changed_for_texts": "{n_changed} items have been added, replaced or removed since "
-        "the gallery of {n_calibrated} items was calibrated for texts; changes of up to "
-        "{tolerated} % are tolerated. Run `vouch-build calibrate BUNDLES --captions FILE`.",
         "labels_gone_for_texts": "{n_gone} labels have lost their last item since the calibration "
         "for texts. Texts about these labels have no match now, so the guarantees do not hold. "
         "Run `vouch-build calibrate BUNDLES --captions FILE`.",

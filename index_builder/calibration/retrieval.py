@@ -22,6 +22,7 @@ from model_store.decision.outliers import label_sums, unit_rows
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.errors import DatasetError
 from model_store.gallery import Gallery, MaskedRows
+from model_store.gallery.entities import parts_of
 from model_store.pairs import INDEPENDENT, Correlation, correlation_of
 from model_store.predictive import predict
 from model_store.search import N_CANDIDATES, pair_uncertainty
@@ -224,10 +225,9 @@ def nearby(gallery: Gallery, queries: LabelledImages, within: float | None) -> W
 
 
 def places_of_items(gallery: Gallery) -> Floats:
-    """Return the coordinates (N, 3) of all items, from their metadata."""
-    degrees = np.full((gallery.n_items, 2), np.nan)
-    for start in range(0, gallery.n_items, N_PLACES):
-        rows = np.arange(start, min(start + N_PLACES, gallery.n_items))
+    """Return the coordinates (N, 3) of all rows, from the items' metadata; NaN if not known."""
+    degrees = np.full((gallery.n_rows, 2), np.nan)
+    for rows in parts_of(gallery.rows(), N_PLACES):
         for row, item in zip(rows, gallery.items(rows), strict=True):
             place = place_in(item.metadata, f"the item {item.id!r}")
             if place is not None:

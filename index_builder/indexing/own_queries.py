@@ -135,7 +135,7 @@ def read_queries(
         images = replace(images, places=np.array([place_of[entry.id] for entry in entries]))
     held = set(gallery.labels)
     if not held:
-        held = {item.id for item in gallery.items(np.arange(gallery.n_items))}
+        held = {item.id for item in gallery.items(gallery.rows())}
     matched = np.array([label in held for label in labels], dtype=bool)
     queries = QuerySet(
         images.at(np.flatnonzero(matched)), images.at(np.flatnonzero(~matched)), None

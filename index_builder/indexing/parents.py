@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from index_builder.indexing.sources.manifest import lines_of, text_of
 from model_store.decision import Hierarchy
 from model_store.errors import DatasetError
 from model_store.gallery import Gallery
+from model_store.gallery.entities import parts_of
 
 COLUMNS = frozenset({"label", "parent"})
 
@@ -117,8 +116,7 @@ def _of_items(gallery: Gallery, fields: Sequence[str]) -> Hierarchy:
     DatasetError : items of one label have different parents.
     """
     found: dict[str, list[str | None]] = {}
-    for start in range(0, gallery.n_items, _AT_ONCE):
-        rows = np.arange(start, min(start + _AT_ONCE, gallery.n_items))
+    for rows in parts_of(gallery.rows(), _AT_ONCE):
         for item in gallery.items(rows):
             if item.label is None:
                 continue

@@ -16,16 +16,15 @@ from index_builder.configuration.requirements import Check, accept_any
 from index_builder.indexing.assemble import summarise
 from index_builder.indexing.bundle_evidence import opened
 from index_builder.progress import console
-from model_store.bundles.changes import open_writable
+from model_store.bundles.changes import open_writable, require_files
 from model_store.bundles.compaction import RENAMED_LABELS, Calibrate, Compaction
 from model_store.bundles.directory import is_bundle_id, locate, refuse_bundle
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifest
 from model_store.bundles.retention import Hold
 from model_store.decision import Calibration, outcome_of
 from model_store.encoder.contract import Encoder
-from model_store.errors import CalibrationError, UsageError, WriteRefused
+from model_store.errors import CalibrationError, ConfigError, UsageError
 from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries, require_feedback_file
-from model_store.gallery import LiveGallery
 from model_store.gallery.opening import open_gallery
 from model_store.threads import one_blas_thread
 
@@ -132,12 +131,8 @@ def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
     hold, manifest = Hold(directory), read_manifest(directory)
     live = open_writable(root, directory, open_gallery(directory, database_access()))
     try:
-        if not isinstance(live, LiveGallery):
-            raise WriteRefused(
-                "The gallery is in a database and cannot be compacted. Calibrate it when it is "
-                "built."
-            )
-        with Compaction(root, manifest, live, signing(), calibrate) as compaction:
+        logged = require_files(live, manifest.gallery["name"])
+        with Compaction(root, manifest, logged, signing(), calibrate) as compaction:
             return compaction.publish()
     finally:
         live.close()

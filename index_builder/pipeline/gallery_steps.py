@@ -37,7 +37,7 @@ from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.decision.calibration import CALIBRATION_FILE
 from model_store.encoder.contract import Encoder
-from model_store.errors import ConfigError, DatasetError, ImageError
+from model_store.errors import ConfigError, DatasetError, ImageError, StepNotReady
 from model_store.feedback import FeedbackLog, require_feedback_file
 from model_store.gallery import Gallery, open_gallery
 from model_store.gallery.files.fields import ITEMS_FILE
@@ -310,14 +310,27 @@ def _opened(run: Run) -> Retriever:
     def stored(path: Path, _provider: ProviderChoice, _threads: int) -> Encoder:
         return _stored(run, encoder_on_cpu(path))
 
-    return open_parts(run.staging, "cpu", 1, stored, access=_access(run))
+    retriever = open_parts(run.staging, "cpu", 1, stored, access=_access(run))
+    _require_unchanged(retriever.gallery)
+    return retriever
 
 
 def _indexed(run: Run) -> Gallery:
     """Return the gallery that `index_step` wrote."""
     if not is_in_database(run.staging):
         run.require(run.staging / ITEMS_FILE, "index")
-    return open_gallery(run.staging, _access(run))
+    gallery = open_gallery(run.staging, _access(run))
+    _require_unchanged(gallery)
+    return gallery
+
+
+def _require_unchanged(gallery: Gallery) -> None:
+    """Raise `StepNotReady` if items of a gallery in a database were changed after `index_step`."""
+    if gallery.n_changed:
+        raise StepNotReady(
+            f"{gallery.n_changed} items have been changed in the database since the gallery was "
+            "built. Run `vouch-build index` again, which writes a new gallery."
+        )
 
 
 def _access(run: Run) -> DatabaseAccess:

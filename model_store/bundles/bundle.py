@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from model_store.bundles.changes import open_writable
+from model_store.bundles.changes import open_writable, require_files
 from model_store.bundles.directory import locate
 from model_store.bundles.galleries import GalleryEntry
 from model_store.bundles.manifest import ENCODER_FILE, Manifest, read_manifest
@@ -113,13 +113,7 @@ class Bundle:
         ------
         WriteRefused : the bundle accepts no changes, or its gallery is in a database.
         """
-        live = self.require_live()
-        if not isinstance(live, LiveGallery):
-            raise WriteRefused(
-                f"The gallery {self.name!r} is in a database, which stores each change directly: "
-                "there is nothing to compact."
-            )
-        return live
+        return require_files(self.require_live(), self.name)
 
     def within(self, root: Path) -> Bundle:
         """Return the bundle with the log of changes in ``root``."""

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from model_store.bundles.directory import bundle_directory, require_current
+from model_store.errors import WriteRefused
 from model_store.gallery import (
     ChangesFile,
     FaissGallery,
@@ -77,6 +78,22 @@ def open_writable(root: Path, directory: Path, gallery: Gallery) -> Writable:
     if changes is not None:
         return changes
     return open_live(root, directory, gallery if isinstance(gallery, FaissGallery) else None)
+
+
+def require_files(live: Writable, name: str) -> LiveGallery:
+    """Return the gallery ``name`` with its log of changes, for a compaction.
+
+    Raises
+    ------
+    WriteRefused : the gallery is in a database.
+    """
+    if not isinstance(live, LiveGallery):
+        raise WriteRefused(
+            f"The gallery {name!r} is in a database, which stores each change directly: there is "
+            "nothing to compact. To calibrate it again, build it again: `vouch-build index "
+            "--calibrate` or `vouch-build all`."
+        )
+    return live
 
 
 def _log(root: Path, directory: Path, gallery: Gallery) -> ChangesFile:

@@ -57,14 +57,16 @@ def staleness(calibration: Calibration, gallery: Gallery, kind: QueryKind = "ima
     n_calibrated = int(calibrated["n_items"])
     n_changed = gallery.n_changed - int(calibrated["n_changed"])
     built = settings | {name: calibrated[name] for name in ("n_items", "n_changed")}
+    again = "calibrate_again" if kind == "image" else "calibrate_texts_again"
+    advice = message(again if gallery.is_local else "build_again")
     if calibrated != built or abs(gallery.n_items - n_calibrated) > n_changed:
-        code = "search_changed_for_texts" if kind == "text" else "search_changed"
-        return message(code, calibrated=calibrated, searched=settings)
+        return message("search_changed", calibrated=calibrated, searched=settings, advice=advice)
     if n_changed > TOLERATED_CHANGES * n_calibrated:
         return message(
-            "items_changed_for_texts" if kind == "text" else "items_changed",
+            "items_changed",
             n_changed=n_changed,
             n_calibrated=n_calibrated,
             tolerated=round(100 * TOLERATED_CHANGES),
+            advice=advice,
         )
     return None

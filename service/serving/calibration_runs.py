@@ -85,7 +85,8 @@ class Recalibrator:
         root, name = bundle.root, bundle.name
         if not self._command.is_installed or root is None or self._command.signing.objection(root):
             return None
-        if not (bundle.directory / ITEM_FEATURES_FILE).exists():
+        in_files = isinstance(bundle.live, LiveGallery)  # else in a database
+        if not in_files or not (bundle.directory / ITEM_FEATURES_FILE).exists():
             return None
         if not bundle.retriever.gallery.n_items:  # an empty gallery cannot be calibrated
             return None
@@ -283,7 +284,7 @@ def n_item_queries(bundle: Bundle) -> int | None:
     gallery = bundle.retriever.gallery
     if bundle.root is None or not isinstance(bundle.live, LiveGallery):
         return None
-    codes = gallery.label_codes(np.arange(gallery.n_items))
+    codes = gallery.label_codes(gallery.rows())
     counts = np.bincount(codes[codes >= 0])
     return int(counts[counts > 1].sum())
 

@@ -381,7 +381,7 @@ NOT_ON_THE_PAGE = {
         *("items_have_no_probability", "options_without_effect"),
         *("error_not_bounded_at_level", "drift_not_tested"),
         *("search_changed", "items_changed", "too_many_errors"),
-        *("search_changed_for_texts", "items_changed_for_texts"),
+        *("calibrate_again", "calibrate_texts_again", "build_again"),
     )
 }
 """Reasons that the page does not show, or shows in English: the scripts must stay small."""

@@ -15,7 +15,13 @@ from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import read_manifest
-from model_store.errors import ArchiveError, ConfigError, ItemNotFound, WriteRefused
+from model_store.errors import (
+    ArchiveError,
+    ConfigError,
+    ItemNotFound,
+    StepNotReady,
+    WriteRefused,
+)
 from tests.end_to_end.database_bundles import bundles_in_database
 from tests.end_to_end.processes import Service, wait_until
 from tests.end_to_end.replicas import replicas_in_postgres
@@ -134,7 +140,7 @@ def test_items_are_put_and_deleted_over_http(
 
 
 def test_items_are_put_and_deleted_by_the_command_line(
-    bundles: Path, postgres: Postgres, tmp_path: Path, samples: list[bytes]
+    bundles: Path, postgres: Postgres, place: Path, tmp_path: Path, samples: list[bytes]
 ) -> None:
     (tmp_path / "seven.png").write_bytes(samples[0])
 
@@ -146,6 +152,12 @@ def test_items_are_put_and_deleted_by_the_command_line(
     assert run("items", "delete", str(bundles), "seven").exit_code == 0
     assert isinstance(run("items", "delete", str(bundles), "seven").exception, ItemNotFound)
     assert isinstance(run("compact", str(bundles)).exception, WriteRefused)
+    again = run("calibrate", str(bundles)).exception
+    assert isinstance(again, WriteRefused)
+    assert "build it again" in str(again)
+    again = run("calibrate", "--config", "digits", "--run", str(place / "run")).exception
+    assert isinstance(again, StepNotReady)
+    assert "Run `vouch-build index` again" in str(again)
     backed_up = run("backup", str(bundles), str(tmp_path / "backup.tar")).exception
     assert isinstance(backed_up, ArchiveError)
     assert "pg_dump" in str(backed_up)

@@ -185,8 +185,11 @@ def test_command_that_cannot_be_started_is_a_failure_with_a_reason(lease: Any) -
 
 
 def test_items_that_share_their_label_can_be_queries(lease: Any) -> None:
-    codes = np.array([0, 0, 1, -1, 2, 2, 2, -1])
-    lease.bundle.retriever.gallery = SimpleNamespace(n_items=8, label_codes=codes.__getitem__)
+    codes = np.array([0, 0, 1, 1, -1, 2, 2, 2, -1])
+    rows = np.delete(np.arange(9), 2)  # an item of label 1 was deleted
+    lease.bundle.retriever.gallery = SimpleNamespace(
+        rows=lambda: rows, label_codes=codes.__getitem__
+    )
     assert n_item_queries(lease.bundle) == 5
     lease.bundle.live = None
     assert n_item_queries(lease.bundle) is None

@@ -13,6 +13,7 @@ import pytest
 
 from model_store.bundles.item_features import ITEM_FEATURES_FILE
 from model_store.bundles.signatures import Signing
+from model_store.gallery import LiveGallery
 from service.serving.builder import CalibrateCommand, installed_command
 from service.serving.calibration_runs import Recalibrator
 from service.settings import Settings
@@ -32,6 +33,7 @@ def engine(
     version: int = 1,
     bundle_id: str = "b" * 16,
     n_items: int = 9,
+    in_files: bool = True,
 ) -> Any:
     if keeps:
         (root / ITEM_FEATURES_FILE).touch()
@@ -47,6 +49,7 @@ def engine(
         ),
         manifest=SimpleNamespace(id=bundle_id),
         version=version,
+        live=LiveGallery.__new__(LiveGallery) if in_files else object(),
     )
     return SimpleNamespace(bundle=bundle)
 
@@ -81,6 +84,7 @@ def test_nothing_is_started_where_there_is_no_need_or_no_means(tmp_path: Path) -
     assert asyncio.run(again.look(engine(tmp_path, keeps=False))) is None
     assert asyncio.run(again.look(engine(tmp_path, stale=None))) is None
     assert asyncio.run(again.look(engine(tmp_path, n_items=0))) is None
+    assert asyncio.run(again.look(engine(tmp_path, in_files=False))) is None
     assert asyncio.run(Recalibrator(CalibrateCommand(()), 1.0).look(engine(tmp_path))) is None
 
 

@@ -66,7 +66,7 @@ def test_what_is_no_hierarchy_is_refused(
 
 def test_a_field_may_hold_a_list() -> None:
     item = Item("1", "lion", {"genus": ["Panthera"]})
-    gallery = Mock(n_items=1, labels=("lion",), items=lambda _: [item])
+    gallery = Mock(rows=lambda: [0], labels=("lion",), items=lambda _: [item])
     assert not_none(Parents(fields=("genus",)).of(gallery)).of_labels(["lion"]).tolist() == [[0]]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from index_builder.calibration.retrieval import places_of_items
 from model_store.bundles.bundle import open_bundle
 from model_store.truth import SameLabel, Within, wgs84
 from model_store.vector_queries import VectorQuery, predictive_of
@@ -92,6 +94,24 @@ def street(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = vouch_build(*arguments, cwd=where)
         assert done.returncode == 0, done.stderr
     return where
+
+
+@pytest.mark.process
+def test_deleted_items_are_not_evaluated(street: Path, tmp_path: Path) -> None:
+    root = tmp_path / "street"
+    shutil.copytree(street / ROOT, root, symlinks=True)
+    gallery = open_bundle(root, "cpu", threads=1).retriever.gallery
+    first, last = (item.id for item in gallery.items(np.array([0, N_ITEMS - 1])))
+    for arguments in (
+        ["items", "delete", str(root), first],
+        ["evaluate", str(root), "--queries", "later.npy", "--items", "later.csv"],
+    ):
+        done = vouch_build(*arguments, cwd=street)
+        assert done.returncode == 0, done.stderr
+    gallery = open_bundle(root, "cpu", threads=1).retriever.gallery
+    places = places_of_items(gallery)
+    assert np.isnan(places[0]).all()
+    assert np.isfinite(places[gallery.row(last)]).all()
 
 
 @pytest.mark.process

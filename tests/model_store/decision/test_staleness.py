@@ -14,9 +14,11 @@ from model_store.gallery import Gallery
 from model_store.search import N_CANDIDATES
 
 
-def gallery(n_items: int = 100, n_changed: int = 0, index_type: str = "exact") -> Gallery:
+def gallery(
+    n_items: int = 100, n_changed: int = 0, index_type: str = "exact", *, is_local: bool = True
+) -> Gallery:
     fields = {"n_items": n_items, "n_changed": n_changed, "index_type": index_type}
-    return cast("Gallery", SimpleNamespace(**fields))
+    return cast("Gallery", SimpleNamespace(**fields, is_local=is_local))
 
 
 def calibrated(**fields: Any) -> Calibration:
@@ -54,6 +56,15 @@ def test_few_changes_are_outlived_and_another_gallery_is_not(now: Gallery, is_st
 def test_a_stale_calibration_for_texts_needs_captions(now: Gallery) -> None:
     assert "calibrate BUNDLES --captions FILE`." in str(staleness(calibrated(), now, "text"))
     assert "--captions" not in str(staleness(calibrated(), now, "image"))
+
+
+@pytest.mark.parametrize("changed", [{"n_changed": 11}, {"index_type": "IVF"}])
+def test_advice_fits_the_place_of_the_gallery(changed: dict[str, Any]) -> None:
+    in_files = staleness(calibrated(), gallery(**changed))
+    in_database = staleness(calibrated(), gallery(**changed, is_local=False))
+    assert "Run `vouch-build calibrate BUNDLES`" in str(in_files)
+    assert "vouch-build calibrate" not in str(in_database)
+    assert "build it again" in str(in_database)
 
 
 def test_changes_before_the_calibration_do_not_count() -> None:
