@@ -38,7 +38,7 @@ from model_store.decision.drift import NOT_TESTED
 from model_store.errors import PointerUnreadable, VouchError
 from model_store.files import lock_between_processes
 from model_store.gallery import ChangesFile
-from model_store.gallery.opening import DATABASE_CLIENTS
+from model_store.gallery.opening import DATABASE_CLIENTS, is_in_database
 from model_store.installation import how_to_install
 from model_store.processors import usable_processors
 
@@ -219,10 +219,15 @@ def _redis(url: str) -> CheckResult:
     return CheckResult("wrong", f"{where} is not Redis: it answers {reply!r}", advice)
 
 
-def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[CheckResult]:
+def _bundle(
+    directory: Path, root: Path | None = None, *, with_outcome: bool = True
+) -> Iterator[CheckResult]:
+    """Check a bundle; ``root`` is its directory of bundles, if it is known."""
     name = directory.resolve().name
     try:
         opened = open_with_access(directory)
+        if root is not None and is_in_database(directory):
+            opened = opened.within(root)  # the log of the changes is needed, too
         retriever = opened.retriever
         expected = retriever.encoder.metadata.input
         canary = np.ones((1, *expected.shape), expected.dtype)  # a vector of zeros has no direction
@@ -272,7 +277,7 @@ def _bundles(root: Path) -> Iterator[CheckResult]:
             kept = f"bundle {bundle_id} has schema {schema}; only its own release can read it"
             yield CheckResult("note", kept, f"`vouch-build prune {root}` removes it.")
             continue
-        yield from _bundle(directory, with_outcome=bundle_id == current)
+        yield from _bundle(directory, root, with_outcome=bundle_id == current)
         if schema is None:
             yield from _changes(root, bundle_id)
     for partial in sorted(root.glob(".*.partial")):

@@ -230,7 +230,15 @@ def test_items_are_put_and_deleted_by_the_command_line(
     put = "items", "put", str(bundles), str(tmp_path / "seven.png"), "--id", "seven"
     # This process knew the Milvus that was killed, and takes a moment to find the new one.
     wait_until(lambda: run(*put).exit_code == 0, again)
-    assert run(*put).output.startswith("1 items put")
+    said = run(*put).output
+    assert said.startswith("1 items put")
+    n_items = said.split()[-1]
+    assert f" {int(n_items):,} items of " in run("doctor", str(bundles)).output
+    elsewhere = tmp_path / "without the log"
+    shutil.copytree(bundles, elsewhere, symlinks=True, ignore=shutil.ignore_patterns("changes"))
+    examined = run("doctor", str(elsewhere))
+    assert examined.exit_code == 1
+    assert "are in another log" in " ".join(examined.output.split())
     assert run("items", "delete", str(bundles), "seven").exit_code == 0
     assert isinstance(run("items", "delete", str(bundles), "seven").exception, ItemNotFound)
     compacted = run("compact", str(bundles)).exception
