@@ -15,7 +15,7 @@ from index_builder.commands.all_steps import AllOptions, run_all
 from index_builder.commands.index import IndexOptions, run_index
 from index_builder.commands.outcome import OutcomeReport
 from index_builder.progress import console, messages_shown, set_output
-from vouch_search.gallery import Gallery, open_gallery
+from vouch_search.gallery import Gallery, open_gallery, opened
 from vouch_search.many import require_path
 
 Place = str | os.PathLike[str]
@@ -116,7 +116,7 @@ def index(
         run_index(indexing, shown)
         if shown.outcome is not None:
             shown.show()
-    return open_gallery(indexing.bundles)
+    return opened(indexing.bundles, database=indexing.database_uri)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.operator import OperatorSettings, read_operator
 from model_store.errors import ItemNotFound
 from model_store.gallery import Filter, read_filter
+from model_store.gallery.opening import DatabaseAccess
 from model_store.image_inputs import ImageInput, image_file
 from model_store.images import decode_image
 from model_store.predictive import Predictive
@@ -28,6 +29,9 @@ from vouch_search.answers import Answer, Answers, Picture
 from vouch_search.keywords import checked_options, checked_text
 from vouch_search.many import ErrorChoice, images_of, in_threads, query_name, require_path
 
+_DATABASE_TIMEOUT_S = 5.0
+"""Seconds to wait for an answer of a gallery's database; as the service waits."""
+
 _PAGE = 1000
 """Number of items read from the bundle at a time."""
 
@@ -39,6 +43,8 @@ def open_gallery(
     trusted: Collection[str] = (),
 ) -> Gallery:
     """Open a local gallery that ``vouch-build`` or `build` made.
+
+    For a gallery in a database, set ``VOUCH_POSTGRES_URI`` or ``VOUCH_MILVUS_URI``.
 
     Parameters
     ----------
@@ -68,7 +74,24 @@ def open_gallery(
     if provider not in providers:
         *others, last = map(repr, providers)
         raise ValueError(f"provider: received {provider!r}, wanted {', '.join(others)} or {last}.")
-    return Gallery(open_bundle(Path(path).expanduser(), provider, trusted=trusted))
+    return opened(Path(path).expanduser(), provider, trusted)
+
+
+def opened(
+    path: Path,
+    provider: ProviderChoice = "auto",
+    trusted: Collection[str] = (),
+    database: str | None = None,
+) -> Gallery:
+    """Open a local gallery, see `open_gallery`.
+
+    Parameters
+    ----------
+    database : address of the gallery's database. The variables of the service, for example
+        ``VOUCH_POSTGRES_URI``, override it.
+    """
+    access = DatabaseAccess.of_environment(database, _DATABASE_TIMEOUT_S)
+    return Gallery(open_bundle(path, provider, access=access, trusted=trusted))
 
 
 class _Asked(NamedTuple):

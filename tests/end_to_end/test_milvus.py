@@ -17,6 +17,7 @@ import pytest
 from pymilvus import MilvusClient, MilvusException
 from typer.testing import CliRunner, Result
 
+import vouch_search
 from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import activate, locate
@@ -217,6 +218,14 @@ def test_items_are_put_and_deleted_over_http(
         wait_until(lambda: put("2")[0] == 200, served)  # as a client would, with its key
         assert http.delete(f"{GALLERY}/items/mine").status_code == 200
         assert http.get(GALLERY).json()["n_items"] == before
+
+
+def test_python_opens_the_gallery_of_the_environment(
+    bundles: Path, again: Milvus, samples: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOUCH_MILVUS_URI", again.uri)
+    with vouch_search.open(bundles, provider="cpu") as gallery:
+        assert len(gallery.search(samples[0], k=3).results) == 3
 
 
 def test_items_are_put_and_deleted_by_the_command_line(

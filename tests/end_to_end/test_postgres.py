@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import vouch_search
 from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import locate
@@ -137,6 +138,14 @@ def test_items_are_put_and_deleted_over_http(
         compacted = http.post(f"{GALLERY}/compact")
         assert compacted.status_code == 409
         assert "nothing to compact" in compacted.json()["detail"]
+
+
+def test_python_opens_the_gallery_of_the_environment(
+    bundles: Path, postgres: Postgres, samples: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOUCH_POSTGRES_URI", postgres.uri)
+    with vouch_search.open(bundles, provider="cpu") as gallery:
+        assert len(gallery.search(samples[0], k=3).results) == 3
 
 
 def test_items_are_put_and_deleted_by_the_command_line(
