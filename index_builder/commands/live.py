@@ -102,7 +102,8 @@ def put_command(
                 refused += 1
                 said = f"{path}: {error}"
                 error_console.print(said, markup=False, highlight=False, soft_wrap=True)
-        live.commit(upserts)
+        if upserts:
+            live.commit(upserts)
     print(f"{len(images) - refused} items put, the gallery has {live.snapshot().n_items}")
     if refused:
         raise typer.Exit(1)

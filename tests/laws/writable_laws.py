@@ -92,6 +92,13 @@ class WritableLaws:
         assert after.item("a") == before.item("a")
         assert after.n_changed == before.n_changed == 2
 
+    def test_commit_without_writes_changes_nothing(self, live: Writable) -> None:
+        live.commit([some_upsert("a")])
+        for _ in range(2):
+            assert live.commit([]).written == ()
+        assert (live.snapshot().n_items, live.snapshot().n_changed) == (N_ITEMS + 1, 1)
+        assert [one.version for one in live.commit([some_upsert("b")]).written] == [2]
+
     def test_all_of_it_or_nothing(self, live: Writable) -> None:
         before = ids_of(live.snapshot())
         with pytest.raises(ItemNotFound, match="nobody"):

@@ -108,7 +108,8 @@ class PostgresLive:
                 stored = with_whole_items(writes, partial(_whole, connection, rows))
                 written = plan_writes(stored, rows.__contains__, n_items, version, most_items)
                 receipt = Receipt(tuple(written), note)
-                self._store(connection, stored, rows, version)
+                if stored:
+                    self._store(connection, stored, rows, version)
                 if retry is not None:
                     connection.execute(
                         "INSERT INTO receipts (key, request, outcome) VALUES (%s, %s, %s)",
