@@ -1,4 +1,4 @@
-"""The rule for ids of items; indexes, backups, commands and requests use the same rule."""
+"""Rules for ids and labels of items, the same for indexes, backups, commands and requests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import unicodedata
 MAX_ID_LENGTH = 1024
 """Maximum number of characters of an id. An id can be the address of an image, and a URL must be
 able to contain the id."""
+
+MAX_LABEL_LENGTH = 200
+"""Maximum number of characters of a label that a change gives to an item."""
 
 _TAKEN_ENDINGS = ("/similar", "/thumbnail")
 
@@ -35,6 +38,18 @@ def check_text(text: str) -> str:
                     f"must not have control characters or overrides of direction, such as {char!a}"
                 )
     return text
+
+
+def check_label(label: str) -> str:
+    """Return a label if a change may give it to an item.
+
+    Raises
+    ------
+    ValueError : it is too long, or contains unreadable characters.
+    """
+    if len(label) > MAX_LABEL_LENGTH:
+        raise ValueError(f"must have at most {MAX_LABEL_LENGTH} characters, not {len(label):,}")
+    return check_text(label)
 
 
 def check_item_id(item_id: str) -> str:

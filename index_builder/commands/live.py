@@ -19,7 +19,7 @@ from index_builder.encoders.resolve import ENCODERS, FORMS, resolve_encoder
 from index_builder.progress import error_console, say_what_is_next, track_parts, working
 from model_store.bundles.directory import locate, name_problem
 from model_store.errors import ImageError, UsageError
-from model_store.item_ids import check_item_id, check_text
+from model_store.item_ids import check_item_id, check_label
 from model_store.item_metadata import check_metadata
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _checked(item_id: str) -> str:
 
 def _check_label(label: str) -> None:
     try:
-        check_text(label)
+        check_label(label)
     except ValueError as error:
         raise UsageError(f"The label {error}. Name another with --label.") from error
 

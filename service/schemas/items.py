@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from model_store.gallery.filters.grammar import RepeatedName, read_json
-from model_store.item_ids import MAX_ID_LENGTH, check_item_id, check_text
+from model_store.item_ids import MAX_ID_LENGTH, MAX_LABEL_LENGTH, check_item_id, check_text
 from model_store.item_metadata import check_metadata
 
 from .base import Problem, RequestModel
@@ -114,7 +114,7 @@ LabelText = Annotated[
     str,
     AfterValidator(check_text),
     Field(
-        max_length=200,
+        max_length=MAX_LABEL_LENGTH,
         json_schema_extra={
             "pattern": r"^[^\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]*$"
         },

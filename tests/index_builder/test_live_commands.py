@@ -148,6 +148,7 @@ def test_what_cannot_be_is_said(root: Path, digits_bundle: Path) -> None:
         (("--metadata", '{"a": 1e999}', sample), "no infinity"),
         (("--metadata", "[" * 9999, sample), "not JSON"),
         (("--label", os.fsdecode(b"F\xfcchse"), sample), "The label must not have"),
+        (("--label", "x" * 201, sample), "The label must have at most 200 characters, not 201"),
     ):
         result = run("items", "put", root, *arguments)
         assert isinstance(result.exception, UsageError)
@@ -155,9 +156,9 @@ def test_what_cannot_be_is_said(root: Path, digits_bundle: Path) -> None:
     assert isinstance(run("items", "delete", root, "nobody").exception, ItemNotFound)
     missing = run("items", "label", root, "nobody", "--label", "new")
     assert isinstance(missing.exception, ItemNotFound)
-    assert isinstance(
-        run("items", "label", root, "nobody", "--label", "a\nb").exception, UsageError
-    )
+    for label in ("a\nb", "x" * 201):
+        refused = run("items", "label", root, "nobody", "--label", label)
+        assert isinstance(refused.exception, UsageError)
 
 
 def test_an_error_is_one_line_however_long(tmp_path: Path) -> None:
