@@ -82,7 +82,8 @@ LANGUAGES = {
 }
 OTHER_PROGRAMS = {"pip", "uvx", "npm", "npx", "ln", "python", "docker", "source", "echo"}
 OTHER_PROGRAMS |= {"docker/roll.sh", "git", "helm", "kubectl"}
-OTHER_PROGRAMS |= {"systemctl", "useradd", "install", "cp", "python3", "pg_dump", "tar"}
+OTHER_PROGRAMS |= {"systemctl", "useradd", "install", "cp", "python3", "tar"}
+OTHER_PROGRAMS |= {"pg_dump", "pg_restore", "psql"}
 """Programs of others, whose options we do not check."""
 OUTSIDE = {"BIND", "BUNDLES", "BUNDLES_ACCESS", "KEYS_DIR", "MEMORY", "BUILD_MEMORY", "DATA_DIR"}
 OUTSIDE |= {"REPLICAS", "BACKUPS", "MILVUS_AUTHORIZATION", "MILVUS_PASSWORD", "MILVUS_MEMORY"}

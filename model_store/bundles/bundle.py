@@ -87,6 +87,14 @@ class Bundle:
         return gallery.version
 
     @property
+    def state(self) -> tuple[str, int, int]:
+        """The bundle's id, the number of restores of its database, and `version`.
+
+        Of two states of a bundle, the later state is greater.
+        """
+        return self.manifest.id, getattr(self.retriever.gallery, "n_restored", 0), self.version
+
+    @property
     def n_pending(self) -> int:
         """Number of items added after the build; a search compares each of these items."""
         gallery = self.retriever.gallery

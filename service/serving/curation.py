@@ -170,13 +170,13 @@ class GalleryPlanes:
     """Computes the planes of gallery maps; a plane is cached until its gallery changes."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[tuple[str, int], Plane]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[tuple[str, int, int], Plane]] = OrderedDict()
         self._turn = asyncio.Lock()
 
     async def of(self, lease: Lease) -> Plane:
         """Return the plane of a gallery's map; concurrent requests share one computation."""
         bundle = lease.bundle
-        state = bundle.manifest.id, bundle.version
+        state = bundle.state
         async with self._turn:
             known = self._known.get(bundle.key)
             if known is None or known[0] != state:

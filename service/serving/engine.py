@@ -296,7 +296,7 @@ class SearchEngine:
             return
         await asyncio.to_thread(live.refresh)
         renewed = await asyncio.to_thread(self.bundle.renewed)
-        if renewed.version > self.bundle.version:  # another thread may have loaded newer changes
+        if renewed.state > self.bundle.state:  # another thread may have loaded newer changes
             self.bundle = replace(renewed, entry=self.bundle.entry)  # the entry may have changed
 
     @property

@@ -159,7 +159,7 @@ class QueryGrouper:
         return await asyncio.shield(grouping)
 
     def _of(self, bundle: Bundle, queue: ReviewQueue, precision: float) -> GroupedQueries:
-        state = bundle.manifest.id, bundle.version
+        state = bundle.state
         grouping = self._grouping(bundle, state)
         encoder = bundle.retriever.encoder.fingerprint
         kept = queue.embedded(bundle.key, encoder, REASONS)

@@ -27,7 +27,7 @@ from tests.end_to_end.database_bundles import bundles_in_database
 from tests.end_to_end.processes import Service, wait_until
 from tests.end_to_end.replicas import replicas_in_postgres
 from tests.end_to_end.writes import SETTINGS, CrashTest
-from tests.support.postgres import Postgres
+from tests.support.postgres import Postgres, run_tool
 
 NAMED = "postgresql://db.example/vouch"
 GALLERY = "/v1/galleries/digits"
@@ -146,6 +146,40 @@ def test_python_opens_the_gallery_of_the_environment(
     monkeypatch.setenv("VOUCH_POSTGRES_URI", postgres.uri)
     with vouch_search.open(bundles, provider="cpu") as gallery:
         assert len(gallery.search(samples[0], k=3).results) == 3
+
+
+def test_a_running_service_follows_a_restore(
+    bundles: Path, postgres: Postgres, place: Path, tmp_path: Path, samples: list[bytes]
+) -> None:
+    schema = read_manifest(locate(bundles)).gallery["index"]["schema"]
+    with Service(bundles, place / "restored.log", {"VOUCH_POSTGRES_URI": postgres.uri}) as served:
+
+        def put(item_id: str) -> None:
+            image, fields = {"image": ("i", samples[1])}, {"label": f"label of {item_id}"}
+            served.http.put(f"{GALLERY}/items/{item_id}", files=image, data=fields)
+
+        def listed() -> list[str]:
+            query = {"filter": '{"id": {"gte": "zz"}}'}
+            return [
+                one["id"]
+                for one in served.http.get(f"{GALLERY}/items", params=query).json()["items"]
+            ]
+
+        before = served.http.get(GALLERY).json()["n_items"]
+        dump = tmp_path / "gallery.dump"
+        run_tool("pg_dump", "--format=custom", "--file", dump, postgres.uri)
+        put("zz lost 1")
+        put("zz lost 2")
+        assert listed() == ["zz lost 1", "zz lost 2"]
+        # As in docs/howto/postgres.md.
+        options = ["--clean", "--if-exists", "--single-transaction", "--no-owner"]
+        run_tool("pg_restore", *options, "--schema", schema, "--dbname", postgres.uri, dump)
+        assert listed() == []
+        assert served.http.get(GALLERY).json()["n_items"] == before
+        put("zz new")
+        assert listed() == ["zz new"]
+        assert served.answer(samples[1], limit=1)["results"][0]["label"] == "label of zz new"
+        assert served.http.delete(f"{GALLERY}/items/zz new").status_code == 200
 
 
 def test_items_are_put_and_deleted_by_the_command_line(

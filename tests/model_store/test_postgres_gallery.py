@@ -41,7 +41,7 @@ from model_store.gallery.postgres.gallery import PostgresGallery
 from model_store.gallery.postgres.live import PostgresLive, open_postgres
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, N_ITEMS, Reopen, WritableLaws, ids_of, some_upsert
-from tests.support.postgres import a_postgres, write_postgres_gallery
+from tests.support.postgres import a_postgres, run_tool, write_postgres_gallery
 
 pytestmark = pytest.mark.slow
 
@@ -338,6 +338,47 @@ class TestPostgresLive(WritableLaws):
         assert "a" not in ids_of(prod.refresh())
         stage.close()
         prod.close()
+
+    @pytest.mark.process
+    @pytest.mark.parametrize("n_later", [0, 1, 2, 5])
+    def test_restored_state_is_read_anew(
+        self, live: PostgresLive, reopen: Reopen, postgres: str, tmp_path: Path, n_later: int
+    ) -> None:
+        """Whatever version the restored database has got to, compared with the process."""
+        schema = live.snapshot().described.schema
+        live.commit([some_upsert("kept", "kept", seed=1)])
+        dump = tmp_path / "gallery.dump"
+        run_tool("pg_dump", "--format=custom", "--file", dump, postgres)
+        live.commit([some_upsert("lost", "lost", seed=2), some_upsert("kept", seed=3)])
+        assert "lost" in ids_of(live.snapshot())  # is cached now
+        then = live.snapshot()
+        # As in docs/howto/postgres.md.
+        options = ["--clean", "--if-exists", "--single-transaction", "--no-owner"]
+        run_tool("pg_restore", *options, "--schema", schema, "--dbname", postgres, dump)
+        other = reopen()
+        for number in range(n_later):
+            other.commit([some_upsert(f"new {number}", f"label {number}", seed=10 + number)])
+        now, expected = live.refresh(), other.refresh()
+        ids = ids_of(expected)
+        assert "lost" not in ids
+        assert ids_of(now) == ids
+        rows = now.candidates(np.eye(DIM, dtype=np.float32)[:1], 1000).rows[0]
+        assert now.items(rows) == expected.items(rows)
+        np.testing.assert_array_equal(now.label_codes(rows), expected.label_codes(rows))
+        assert (now.labels, now.held_labels) == (expected.labels, expected.held_labels)
+        assert (now.n_items, now.version) == (N_ITEMS + 1 + n_later, 1 + n_later)
+        assert now.n_restored == then.n_restored + 1
+        live.commit([some_upsert("again", "again")])
+        assert other.refresh().item("again").label == "again"
+
+    def test_rare_changes_are_not_taken_for_a_restore(
+        self, live: PostgresLive, reopen: Reopen, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(live_module, "KEPT_S", 0)
+        other = reopen()
+        for number in range(3):
+            live.commit([some_upsert("a", seed=number)])
+            assert live.snapshot().n_restored == other.refresh().n_restored == 0  # type: ignore[attr-defined]
 
     def test_gallery_of_another_encoder_or_server_is_refused(
         self, live: PostgresLive, folder: Path, postgres: str

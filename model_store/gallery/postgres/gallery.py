@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,15 @@ class State:
     Attributes
     ----------
     version : number of the change; 0 for the build.
+    at : time of the change; None for the build. The version and the time together identify a
+        change: after a restore of the database, another change can have the same version.
     n_items, n_changed : see `Gallery`.
     n_labels : number of labels; later states can have more.
     held : codes of the labels that current items have.
     """
 
     version: int
+    at: datetime | None
     n_items: int
     n_changed: int
     n_labels: int
@@ -58,6 +62,10 @@ class State:
 
 class PostgresGallery(EntityGallery):
     """The gallery that a bundle's ``directory`` describes; thread-safe.
+
+    Attributes
+    ----------
+    n_restored : how often this process has found that the database was restored.
 
     Raises
     ------
@@ -74,16 +82,21 @@ class PostgresGallery(EntityGallery):
         self.encoder_fingerprint, self.dim = described.encoder, described.dim
         self.index_type, self.preview_side = described.engine, described.preview_side
         self.database = Connections(described.schema, access, described.index["parameters"])
-        self._lately = EntityCache()
-        self._labels: list[str] = []
-        self._codes: dict[str, int] = {}
+        self.n_restored = 0
         self._naming = threading.Lock()
+        self._forget()
         try:
             self._require_same()
             self.state = self.read_state()
         except BaseException:
             self.database.close()
             raise
+
+    def _forget(self) -> None:
+        """Forget what was read from the database."""
+        self._lately = EntityCache()
+        self._labels: list[str] = []
+        self._codes: dict[str, int] = {}
 
     def _require_same(self) -> None:
         """Check that the gallery in the database is the gallery of the bundle."""
@@ -101,8 +114,9 @@ class PostgresGallery(EntityGallery):
         n_known = len(self._labels)
         with self.database.connection() as connection, connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            [(version, n_items, n_changed)] = connection.execute(
-                "SELECT version, n_items, n_changed FROM state"
+            [(version, at, n_items, n_changed)] = connection.execute(
+                "SELECT version, at, n_items, n_changed "
+                "FROM state LEFT JOIN commits USING (version)"
             )
             labels = connection.execute(
                 "SELECT code, label, n_items FROM labels WHERE code >= %s OR n_items = 0",
@@ -116,10 +130,32 @@ class PostgresGallery(EntityGallery):
         empty = {code for code, _, n in labels if n == 0}
         n_labels = max([n_known, *(code + 1 for code, _, _ in labels)])
         held = frozenset(range(n_labels)) - empty
-        return State(version, n_items, n_changed, n_labels, held)
+        return State(version, at, n_items, n_changed, n_labels, held)
+
+    def renewed(self) -> PostgresGallery:
+        """Return the gallery in the current state of the database; itself if nothing has changed.
+
+        If the history of the database no longer contains this state, the database was restored:
+        nothing that was read before is used again.
+        """
+        known = self.state
+        [(version, at, known_at)] = self.database.rows(
+            "SELECT version, at, (SELECT at FROM commits WHERE version = %s) "
+            "FROM state LEFT JOIN commits USING (version)",
+            [known.version],
+        )
+        if (version, at) == (known.version, known.at):
+            return self
+        if version > known.version and known_at == known.at:
+            return self.at(self.read_state())
+        restored = copy(self)
+        restored.n_restored += 1
+        restored._forget()
+        restored._require_same()
+        return restored.at(restored.read_state())
 
     def at(self, state: State) -> PostgresGallery:
-        """Return the gallery in a state; all states share one cache, because rows never change."""
+        """Return the gallery in a state; the states until a restore share one cache."""
         gallery = copy(self)
         gallery.state = state
         gallery.__dict__.pop("labels", None)

@@ -70,13 +70,13 @@ class PostgresLive:
 
     def refresh(self) -> PostgresGallery:
         """Read the changes of other services; return the current snapshot."""
-        [(version,)] = self._database.rows("SELECT version FROM state")
-        if version > self._snapshot.version:
-            state = self._snapshot.read_state()
+        while True:
+            known = self._snapshot
+            renewed = known.renewed()
             with self._lock:
-                if state.version > self._snapshot.version:
-                    self._snapshot = self._snapshot.at(state)
-        return self._snapshot
+                if self._snapshot is known:  # else another thread has read a state
+                    self._snapshot = renewed
+                    return renewed
 
     def mark(self) -> None:
         """Return None, because PostgreSQL has no token that is cheaper than `refresh`."""
@@ -187,7 +187,8 @@ class PostgresLive:
         ).fetchall()
         if old is not None:
             connection.execute("DELETE FROM items WHERE died <= %s", [old])
-            connection.execute("DELETE FROM commits WHERE version <= %s", [old])
+            # Processes that have read the state `old` recognise it by its row in `commits`.
+            connection.execute("DELETE FROM commits WHERE version < %s", [old])
         connection.execute(
             "DELETE FROM receipts WHERE at < now() - make_interval(secs => %s)", [RECEIPT_LIFE_S]
         )
