@@ -133,6 +133,17 @@ def test_facets_count_values_and_lists_of_current_items(postgres: str, tmp_path:
     live.close()
 
 
+def test_facets_take_integers_beyond_the_range_of_floats(postgres: str, tmp_path: Path) -> None:
+    picture = Thumbnail(b"", "image/png")
+    items = [NewItem(str(n)[:9], None, {"n": n, "m": 1}, picture) for n in (10**400, -(10**999), 7)]
+    gallery = written(tmp_path, postgres, random_embeddings(3, 4, seed=3), items)
+    found = {facet.field: facet for facet in gallery.facets(9)}
+    assert (found["n"].n_values, found["n"].least, found["n"].greatest) == (3, -np.inf, np.inf)
+    assert '"least":null,"greatest":null' in found["n"].model_dump_json()
+    assert (found["m"].least, found["m"].greatest) == (1, 1)
+    gallery.close()
+
+
 def test_an_approximate_index_finds_as_many_as_there_are(postgres: str, tmp_path: Path) -> None:
     gallery = written(tmp_path, postgres, random_embeddings(250, 8, seed=1), new_items(250), "hnsw")
     query = gallery.directions(np.array([7]))

@@ -140,8 +140,8 @@ lists AS (
   SELECT value, count(*) AS n FROM chosen WHERE {_SCALAR} GROUP BY value
 )
 SELECT (SELECT n FROM lists), (SELECT n FROM single), (SELECT count(*) FROM counted),
-  (SELECT min((value #>> '{{{{}}}}')::float8) FROM counted WHERE jsonb_typeof(value) = 'number'),
-  (SELECT max((value #>> '{{{{}}}}')::float8) FROM counted WHERE jsonb_typeof(value) = 'number'),
+  (SELECT min(value::numeric) FROM counted WHERE jsonb_typeof(value) = 'number'),
+  (SELECT max(value::numeric) FROM counted WHERE jsonb_typeof(value) = 'number'),
   (SELECT json_agg(json_build_array(value, n) ORDER BY n DESC, kind, value) FROM (
     SELECT value, n, jsonb_typeof(value) AS kind FROM counted
     ORDER BY n DESC, jsonb_typeof(value), value LIMIT %s) AS most)
@@ -168,8 +168,9 @@ def facet_of(database: Connections, field: Field, version: int, visible: str, mo
         comparison="has" if n_lists > n_single else "eq",
         n_items=max(n_lists, n_single),
         n_values=n_values,
-        least=least,
-        greatest=greatest,
+        # An integer beyond the range of floats becomes infinity.
+        least=None if least is None else float(least),
+        greatest=None if greatest is None else float(greatest),
         values=[FacetValue(value=value, n_items=n) for value, n in ranked]
         if ranked and ranked[0][1] > 1
         else [],
