@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from model_store.errors import (
@@ -182,6 +183,14 @@ class TestWritingFromSeveralMachines(NumbersLaw, WritableLaws):
             assert other.refresh().item("a").metadata == {"seed": number}
             other.commit([Delete("a")])
             assert "a" not in ids_of(live.refresh())
+
+    def test_an_id_that_is_too_long_for_the_log_is_refused(self, live: MilvusLive) -> None:
+        characters = "".join(map(chr, np.random.default_rng(0).integers(0x4E00, 0x9FFF, 1_000)))
+        with pytest.raises(WriteRefused, match="An id is too long"):
+            live.commit([some_upsert("a"), some_upsert(characters)])
+        assert "a" not in ids_of(live.refresh())
+        live.commit([some_upsert("a"), some_upsert(characters[:430])])
+        assert characters[:430] in ids_of(live.refresh())
 
     def test_a_database_that_has_hung_up_is_asked_again(
         self, live: MilvusLive, postgres: str

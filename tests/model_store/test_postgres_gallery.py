@@ -14,6 +14,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import (
     BundleMismatch,
     ConfigError,
+    DatasetError,
     GallerySuperseded,
     GalleryUnavailable,
     OutdatedCursor,
@@ -298,6 +299,25 @@ class TestPostgresLive(WritableLaws):
             with pytest.raises(WriteRefused, match="null character or an unpaired surrogate"):
                 live.commit([some_upsert("a"), Upsert(item, vector)])
         assert {"a", "bad"}.isdisjoint(ids_of(live.refresh()))
+
+    def test_long_ids_are_stored_or_refused_by_name(
+        self, live: PostgresLive, tmp_path: Path, postgres: str
+    ) -> None:
+        """The characters differ, so that PostgreSQL cannot compress them."""
+        characters = "".join(map(chr, np.random.default_rng(0).integers(0x4E00, 0x9FFF, 1_000)))
+        longest = characters[: database.MOST_INDEXED_BYTES // 3]
+        live.commit([some_upsert(longest, longest), Delete(longest)])
+        live.commit([some_upsert(longest, longest)])
+        live.commit([Edit(longest, {"label": None})])
+        assert longest in ids_of(live.snapshot())
+        with pytest.raises(WriteRefused, match=r"The id of the item .* 3,000 bytes.* 2,600 bytes"):
+            live.commit([some_upsert("a"), some_upsert(characters)])
+        with pytest.raises(WriteRefused, match="The label of the item 'a'"):
+            live.commit([some_upsert("a", characters)])
+        assert "a" not in ids_of(live.refresh())
+        items = [NewItem(characters, None, {}, Thumbnail(b"", "image/png"))]
+        with pytest.raises(DatasetError, match="The id of the item"):
+            written(tmp_path / "new", postgres, random_embeddings(1, DIM, seed=0), items)
 
     def test_bundle_that_is_not_current_takes_no_changes(self, folder: Path, postgres: str) -> None:
         def superseded() -> None:

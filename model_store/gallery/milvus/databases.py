@@ -303,6 +303,12 @@ class PostgresDatabase:
                 "The service has no permission to write to the database with the log of changes. "
                 "Give its database user write permission."
             ) from error
+        except errors.ProgramLimitExceeded as error:
+            raise WriteRefused(
+                "An id is too long for PostgreSQL, which has the log of changes. Nothing was "
+                "changed. The index supports about 2,600 bytes for an id, and each character "
+                "outside ASCII takes up 6 or 12 bytes. Shorten the id."
+            ) from error
         except self._psycopg.Error as error:
             raise GalleryUnavailable(
                 "The database with the log of the gallery's changes does not answer or has "

@@ -388,6 +388,10 @@ TYPES = {
 }
 """Column → type. `total_variance` is Σ_d v_d / ‖m‖²; `variance` is not divided by the norm."""
 
+MOST_INDEXED_BYTES = 2_600
+"""Maximum size of an id or a label, in bytes of UTF-8. An index of PostgreSQL supports 2,704 bytes
+for a row, with the row's header and the other column."""
+
 COLUMNS = ", ".join(TYPES)
 PLACES = ", ".join(f"%s::{kind}" for kind in TYPES.values())
 
@@ -404,7 +408,8 @@ def values_of(
 
     Raises
     ------
-    DatasetError : a text has a null character or an unpaired surrogate.
+    DatasetError : a text has a null character or an unpaired surrogate, or the id or label has more
+        than `MOST_INDEXED_BYTES`.
     """
     metadata = json.loads(metadata_json(item.metadata))
     texts = [item.id, item.label or "", *_texts(metadata)]
@@ -413,6 +418,14 @@ def values_of(
             f"The item {item.id[:80]!r} has a text with a null character or an unpaired surrogate, "
             "which PostgreSQL cannot store. Remove the character, or store the gallery in files."
         )
+    for name, text in (("id", item.id), ("label", item.label or "")):
+        n_bytes = len(text.encode())
+        if n_bytes > MOST_INDEXED_BYTES:
+            raise DatasetError(
+                f"The {name} of the item {item.id[:80]!r} has {n_bytes:,} bytes. PostgreSQL can "
+                f"index at most {MOST_INDEXED_BYTES:,} bytes. Shorten the {name}, or store the "
+                "gallery in files."
+            )
     norms = np.linalg.norm(mean[None], axis=1)  # as a batch, for the same rounding
     return [
         row,
