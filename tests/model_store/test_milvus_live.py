@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 
 from model_store.errors import (
@@ -22,6 +23,7 @@ from model_store.errors import (
     ItemNotFound,
     StorageBusy,
     StorageFailed,
+    StorageFull,
     WriteRefused,
 )
 from model_store.gallery import (
@@ -47,7 +49,7 @@ from tests.laws.writable_laws import (
     some_upsert,
 )
 from tests.support.milvus import a_milvus, write_milvus_gallery
-from tests.support.postgres import a_postgres
+from tests.support.postgres import a_postgres, disk_full
 
 pytestmark = pytest.mark.slow
 
@@ -192,6 +194,17 @@ class TestWritingFromSeveralMachines(NumbersLaw, WritableLaws):
         live.commit([some_upsert("a"), some_upsert(characters[:430])])
         assert characters[:430] in ids_of(live.refresh())
 
+    def test_a_full_disk_of_the_log_is_said(self, live: MilvusLive, postgres: str) -> None:
+        live.commit([some_upsert("a")])
+        with (
+            psycopg.connect(postgres, autocommit=True) as connection,
+            disk_full(connection, "vouch_changes"),
+            pytest.raises(StorageFull),
+        ):
+            live.commit([some_upsert("b")])
+        assert "b" not in ids_of(live.refresh())
+        live.commit([some_upsert("b")])
+
     def test_a_database_that_has_hung_up_is_asked_again(
         self, live: MilvusLive, postgres: str
     ) -> None:
@@ -228,8 +241,6 @@ class TestWritingFromSeveralMachines(NumbersLaw, WritableLaws):
 
 def hang_up(postgres: str) -> None:
     """Let the database close every connection."""
-    import psycopg
-
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "

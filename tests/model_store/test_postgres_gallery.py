@@ -19,6 +19,7 @@ from model_store.errors import (
     GalleryUnavailable,
     OutdatedCursor,
     StorageBusy,
+    StorageFull,
     WriteRefused,
 )
 from model_store.gallery import (
@@ -42,7 +43,7 @@ from model_store.gallery.postgres.gallery import PostgresGallery
 from model_store.gallery.postgres.live import PostgresLive, open_postgres
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, N_ITEMS, Reopen, WritableLaws, ids_of, some_upsert
-from tests.support.postgres import a_postgres, run_tool, write_postgres_gallery
+from tests.support.postgres import a_postgres, disk_full, run_tool, write_postgres_gallery
 
 pytestmark = pytest.mark.slow
 
@@ -284,6 +285,25 @@ class TestPostgresLive(WritableLaws):
         with psycopg.connect(postgres, autocommit=True) as connection:
             connection.execute("DROP OWNED BY reader")
             connection.execute("DROP ROLE reader")
+
+    def test_full_disk_and_read_only_server_are_said(
+        self, live: PostgresLive, folder: Path, postgres: str
+    ) -> None:
+        schema = live.snapshot().described.schema
+        with psycopg.connect(postgres, autocommit=True) as connection:
+            connection.execute("DROP ROLE IF EXISTS follower")
+            connection.execute("CREATE ROLE follower SUPERUSER LOGIN")
+            connection.execute("ALTER ROLE follower SET default_transaction_read_only = on")
+            access = PostgresAccess(postgres.replace("postgres:@", "follower@"))
+            reading = open_postgres(PostgresGallery(folder, access), lambda: None)
+            with pytest.raises(WriteRefused, match="standby server"):
+                reading.commit([some_upsert("a")])
+            reading.close()
+            connection.execute("DROP ROLE follower")
+            with disk_full(connection, f"{schema}.items"), pytest.raises(StorageFull):
+                live.commit([some_upsert("a")])
+        assert "a" not in ids_of(live.refresh())
+        live.commit([some_upsert("a")])
 
     @pytest.mark.parametrize("text", ["a\0b", "\ud800"])
     def test_text_that_postgres_cannot_store_is_refused(

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
+
 from model_store.gallery.postgres.writer import write_postgres_parts
 from tests.support.in_memory import from_memory
 
@@ -59,6 +61,22 @@ def a_postgres() -> Iterator[str]:
     """The address of one; it has ended afterwards."""
     with Postgres() as server:
         yield server.uri
+
+
+@contextmanager
+def disk_full(connection: psycopg.Connection, table: str) -> Iterator[None]:
+    """Let each insertion into ``table`` fail as on a full disk."""
+    connection.execute(
+        "CREATE OR REPLACE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE 'could not extend file' USING ERRCODE = 'disk_full'; END $$"
+    )
+    connection.execute(
+        f"CREATE TRIGGER fail BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION public.fail()"
+    )
+    try:
+        yield
+    finally:
+        connection.execute(f"DROP TRIGGER fail ON {table}")
 
 
 def run_tool(name: str, *arguments: str | Path) -> None:

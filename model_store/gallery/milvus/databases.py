@@ -27,6 +27,7 @@ from model_store.gallery.live.sqlite import (
     says_unmade,
     use_write_ahead_log,
 )
+from model_store.gallery.postgres.database import write_error
 from model_store.installation import how_to_install
 
 Row = tuple[Any, ...]
@@ -296,13 +297,6 @@ class PostgresDatabase:
         errors = self._psycopg.errors
         try:
             yield
-        except errors.LockNotAvailable as error:
-            raise StorageBusy(_BUSY) from error
-        except (errors.ReadOnlySqlTransaction, errors.InsufficientPrivilege) as error:
-            raise WriteRefused(
-                "The service has no permission to write to the database with the log of changes. "
-                "Give its database user write permission."
-            ) from error
         except errors.ProgramLimitExceeded as error:
             raise WriteRefused(
                 "An id is too long for PostgreSQL, which has the log of changes. Nothing was "
@@ -310,6 +304,9 @@ class PostgresDatabase:
                 "outside ASCII takes up 6 or 12 bytes. Shorten the id."
             ) from error
         except self._psycopg.Error as error:
+            refused = write_error(error, "the database with the log of changes")
+            if refused is not None:
+                raise refused from error
             raise GalleryUnavailable(
                 "The database with the log of the gallery's changes does not answer or has "
                 "reported an error. Send the request again later. The log of the service has the "

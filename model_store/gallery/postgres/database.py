@@ -40,6 +40,8 @@ from model_store.errors import (
     DatasetError,
     GalleryUnavailable,
     StorageBusy,
+    StorageFull,
+    WriteError,
     WriteRefused,
 )
 from model_store.files import json_text
@@ -234,27 +236,19 @@ class Connections:
         Raises
         ------
         StorageBusy : other writers have had the lock for `BUSY_S`.
-        WriteRefused : the database user has no permission to write.
+        StorageFull : the disk of PostgreSQL is full.
+        WriteRefused : the database user has no permission to write, or the database is read-only.
         GalleryUnavailable : PostgreSQL does not answer. If the answer to the commit is lost, it is
             unknown whether the writes were kept.
         """
-        errors = self._psycopg.errors
         try:
             with self.connection() as connection, connection.transaction():
                 connection.execute(f"SET LOCAL lock_timeout = {int(BUSY_S * 1000)}")
                 yield connection
         except GalleryUnavailable as error:
-            match error.__cause__:
-                case errors.LockNotAvailable():
-                    raise StorageBusy(
-                        f"Another process has been writing to the gallery for {BUSY_S:g} s. "
-                        "Nothing was changed; send the request again."
-                    ) from error
-                case errors.InsufficientPrivilege() | errors.ReadOnlySqlTransaction():
-                    raise WriteRefused(
-                        "The service has no permission to write to the gallery in PostgreSQL. Give "
-                        f"its database user write permission for the schema {self.schema}."
-                    ) from error
+            refused = write_error(error.__cause__, f"the schema {self.schema} in PostgreSQL")
+            if refused is not None:
+                raise refused from error
             raise
 
     def close(self) -> None:
@@ -321,6 +315,38 @@ _UNAVAILABLE = (
     "PostgreSQL, which holds the gallery, does not answer or has reported an error. Send the "
     "request again later. The log of the service has the reason."
 )
+
+
+def write_error(error: BaseException | None, where: str) -> WriteError | None:
+    """Return the error for a write that PostgreSQL has refused; None for errors of other kinds.
+
+    Parameters
+    ----------
+    where : what was written to, for the message.
+    """
+    errors = client().errors
+    match error:
+        case errors.LockNotAvailable():
+            return StorageBusy(
+                f"Another process has been writing to the gallery for {BUSY_S:g} s. Nothing was "
+                "changed; send the request again."
+            )
+        case errors.DiskFull():
+            return StorageFull(
+                "There is no room on the disk of PostgreSQL to store the change. Nothing was "
+                "changed. Free disk space, then send the request again."
+            )
+        case errors.ReadOnlySqlTransaction():
+            return WriteRefused(
+                f"PostgreSQL accepts no writes to {where}. It is a standby server, or "
+                "default_transaction_read_only is on."
+            )
+        case errors.InsufficientPrivilege():
+            return WriteRefused(
+                f"The service has no permission to write to {where}. Give its database user write "
+                "permission."
+            )
+    return None
 
 
 def connection_options(access: PostgresAccess, search_path: str) -> dict[str, Any]:
