@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.end_to_end.element_package import install, run
 from tests.end_to_end.fronts import BELOW_A_PATH, PROGRAMS, Front
+from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.processes import Service
 from tests.end_to_end.test_page_accessible import complaints
 
@@ -144,3 +145,137 @@ def test_it_searches_compares_decides_and_tells_its_page(
     expect(shop.get_by_test_id("verdict")).to_have_count(0)
     expect(shop.get_by_test_id("sample")).not_to_have_count(0)
     assert wrong == []
+
+
+class Site:
+    """A web site with the element; its service wants keys, and has no other gallery than one."""
+
+    def __init__(self, folder: Path, origin: str, service: Service, key: str, browser: Browser):
+        self._folder, self._origin, self._browser = folder, origin, browser
+        self.service, self.key = str(service.http.base_url).rstrip("/"), key
+        self.wrong: list[str] = []
+        self.pages: list[Page] = []
+
+    def open(self, body: str, policy: str = "") -> Page:
+        """Open a page of this body, below this content security policy."""
+        meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">' if policy else ""
+        script = '<script type="module" src="/dist/vouch-search.js"></script>'
+        text = f"<!doctype html><title>Shop</title>{meta}{body}{script}"
+        (self._folder / "index.html").write_text(text, encoding="utf-8")
+        page = self._browser.new_page(locale="de-DE")
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.set_default_timeout(20_000)
+        self.pages.append(page)
+        page.goto(self._origin)
+        return page
+
+
+@pytest.fixture(scope="module")
+def hosted(
+    browser: Browser, built: Path, digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("shop")
+    site, keys = folder / "site", KeysFile(folder / "keys.json")
+    key = keys.make("read")
+    shutil.copytree(built, site)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        origin = f"http://127.0.0.1:{server.server_port}"
+        Thread(target=server.serve_forever, daemon=True).start()
+        settings = {"VOUCH_CORS_ORIGINS": origin, "VOUCH_KEYS": str(keys.path)}
+        with Service(digits_bundle, folder / "log", settings) as service:
+            yield Site(site, origin, service, key, browser)
+        server.shutdown()
+
+
+@pytest.fixture
+def site(hosted: Site) -> Iterator[Site]:
+    """The site; each page that was opened is closed, and met no error that nobody took."""
+    expect.set_options(timeout=20_000)
+    yield hosted
+    for page in hosted.pages:
+        page.close()
+    hosted.pages.clear()
+    wrong, hosted.wrong = hosted.wrong, []
+    assert wrong == []
+
+
+def test_key_may_come_before_the_script_and_later(site: Site) -> None:
+    element = f'<vouch-search service="{site.service}"></vouch-search>'
+    early = f"<script>document.querySelector('vouch-search').key = '{site.key}';</script>"
+    page = site.open(element + early)
+    expect(page.get_by_test_id("sample")).not_to_have_count(0)
+    assert page.evaluate("Object.hasOwn(document.querySelector('vouch-search'), 'key')") is False
+    page = site.open(element)
+    expect(page.get_by_test_id("key-form")).to_be_visible()
+    page.evaluate("key => { document.querySelector('vouch-search').key = key; }", site.key)
+    expect(page.get_by_test_id("sample")).not_to_have_count(0)
+    expect(page.get_by_test_id("key-form")).to_have_count(0)
+
+
+def test_answer_is_gone_once_a_search_fails(site: Site, belonging: list[bytes]) -> None:
+    page = site.open(f'<vouch-search service="{site.service}"></vouch-search>')
+    page.evaluate("key => { document.querySelector('vouch-search').key = key; }", site.key)
+    element = "document.querySelector('vouch-search')"
+    search = f"bytes => {element}.search(new Blob([new Uint8Array(bytes)]))"
+    answer = f"{element}.answer?.verdict ?? null"
+    assert page.evaluate(answer) is None
+    page.evaluate(search, list(belonging[0]))
+    expect(page.get_by_test_id("verdict")).to_be_visible()
+    assert page.evaluate(answer) is not None
+    page.evaluate(search, list(b"no picture"))
+    expect(page.get_by_test_id("problem")).to_be_visible()
+    assert page.evaluate(answer) is None
+
+
+def test_second_service_is_refused_in_words(site: Site) -> None:
+    page = site.open(
+        f'<vouch-search lang="de" service="{site.service}"></vouch-search>'
+        '<vouch-search lang="fr" service="https://other.example"></vouch-search>'
+    )
+    second = page.locator("vouch-search").nth(1)
+    expect(second.get_by_test_id("problem")).to_contain_text(
+        "Diese Webseite durchsucht schon einen anderen Dienst"
+    )
+    expect(second.get_by_test_id("file-input")).to_have_count(0)
+    expect(second.locator(".vouch")).to_have_attribute("lang", "de")
+    failed = page.evaluate(
+        "document.querySelectorAll('vouch-search')[1].search(new Blob()).catch(String)"
+    )
+    assert "cannot ask its service" in failed
+
+
+def test_changed_attribute_starts_the_element_anew(site: Site) -> None:
+    page = site.open(f'<vouch-search service="{site.service}" gallery="none"></vouch-search>')
+    page.evaluate("key => { document.querySelector('vouch-search').key = key; }", site.key)
+    expect(page.get_by_test_id("problem")).to_contain_text("none")
+    page.evaluate("document.querySelector('vouch-search').setAttribute('gallery', 'digits')")
+    expect(page.get_by_test_id("sample")).not_to_have_count(0)
+    expect(page.get_by_test_id("problem")).to_have_count(0)
+
+
+@pytest.mark.parametrize("names", ["", "; trusted-types vouch-search"])
+def test_trusted_types_may_be_required(site: Site, names: str) -> None:
+    element = f'<vouch-search service="{site.service}"></vouch-search>'
+    page = site.open(element, f"require-trusted-types-for 'script'{names}")
+    expect(page.get_by_test_id("key-form")).to_be_visible()
+    page.evaluate(
+        """() => {
+            const clipboardData = new DataTransfer();
+            clipboardData.setData("text/html", "<p>no picture</p>");
+            const event = new ClipboardEvent("paste", { clipboardData, bubbles: true });
+            document.querySelector("vouch-search").dispatchEvent(event);
+        }"""
+    )
+    expect(page.get_by_test_id("problem")).to_be_visible()
+
+
+def test_search_outside_of_a_page_says_so(site: Site) -> None:
+    page = site.open("")
+    failed = page.evaluate(
+        """async () => {
+            await customElements.whenDefined("vouch-search");
+            return document.createElement("vouch-search").search(new Blob()).catch(String);
+        }"""
+    )
+    assert "not in a web page" in failed

@@ -4,11 +4,12 @@ import type { SearchAnswer } from "./api.js";
 export class VouchSearch extends HTMLElement {
   /** The answer that is shown, of `POST …/search`; null without one. */
   readonly answer: SearchAnswer | null;
-  /** Resolves once the element can be asked. */
-  readonly ready: Promise<void>;
-  /** The API key that is sent; set it before the element is put into the page. */
+  /** Resolves once the element can be asked; absent until the element is put into a page. */
+  readonly ready?: Promise<void>;
+  /** The API key that is sent. A new key starts the element anew. */
   set key(text: string);
-  /** Search with a picture, as if the visitor had chosen it. */
+  /** Search with a picture, as if the visitor had chosen it. Rejects if the element is not in a page, or if the page
+   * searches another service. */
   search(picture: Blob): Promise<void>;
 }
 

@@ -16,9 +16,16 @@ let filled = null;
 wanted.styled = () => (filled ??= import("./late_styles.js")
   .then(({ default: text }) => { later.replaceSync(text); }, () => { filled = null; }));
 
+// A web page may require trusted types. What is parsed runs nothing: the parts below, and HTML that is
+// pasted or dropped, of which only a link is read.
+const policy = globalThis.trustedTypes?.createPolicy("vouch-search", { createHTML: (text) => text });
+if (policy) wanted.html = (text) => policy.createHTML(text);
+
+let scripts = null;
+
 /** What the page has in its main part. Its title is a heading of the second order here. */
 function parts() {
-  const source = new DOMParser().parseFromString(page, "text/html");
+  const source = new DOMParser().parseFromString(wanted.html(page), "text/html");
   const part = document.createElement("div");
   part.className = "vouch";
   part.append(...source.querySelector(".vouch").childNodes);
@@ -36,6 +43,16 @@ export class VouchSearch extends HTMLElement {
   #search = null;
   #key = null;
 
+  static observedAttributes = ["service", "gallery"];
+
+  constructor() {
+    super();
+    if (!Object.hasOwn(this, "key")) return;
+    const { key } = this; // set before this script had come
+    delete this.key;
+    this.key = key;
+  }
+
   /** The answer that is shown; null where there is none. */
   get answer() {
     return this.#search?.answer ?? null;
@@ -44,11 +61,13 @@ export class VouchSearch extends HTMLElement {
   /** The API key that is sent, where the service wants one; else the element shows a field for it. */
   set key(text) {
     this.#key = text;
+    this.#renew();
   }
 
   /** Search with a picture, a Blob or File. */
   async search(picture) {
     await this.ready;
+    if (!this.#search) throw new Error("This <vouch-search> is not in a web page, or cannot ask its service.");
     this.#search.take([picture], null, "chosen");
   }
 
@@ -61,15 +80,36 @@ export class VouchSearch extends HTMLElement {
     this.#search = null;
   }
 
+  attributeChangedCallback(_, before, now) {
+    if (before !== now) this.#renew();
+  }
+
+  /** Begin anew, with the new key or attribute. */
+  #renew() {
+    if (!this.ready || !this.isConnected) return;
+    this.disconnectedCallback();
+    this.connectedCallback();
+  }
+
   async #start() {
     wanted.language ??= this.lang || null; // which the scripts read when they are loaded
-    const [{ Search }, { connect, key }] = await Promise.all(
-      [import("../../http/page/search.js"), import("../../http/page/api.js")]);
+    // Once for all elements, so that they begin in their order.
+    const [{ Search }, { connect, key }, { language }, { problemOf, problemPanel }] = await (scripts ??= Promise.all([
+      import("../../http/page/search.js"), import("../../http/page/api.js"),
+      import("../../http/page/language.js"), import("../../http/page/problem.js"),
+    ]));
     if (!this.isConnected || this.#search) return;
     const root = this.shadowRoot ?? this.attachShadow({ mode: "open" });
     root.adoptedStyleSheets = [first, later];
-    root.replaceChildren(parts());
-    connect(this.getAttribute("service") ?? location.origin);
+    const part = parts();
+    part.lang = language; // of the first element
+    root.replaceChildren(part);
+    try {
+      connect(this.getAttribute("service") ?? location.origin);
+    } catch (error) {
+      part.replaceChildren(problemPanel(problemOf(error).problem));
+      return;
+    }
     if (this.#key !== null) key.set(this.#key);
     const name = this.getAttribute("gallery");
     const tell = (type) => (detail) => this.dispatchEvent(new CustomEvent(type, { detail }));

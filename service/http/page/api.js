@@ -13,7 +13,10 @@ let connected = false;
 export function connect(url) {
   const { href } = new URL(url, document.baseURI);
   if (connected && href !== service) {
-    throw new Error(`This document asks ${service} already; it cannot ask ${href} too.`);
+    throw new Problem({
+      title: t`This web page searches another service already`,
+      detail: t`It searches ${service}, and cannot search ${href} too.`,
+    });
   }
   [service, connected] = [href, true];
 }

@@ -29,7 +29,7 @@ export class Search {
   options = {};
   query = null;
   /** @type {Api.SearchAnswer} */
-  answer = null;
+  answer = null; // the one that is shown
   retry = null;
   running = null;
   looking = null;
@@ -400,6 +400,7 @@ export class Search {
   }
 
   clear() {
+    this.answer = null;
     this.$("problem-slot").replaceChildren();
     this.$("result").hidden = true;
     this.$("result").replaceChildren();
@@ -539,6 +540,7 @@ export class Search {
     const shown = { ...byLine(answer, line), filtered: "filter" in options };
     const { word, says } = words.verdictOf(shown);
     this.clear();
+    this.answer = answer;
     this.$("result").replaceChildren(...answerParts(answer, query, {
       words, queries: query.text ? "captions" : gallery.queries, roundTrip, line, options, why: this.why,
       look: (place, items) => this.show(() => this.look(place, items), null, `look ${place}`),
@@ -572,7 +574,7 @@ export class Search {
     const moved = (line) => {
       this.line = line;
       this.showBatch(!this.$("batch-place").hidden);
-      if (this.$("result").hasChildNodes() && this.answer) this.showAnswer();
+      if (this.answer) this.showAnswer();
     };
     showAccuracy(gallery, report, {
       line: this.line, moved, within: this.part, mayDecide: this.may.admin,

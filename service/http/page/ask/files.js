@@ -2,6 +2,7 @@
 
 import { Problem } from "../api.js";
 import { t } from "../language.js";
+import { wanted } from "../wanted.js";
 
 const WITHOUT_IMAGE = {
   chosen: t`There is no image in what was chosen`,
@@ -77,7 +78,7 @@ const isCovered = (part) => part.querySelector("dialog[open]") !== null;
 
 /** The link that is carried; of a picture dragged out of a page that is the picture's own. */
 function linkOf(data) {
-  const [shown] = new DOMParser().parseFromString(data.getData("text/html"), "text/html").images;
+  const [shown] = new DOMParser().parseFromString(wanted.html(data.getData("text/html")), "text/html").images;
   const listed = data.getData("text/uri-list").split(/\r?\n/).find((line) => line && line[0] !== "#");
   const link = shown?.getAttribute("src") ?? listed ?? data.getData("text/plain").trim();
   return /^(https?:|data:image\/)/i.test(link) && URL.canParse(link) ? link : null;

@@ -490,6 +490,8 @@ export const PAGE = {
   "This gallery was calibrated with {0} {1}. Each small dot stands for 2 % of them; the large dot is your photo.": "Diese Sammlung wurde mit {0} {1} kalibriert. Jeder kleine Punkt steht für 2 % davon; der große Punkt ist Ihr Foto.",
   "This key is not accepted": "Dieser Schlüssel gilt nicht",
   "This page could not show the answer": "Diese Seite konnte die Antwort nicht zeigen",
+  "This web page searches another service already": "Diese Webseite durchsucht schon einen anderen Dienst",
+  "It searches {0}, and cannot search {1} too.": "Sie durchsucht {0} und kann nicht auch {1} durchsuchen.",
   "This photo may be hard to match": "Zu diesem Foto ist ein Treffer schwer zu finden",
   "This service asks for a key": "Dieser Dienst verlangt einen Schlüssel",
   "Tick at least one photo.": "Wählen Sie mindestens ein Foto.",

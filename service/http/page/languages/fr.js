@@ -481,6 +481,8 @@ export const PAGE = {
   "This gallery was calibrated with {0} {1}. Each small dot stands for 2 % of them; the large dot is your photo.": "Cette collection a été étalonnée avec {0} {1}. Chaque petit point en représente 2 % ; le grand point est votre photo.",
   "This key is not accepted": "Cette clé n’est pas acceptée",
   "This page could not show the answer": "Cette page n’a pas pu afficher la réponse",
+  "This web page searches another service already": "Cette page web interroge déjà un autre service",
+  "It searches {0}, and cannot search {1} too.": "Elle interroge {0} et ne peut pas interroger aussi {1}.",
   "This photo may be hard to match": "Cette photo pourrait être difficile à reconnaître",
   "This service asks for a key": "Ce service demande une clé",
   "Tick at least one photo.": "Cochez au moins une photo.",
