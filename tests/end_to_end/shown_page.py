@@ -6,6 +6,7 @@ import json
 import mimetypes
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from urllib.parse import unquote, urlsplit
 from playwright.sync_api import Browser, Dialog, FilePayload, Locator, Page, expect
 
 from index_builder.datasets.small_images import digits
+from service.http.middleware import content_security_policy
 from service.schemas.search import SearchAnswer
 from tests.end_to_end.stage import HEADER, ORIGIN, Asked, Reply, stage
 from tests.support.image_files import encoded
 from tests.support.waiting import wait_until
 
+POLICY = {"Content-Security-Policy": content_security_policy()}
 FILES = Path(__file__).parents[2] / "service" / "http" / "page"
 NBSP = "\u00a0"
 
@@ -202,9 +205,9 @@ class Shown:
         stage().leave(self._token)
         self.page.close()
 
-    def open(self) -> None:
-        """Open the page."""
-        self.page.goto(f"{ORIGIN}/")
+    def open(self, *, policy: bool = False) -> None:
+        """Open the page, with the service's content security policy or without one."""
+        self.page.goto(f"{ORIGIN}/?policy" if policy else f"{ORIGIN}/")
         expect(self.page.locator("#gallery-about p").first).to_be_visible()
 
     def ask(self, **changes: Any) -> Locator:
@@ -285,7 +288,8 @@ class Shown:
     def _reply(self, asked: Asked) -> Reply | None:
         path = unquote(urlsplit(asked.url).path)
         if not path.startswith("/v1/"):
-            return _file(path.removeprefix("/page/").strip("/") or "index.html")
+            file = _file(path.removeprefix("/page/").strip("/") or "index.html")
+            return replace(file, headers=POLICY) if asked.url.endswith("?policy") else file
         self.asked.append((asked.method, path, asked.body))
         if path.endswith("/search") and self.holds:
             self._over.wait()

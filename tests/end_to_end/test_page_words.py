@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from playwright.sync_api import FilePayload, expect
 
-from tests.end_to_end.shown_page import ANSWER, CALIBRATION, GALLERY, NBSP, PICTURE, Shown, result
+from tests.end_to_end.shown_page import (
+    ANSWER,
+    CALIBRATION,
+    GALLERY,
+    NBSP,
+    PICTURE,
+    Shown,
+    result,
+)
 from tests.support.image_files import encoded
 
 pytestmark = pytest.mark.browser
@@ -367,6 +375,12 @@ def test_a_link_that_may_not_be_fetched_says_what_to_do(shown: Shown) -> None:
     expect(problem.locator(".ids")).to_have_count(0)
     bring(shown, "pasted", {"text/plain": "javascript:alert(1)"})
     expect(problem.locator("h2")).to_have_text("There is no image in what was pasted")
+
+
+def test_a_link_of_a_site_that_the_policy_forbids_says_so(shown: Shown) -> None:
+    shown.open(policy=True)
+    bring(shown, "dropped", {"text/uri-list": "https://shop.example/boot.png"})
+    expect(shown.found("problem")).to_contain_text("not allowed pictures of https://shop.example.")
 
 
 def test_while_a_file_hovers_the_page_says_that_it_may_be_let_go(shown: Shown) -> None:

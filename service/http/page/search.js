@@ -310,13 +310,19 @@ export class Search {
   /** Search with the image at a link, where its site lets a page of another one read it. */
   askLink(link) {
     this.attempt(t`Fetching the picture`, async (signal) => {
+      let allowed = true; // by the policy of this web page
+      const refuse = () => { allowed = false; };
+      document.addEventListener("securitypolicyviolation", refuse, { once: true });
       const blob = await fetch(link, { signal, credentials: "omit", referrerPolicy: "no-referrer" })
         .then((response) => (response.ok ? response.blob() : null), () => null);
+      await new Promise((done) => setTimeout(done)); // the event comes first
+      document.removeEventListener("securitypolicyviolation", refuse);
       if (signal.aborted) return;
       if (!blob?.type.startsWith("image/")) {
         throw new Problem({
           title: t`The link could not be fetched`,
-          detail: t`There is no picture at it, or its site lets no other page read it.`,
+          detail: allowed ? t`There is no picture at it, or its site lets no other page read it.`
+            : t`The operator of this page has not allowed pictures of ${new URL(link).origin}.`,
           remedy: t`Save the image first, then drop or choose the file.`,
         });
       }

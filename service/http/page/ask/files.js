@@ -12,7 +12,7 @@ const WITHOUT_IMAGE = {
 
 export const withoutImage = (how) => new Problem({
   title: WITHOUT_IMAGE[how],
-  detail: t`Choose an image file or paste an image link.`,
+  detail: t`The page searches with image files.`,
   remedy: t`Save the image first, then drop or choose the file.`,
 });
 
