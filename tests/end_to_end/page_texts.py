@@ -52,4 +52,5 @@ def texts() -> set[str]:
     }
     document = (FILES / "index.html").read_text(encoding="utf-8")
     marked = re.findall(r"<[^>]*\sdata-t(?:\s[^>]*)?>([^<]+)<", document)
-    return found | {html.unescape(text) for text in marked}
+    labels = re.findall(r'aria-label="([^"]+)"', document)
+    return found | {html.unescape(text) for text in [*marked, *labels]}

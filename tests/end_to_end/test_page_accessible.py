@@ -12,6 +12,8 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, FilePayload, Page, expect
 
+from model_store.errors import ImageError
+from model_store.images.decode import TOO_MUCH_MEMORY, ImageLimits, decode_image
 from model_store.messages import MESSAGES
 from tests.end_to_end.page_texts import texts
 from tests.end_to_end.processes import TIMEOUT_S
@@ -346,7 +348,8 @@ OTHERS = sorted(path.stem for path in (FILES / "languages").glob("*.js"))
 
 def translations(language: str, name: str) -> dict[str, str]:
     """A table of a language, which is JSON between its braces but for comments."""
-    script = (FILES / "languages" / f"{language}.js").read_text(encoding="utf-8")
+    folder = FILES / "languages" / ("problems" if name == "PROBLEMS" else "")
+    script = (folder / f"{language}.js").read_text(encoding="utf-8")
     script = re.sub(r"(?m)^\s*//.*$", "", script)
     begin = script.index("{\n", script.index(f"export const {name} ="))
     table = script[begin : script.index("\n};", begin) + 2]
@@ -388,6 +391,9 @@ NOT_ON_THE_PAGE = {
 
 FROM_THE_API = {"low", "medium", "high", "valid", "drifting", "stale", "missing"}
 
+
+RAISING = ("model_store/images", "service/decoding", "service/access", "service/http")
+"""Folders of the modules that refuse files and keys."""
 
 SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these stand
     "model_store/images/quality.py": {"_REASONS", "_DEGRADED"},
@@ -446,6 +452,7 @@ def _texts_in(node: ast.AST) -> Iterator[str]:
 @pytest.mark.parametrize("language", OTHERS)
 def test_every_language_has_what_the_service_says(language: str) -> None:
     table = translations(language, "SERVICE")
+    problems = translations(language, "PROBLEMS")
     said = {text for path, places in SPEAKERS.items() for text in sentences_of(path, places)}
     unseen = {numbered(text) for text in NOT_ON_THE_PAGE}
     sentences = {text for text in said if " " in text} - unseen
@@ -458,6 +465,70 @@ def test_every_language_has_what_the_service_says(language: str) -> None:
     }
     known = sentences | titles | FROM_ELSEWHERE
     assert set(table) - known == set()
+    raised = "\n".join(
+        text
+        for folder in RAISING
+        for path in sorted((ROOT / folder).glob("*.py"))
+        for text in _texts_in(ast.parse(path.read_text("utf-8")))
+    )
+    for sentence in set(problems) - titles:
+        parts = re.split(r"\{\d\}|(?<=\bis )|(?<= and )", sentence.removesuffix("."))
+        assert [part for part in parts if part not in raised] == [], sentence
+
+
+def refused(data: bytes, **limits: int) -> str:
+    """Why a picture is refused."""
+    with pytest.raises(ImageError) as caught:
+        decode_image(data, ImageLimits(**limits))
+    return str(caught.value)
+
+
+def test_refused_files_and_keys_are_explained_in_german(browser: Browser) -> None:
+    reasons = [
+        refused(b""),
+        refused(PICTURE, max_bytes=8),
+        refused(PICTURE, max_pixels=8),
+        refused(PICTURE[:-30]),
+        refused(b"\xff\xd8\xff\xe0" + bytes(40)),
+        refused(b"words of a text, and no picture" * 9),
+        refused(b"<svg xmlns='http://www.w3.org/2000/svg'/>"),
+        refused(b"%PDF-1.7 and so on"),
+        refused(bytes(range(7, 99))),
+        TOO_MUCH_MEMORY,
+        (
+            "This service does not know the key that was sent. "
+            "Send a valid key as `Authorization: Bearer vouch_…` or as `X-API-Key`; the service's "
+            "operator creates keys with `vouch-keys create`."
+        ),
+        (
+            "The key k1 allows 1,000 searches within 86,400 s, and all are used. "
+            "The next period begins in 15,884 s. The service's operator can raise this quota."
+        ),
+    ]
+    shown = Shown(browser, locale="de-DE")
+    shown.open()
+    shown.run("language", "m.learn()")
+    english = re.compile(r"\b(the|is|are|send|has|and|it)\b", re.IGNORECASE)
+    for reason in reasons:
+        german = shown.run("service_texts", "m.said(all[0])", reason)
+        assert english.search(german) is None, german
+    assert "erlaubt 1.000 Suchen in 86.400 s" in german
+    expect(shown.page.get_by_role("region", name="Antwort")).to_be_attached()
+    shown.page.close()
+
+
+def test_reason_of_a_failed_batch_row_is_said_in_german(browser: Browser) -> None:
+    shown = Shown(browser, locale="de-DE")
+    shown.status = 422
+    shown.answer = {
+        "title": "The image has an accepted format, but is truncated or damaged",
+        "detail": refused(PICTURE[:-30]),
+        "code": "corrupt_image",
+    }
+    shown.open()
+    shown.choose("a.png", "b.png")
+    expect(shown.page.locator("#batch-place")).to_contain_text("Das Bild (PNG) ist beschädigt")
+    shown.page.close()
 
 
 def test_a_reason_of_the_service_is_said_in_german(browser: Browser) -> None:
@@ -468,7 +539,7 @@ def test_a_reason_of_the_service_is_said_in_german(browser: Browser) -> None:
         "enough."
     )
     german_reason = (
-        "Höchstens 0.05 Fehler unter Treffern lassen sich nicht versprechen: Es gibt 12 Anfragen "
+        "Höchstens 0,05 Fehler unter Treffern lassen sich nicht versprechen: Es gibt 12 Anfragen "
         "zur Kalibrierung mit Treffer, deren erstes Objekt das einzige seines Labels ist, etwa 90 "
         "würden reichen."
     )
@@ -484,7 +555,7 @@ def test_a_reason_of_the_service_is_said_in_german(browser: Browser) -> None:
     shown.ask(verdict="ambiguous", reason=reason, result_set=unpromised, query=query)
     expect(shown.found("withheld")).to_contain_text(german_reason)
     expect(shown.found("set")).to_have_text(
-        "Eine Abdeckung von 0.95 braucht 59 unabhängige Anfragen zur Kalibrierung mit Treffer; "
+        "Eine Abdeckung von 0,95 braucht 59 unabhängige Anfragen zur Kalibrierung mit Treffer; "
         "es gibt 12."
     )
     expect(shown.found("result")).to_contain_text("Hinweis. Durchsichtiges wurde auf Weiß gelegt.")
@@ -518,9 +589,11 @@ def test_sentence_that_begins_with_a_value_is_translated_alone(browser: Browser)
 
 @pytest.mark.parametrize("language", OTHERS)
 def test_every_language_has_each_text_with_the_same_values(language: str) -> None:
-    page, service = (translations(language, name) for name in ("PAGE", "SERVICE"))
+    page, service, problems = (
+        translations(language, name) for name in ("PAGE", "SERVICE", "PROBLEMS")
+    )
     assert set(page) == texts() | FROM_THE_API
-    for text, other in [*page.items(), *service.items()]:
+    for text, other in [*page.items(), *service.items(), *problems.items()]:
         numbers = [sorted(re.findall(r"\{\d\}", one)) for one in (text, other)]
         assert numbers[0] == numbers[1], text
         ends = [(one[0] in " ,", one[-1] == " ", one.count("`") % 2) for one in (text, other)]

@@ -357,7 +357,7 @@ def test_outcome_is_said_in_german(browser: Browser) -> None:
     shown.gallery = {**GALLERY, "outcome": {**OUTCOME, "lines": [*OUTCOME["lines"], FAILURE]}}
     opened(shown)
     expect(shown.found("facts").locator("li")).to_have_text(
-        "Das erste Ergebnis ist richtig bei 87 % von 1,234 Anfragen zur Kalibrierung."
+        "Das erste Ergebnis ist richtig bei 87 % von 1.234 Anfragen zur Kalibrierung."
     )
     expect(shown.found("outcome").locator("li")).to_have_text(
         [

@@ -4,7 +4,7 @@ import { address, filled, key } from "./api.js";
 import { copy, el, glyph, picture, svg } from "./elements.js";
 import { t } from "./language.js";
 import { review } from "./look/decisions.js";
-import { passes } from "./problem.js";
+import { passes, reasonOf } from "./problem.js";
 import { said, saidParts } from "./service_texts.js";
 import {
   NBSP, QUERIES, VERDICTS, absentSentence, brief, count, isNumber, outlierSentence, percent,
@@ -128,7 +128,7 @@ function auditPart(answer) {
       // One answer after the other. Disabled outright, a button would lose the focus.
       for (const one of buttons) one.ariaDisabled = "true";
       heard.textContent = await review(answer, first, correct)
-        .then(() => t` Thank you.`, ({ problem, message }) => ` ${problem?.detail ?? message}`);
+        .then(() => t` Thank you.`, (error) => ` ${reasonOf(error)}`);
       for (const one of buttons) one.ariaDisabled = null;
     };
     return node;
@@ -246,7 +246,7 @@ function neighbourPart(answer, wording, { look, more, options, choose }) {
     onclick: async () => {
       further.disabled = true;
       const page = await more(cursor).catch((error) => {
-        further.textContent = error.problem?.detail ?? String(error);
+        further.textContent = reasonOf(error);
         further.disabled = !passes(error.problem?.status); // a cursor that is refused is not taken later
         further.focus(); // which it lost when it was disabled
         return null;

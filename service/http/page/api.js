@@ -1,6 +1,6 @@
 // Asking the API, with a key where the service wants one.
 
-import { t } from "./language.js";
+import { learn, t } from "./language.js";
 import { wanted as page } from "./wanted.js";
 
 const KEY = "vouch-key"; // in sessionStorage: this tab alone, and only while it is open
@@ -119,7 +119,7 @@ async function askOnce(url, { path, query, json, ...options }) {
     });
   }
   if (response.ok) return response;
-  const problem = await response.json().catch(() => null);
+  const [problem] = await Promise.all([response.json().catch(() => null), learn()]);
   if (!problem?.title) throw unreadable(response);
   if (response.status === 401) { // the service says how programs send a key
     problem.detail = [problem.detail?.split(". ")[0].replace(/\.?$/, "."), t`Enter a key under “Your key”.`].filter(Boolean).join(" ");

@@ -13,16 +13,28 @@ const known = (tag) => tag?.slice(0, 2).toLowerCase() in LANGUAGES;
 export const language = [wanted.language, remembered(CHOSEN), ...navigator.languages, "en"]
   .find(known).slice(0, 2).toLowerCase();
 
-// A new language is a file beside these, and a line in LANGUAGES.
+// A new language is two files beside these, and a line in LANGUAGES.
 const TABLES = {
   en: () => ({ PAGE: {}, SERVICE: {} }),
   de: () => import("./languages/de.js"),
   fr: () => import("./languages/fr.js"),
 };
+const LATER = {
+  en: () => ({ PROBLEMS: {} }),
+  de: () => import("./languages/problems/de.js"),
+  fr: () => import("./languages/problems/fr.js"),
+};
 
-const { PAGE: table, SERVICE: sentences } = await TABLES[language]();
+const { PAGE: table, SERVICE } = await TABLES[language]();
 
-export { sentences };
+/** What the service says, by the English sentence; `learn` adds what its problems say. */
+export const sentences = { ...SERVICE };
+
+/** Load the sentences of problems; without them, these stay English. */
+export const learn = async () => {
+  const { PROBLEMS } = await Promise.resolve(LATER[language]()).catch(() => ({ PROBLEMS: {} }));
+  Object.assign(sentences, PROBLEMS);
+};
 
 /** Speak another language from the next page on, that is, now. */
 export function speak(chosen) {
@@ -38,9 +50,10 @@ export function t(parts, ...values) {
   return values.length ? words.replace(/\{(\d)\}/g, (_, i) => values[i]) : words;
 }
 
-/** Put the texts of elements marked data-t, in a document or a part of it, into the visitor's
- * language. */
+/** Put the texts of elements marked data-t, and all labels, in a document or a part of it, into the
+ * visitor's language. */
 export function translate(root) {
+  for (const node of root.querySelectorAll("[aria-label]")) node.ariaLabel = t([node.ariaLabel]);
   for (const node of root.querySelectorAll("[data-t]")) {
     node.textContent = t([node.textContent]);
     node.removeAttribute("data-t"); // it is done

@@ -16,6 +16,11 @@ export function problemOf(error) {
   return new Problem({ title: t`This page could not show the answer`, detail: String(error) });
 }
 
+/** Why something failed, in a sentence.
+ *
+ * @param {{ problem?: Partial<Api.Problem>, message?: string }} error */
+export const reasonOf = ({ problem, message }) => said(problem?.detail || problem?.title || message || "");
+
 /** A problem, with a button where `retry` may help. */
 export function problemPanel(problem, retryAfter, retry) {
   const { status, detail, code, request_id: requestId } = problem;

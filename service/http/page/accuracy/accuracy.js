@@ -3,6 +3,7 @@
 import { askJson } from "../api.js";
 import { copy, dialogHeader, el, openDialog } from "../elements.js";
 import { language, t } from "../language.js";
+import { reasonOf } from "../problem.js";
 import { outcomeLines, said, saidParts } from "../service_texts.js";
 import { QUERIES, absentSentence, brief, count, estimateSentence, fixed, isNumber, percent } from "../words.js";
 import { reliability, riskAndCoverage } from "./diagrams.js";
@@ -88,7 +89,7 @@ function operating(gallery, { drift, absent }, changed) {
   const path = { gallery: gallery.name };
   const status = el("span.note", { role: "status" });
   const button = (name, words, act, done) => el("button", { type: "button", "data-testid": name, onclick: async () => {
-    status.textContent = await act().then(done, ({ problem, message }) => problem?.detail ?? message);
+    status.textContent = await act().then(done, reasonOf);
   } }, words);
   const share = absent?.estimated;
   const differs = isNumber(share) && share > 0 && share < 1 && !absent.is_hint && Math.abs(share - absent.used) >= 0.005;

@@ -3,7 +3,8 @@
 import { askJson } from "../api.js";
 import { el } from "../elements.js";
 import { language, t } from "../language.js";
-import { said, saidParts } from "../service_texts.js";
+import { reasonOf } from "../problem.js";
+import { saidParts } from "../service_texts.js";
 import { QUERIES, count, isNumber, percent } from "../words.js";
 
 const when = (time) => new Date(time).toLocaleString(language, { dateStyle: "medium", timeStyle: "short" });
@@ -53,8 +54,8 @@ export function historyPart(gallery, mayDecide, switched) {
       yes.disabled = true;
       const done = await askJson("/v1/galleries/{gallery}/bundles/{bundle_id}/activate", {
         method: "POST", path: { ...path, bundle_id: bundle.id },
-      }).catch(({ problem, message }) => {
-        status.textContent = said(problem?.detail ?? message);
+      }).catch((error) => {
+        status.textContent = reasonOf(error);
         cancel();
       });
       if (done) switched();
@@ -102,6 +103,6 @@ export function historyPart(gallery, mayDecide, switched) {
           .map((words) => el("th", { scope: "col" }, words)))),
         el("tbody", {}, bundles.map((bundle) => row(bundle, serving)).reverse())),
       status);
-  }, ({ problem, message }) => { status.textContent = said(problem?.detail ?? message); });
+  }, (error) => { status.textContent = reasonOf(error); });
   return place;
 }

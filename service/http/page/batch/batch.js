@@ -4,6 +4,7 @@
 import { patiently, searchWith } from "../api.js";
 import { addToBatch, batchOf, forgetBatch, updateRow } from "../kept.js";
 import { decide, resumed } from "../look/decisions.js";
+import { reasonOf } from "../problem.js";
 import { MOST, batchView } from "./view.js";
 
 const AT_ONCE = 3; // searches
@@ -90,7 +91,7 @@ export function openBatch(gallery, place, { refused, within, cleared }) {
           running.abort();
           return refused(error);
         }
-        entry.problem = error.problem?.detail ?? String(error);
+        entry.problem = reasonOf(error);
       }
       view.changed();
       await keep(entry); // so that a reload repeats few searches

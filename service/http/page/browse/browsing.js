@@ -5,7 +5,7 @@ import { dialogHeader, el, openDialog, picture, pressTwice } from "../elements.j
 import { t } from "../language.js";
 import { filterBar } from "../filters/bar.js";
 import { facts, recordUrl } from "../look/facts.js";
-import { passes } from "../problem.js";
+import { passes, reasonOf } from "../problem.js";
 import { brief, count } from "../words.js";
 import { labelEditor } from "./labels.js";
 import { selection } from "./selecting.js";
@@ -66,7 +66,6 @@ export function browse(gallery, within, { room = "items", went = () => {}, go = 
       toCheck("label-errors", t`Possible label errors`), toCheck("near-duplicates", t`Near duplicates`), selected.toggle),
     filters, el("p.status", { role: "status" }, status, " ", done), grid.element, about);
 
-  const reasonOf = (error) => error.problem?.detail ?? String(error);
   const failed = (error) => { status.textContent = reasonOf(error); };
 
   /** Show the items on a map, or in the grid. */

@@ -4,6 +4,7 @@ import { askJson, patiently } from "../api.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
 import { t } from "../language.js";
 import { remember, remembered } from "../memory.js";
+import { reasonOf } from "../problem.js";
 import { count } from "../words.js";
 
 const SHOWN = 50; // cards without a decision at which the check pauses
@@ -58,7 +59,7 @@ export function openCheck(gallery, within, { name, operation, title, note, optio
       } while (cursor !== null && n() < SHOWN);
     } catch (error) {
       if (signal.aborted) return;
-      status.textContent = error.problem?.detail ?? String(error);
+      status.textContent = reasonOf(error);
     }
     more.hidden = cursor === null;
     more.onclick = () => examine({ cursor, signal });

@@ -4,6 +4,7 @@
 import { deleteItem, mayWrite, patiently } from "../api.js";
 import { el, picture, pressTwice } from "../elements.js";
 import { t } from "../language.js";
+import { reasonOf } from "../problem.js";
 import { brief, count, fixed } from "../words.js";
 import { focusAfter, keptAsIs, openCheck } from "./checking.js";
 
@@ -152,7 +153,7 @@ export async function open(gallery, within) {
         show(groups.get(id));
       } catch (error) {
         if (signal.aborted) return;
-        failed = t`“${id}” could not be deleted: ${error.problem?.detail ?? String(error)}`;
+        failed = t`“${id}” could not be deleted: ${reasonOf(error)}`;
         if ([401, 403, 409, 429].includes(error.problem?.status)) break; // the others would be refused as well
       }
     }

@@ -4,6 +4,7 @@ import { mayWrite } from "../api.js";
 import { el, picture, pressTwice } from "../elements.js";
 import { t } from "../language.js";
 import { forgetLabels } from "../look/finding.js";
+import { reasonOf } from "../problem.js";
 import { brief, count as number, percent } from "../words.js";
 import { focusAfter, keptAsIs, openCheck } from "./checking.js";
 import { giveLabel } from "./labels.js";
@@ -52,7 +53,7 @@ export async function open(gallery, within) {
         label.textContent = name;
         return true;
       } catch (error) {
-        done.textContent = error.problem?.detail ?? String(error);
+        done.textContent = reasonOf(error);
         return false;
       } finally {
         change.disabled = keep.disabled = undo.disabled = false;

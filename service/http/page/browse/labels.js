@@ -4,6 +4,7 @@ import { askJson, patiently } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
 import { forgetLabels, labelsOf } from "../look/finding.js";
+import { reasonOf } from "../problem.js";
 import { brief, count } from "../words.js";
 
 const OFFERED = 20; // labels that are offered for a part of one
@@ -100,7 +101,7 @@ export function labelEditor(gallery, changed) {
     forgetLabels(gallery.name);
     const [[item, error] = []] = reasons;
     done.textContent = [
-      made.size && says(made), error && t`“${item.id}” could not be changed: ${error.problem?.detail ?? String(error)}`,
+      made.size && says(made), error && t`“${item.id}” could not be changed: ${reasonOf(error)}`,
     ].filter(Boolean).join(" ");
     changed([...made.keys()]);
     show();

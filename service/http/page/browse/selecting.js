@@ -3,6 +3,7 @@
 import { deleteItem, mayWrite } from "../api.js";
 import { el, pressTwice, save } from "../elements.js";
 import { t } from "../language.js";
+import { reasonOf } from "../problem.js";
 import { csvFile } from "../spreadsheet.js";
 import { count } from "../words.js";
 
@@ -97,7 +98,7 @@ export function selection(gallery, grid, gone, changed) {
         marked.delete(item.id);
         gone.add(item.id);
       } catch (error) {
-        reasons.set(item.id, error.problem?.detail ?? String(error));
+        reasons.set(item.id, reasonOf(error));
       }
     }
     working = false;

@@ -7,6 +7,7 @@ import { dialogHeader, el, openDialog } from "../elements.js";
 import { addToBatch, batchOf, forgetBatch, updateRow } from "../kept.js";
 import { t } from "../language.js";
 import { forgetLabels } from "../look/finding.js";
+import { reasonOf } from "../problem.js";
 import { said } from "../service_texts.js";
 import { brief, count } from "../words.js";
 import { createGallery, nameField } from "./creating.js";
@@ -231,7 +232,7 @@ export async function openAdding(gallery, { within, changed, review }) {
           stopping.abort();
           throw error;
         }
-        Object.assign(row, { state: "failed", problem: said(error.problem?.detail ?? String(error)) });
+        Object.assign(row, { state: "failed", problem: reasonOf(error) });
       }
       keep(row);
       summarise();

@@ -3,6 +3,7 @@
 import { askJson } from "../api.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
 import { t } from "../language.js";
+import { reasonOf } from "../problem.js";
 import { outcomeLines, said, saidParts } from "../service_texts.js";
 import { count, percent } from "../words.js";
 
@@ -44,16 +45,16 @@ function calibrating(path, report, last, changed) {
     while (run.state === "running") {
       await new Promise((done) => setTimeout(done, POLL_EVERY));
       if (!status.isConnected) return; // the dialog is closed; the next one continues
-      run = await askJson("/v1/galleries/{gallery}/calibration/run", { path }).catch(({ problem }) => {
-        if ([0, 429, 503, 504].includes(problem?.status)) return run; // the new calibration is being opened
-        throw new Error(problem?.detail ?? problem?.title);
+      run = await askJson("/v1/galleries/{gallery}/calibration/run", { path }).catch((error) => {
+        if ([0, 429, 503, 504].includes(error.problem?.status)) return run; // the new calibration is being opened
+        throw error;
       });
     }
     if (run.state === "failed") show(t`Not calibrated. ${said(run.reason)}`);
     else changed();
   }
 
-  const attempt = (work) => work().catch(({ problem, message }) => show(said(problem?.detail || problem?.title || message)));
+  const attempt = (work) => work().catch((error) => show(reasonOf(error)));
   if (last.state === "running") attempt(() => follow(last));
   return el("form.actions", { onsubmit: (event) => {
     event.preventDefault();

@@ -3,7 +3,7 @@
 import { askJson } from "../api.js";
 import { dialogHeader, el, openDialog, pressOnce } from "../elements.js";
 import { t } from "../language.js";
-import { said } from "../service_texts.js";
+import { reasonOf } from "../problem.js";
 import { nameField } from "./creating.js";
 
 /** Open the settings of a gallery. `changed` is called with its name once something has changed, or
@@ -27,7 +27,7 @@ export function openSettings(gallery, { within, changed }) {
     try {
       await sending();
     } catch (error) {
-      status.textContent = said(error.problem?.detail || error.problem?.title || String(error));
+      status.textContent = reasonOf(error);
       return;
     }
     dialog.close();

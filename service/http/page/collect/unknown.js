@@ -6,7 +6,7 @@ import { dialogHeader, el, openDialog, picture } from "../elements.js";
 import { language, t } from "../language.js";
 import { forgetLabels } from "../look/finding.js";
 import { reviewer, takeBack } from "../look/decisions.js";
-import { said } from "../service_texts.js";
+import { reasonOf } from "../problem.js";
 import { brief, count, percent } from "../words.js";
 
 /** Open the groups of unknown photographs of `gallery`. `write`: the visitor may add them; `changed` is
@@ -88,7 +88,7 @@ function card(group, i, { gallery, write, told, who }) {
     button.focus();
   }
 
-  const tried = (work) => work().catch((error) => { heard.textContent = said(error.problem?.detail ?? String(error)); });
+  const tried = (work) => work().catch((error) => { heard.textContent = reasonOf(error); });
   undo.onclick = () => tried(undoAll);
   return el("form.unknown-group", { "data-testid": "unknown-group", onsubmit: (event) => {
     event.preventDefault();

@@ -3,6 +3,7 @@
 import { askJson } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
+import { reasonOf } from "../problem.js";
 import { said } from "../service_texts.js";
 import { wanted } from "../wanted.js";
 import { brief, count } from "../words.js";
@@ -59,7 +60,7 @@ export function filterBar(gallery, changed) {
       status.textContent = fields.hasChildNodes() ? ""
         : reason ? said(reason) : t`The items have no fields to filter by.`;
     } catch (error) {
-      status.textContent = error.problem?.detail ?? String(error);
+      status.textContent = reasonOf(error);
       element.addEventListener("toggle", open, { once: true });
     }
   }

@@ -3,6 +3,7 @@
 import { askJson, filled } from "../api.js";
 import { dialogHeader, el, openDialog, picture } from "../elements.js";
 import { language, t } from "../language.js";
+import { reasonOf } from "../problem.js";
 import { brief, count, decisionSentence } from "../words.js";
 import { reviewer, takeBack } from "./decisions.js";
 
@@ -47,7 +48,7 @@ export function showDecided(gallery, within) {
   }
 
   openDialog(dialog, within);
-  fetchAll().then(show, (error) => { status.textContent = error.problem?.detail ?? String(error); });
+  fetchAll().then(show, (error) => { status.textContent = reasonOf(error); });
 }
 
 /** @param {Page.Gallery} gallery
@@ -70,7 +71,7 @@ function row(gallery, decision, status) {
       status.textContent = t`Taken back.`;
     } catch (error) {
       button.disabled = false;
-      status.textContent = error.problem?.detail ?? String(error);
+      status.textContent = reasonOf(error);
     }
   };
   return el("li", { "data-testid": "decided-row" }, id === null ? el("span") : picture(url, "", true),

@@ -3,6 +3,7 @@
 import { askJson, imageForm, mayWrite, searchFor } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
+import { reasonOf } from "../problem.js";
 import { onDecision, reviewer } from "./decisions.js";
 import { decisionSentence } from "../words.js";
 import { forgetLabels, labelsLike } from "./finding.js";
@@ -114,7 +115,7 @@ function findForm({ gallery, view, list, tell, asked }) {
         tell(t`No item has “${text}” in its label, or an id that begins with it.`);
       }
     } catch (error) {
-      tell(error.problem?.detail ?? String(error));
+      tell(reasonOf(error));
     }
   };
   return el("form.small", { onsubmit: submit, "data-testid": "find-form" },
@@ -137,7 +138,7 @@ function addForm({ gallery, view, added }) {
     const path = { gallery: gallery.name, item_id: item.id };
     const taken = await askJson("/v1/galleries/{gallery}/items/{item_id}", { path }).then(() => true, (error) => {
       if (error.problem?.status === 404) return false;
-      problem.textContent = error.problem?.detail ?? String(error);
+      problem.textContent = reasonOf(error);
       return null;
     });
     if (taken) problem.textContent = t`There is an item “${item.id}” already. Give it another id.`;
@@ -148,7 +149,7 @@ function addForm({ gallery, view, added }) {
       forgetLabels(gallery.name);
       added(entry, item);
     } catch (error) {
-      problem.textContent = error.problem?.detail ?? String(error);
+      problem.textContent = reasonOf(error);
     }
   }
 

@@ -2,6 +2,7 @@
 
 import { askJson, deleteItem } from "../api.js";
 import { remember, remembered } from "../memory.js";
+import { reasonOf } from "../problem.js";
 
 const NAME = "vouch-reviewer"; // remembered by the browser
 
@@ -173,6 +174,6 @@ function remove(decision) {
 
 function fail(decision, error) {
   decision.state = "failed";
-  decision.problem = error.problem?.detail ?? String(error);
+  decision.problem = reasonOf(error);
   tell(decision);
 }

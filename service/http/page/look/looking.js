@@ -4,7 +4,7 @@ import { verdictOf } from "../answer.js";
 import { askJson } from "../api.js";
 import { dialogHeader, el, openDialog, pressOnce, pressTwice } from "../elements.js";
 import { t } from "../language.js";
-import { said } from "../service_texts.js";
+import { reasonOf } from "../problem.js";
 import { brief, decisionSentence } from "../words.js";
 import { decidingBar } from "./deciding.js";
 import { decide, reviewer, undo } from "./decisions.js";
@@ -94,7 +94,7 @@ export function look(entry, gallery, options = {}) {
         await remove(entry);
       } catch (error) {
         button.disabled = false;
-        return tell(said(error.problem?.detail ?? String(error)));
+        return tell(reasonOf(error));
       }
       tell(t`${entry.name} is deleted.`);
       if (entry === view.entry) goOn();
@@ -145,7 +145,7 @@ export function look(entry, gallery, options = {}) {
       if (results.length) list(results);
       tell(t`${results.length} items like “${brief(item.label ?? item.id)}”, without probabilities.`);
     } catch (error) {
-      tell(error.problem?.detail ?? String(error));
+      tell(reasonOf(error));
     }
   }
 
