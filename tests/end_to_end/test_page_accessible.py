@@ -17,7 +17,16 @@ from model_store.images.decode import TOO_MUCH_MEMORY, ImageLimits, decode_image
 from model_store.messages import MESSAGES
 from tests.end_to_end.page_texts import texts
 from tests.end_to_end.processes import TIMEOUT_S
-from tests.end_to_end.shown_page import ANSWER, FILES, GALLERY, PICTURE, Shown, look_closely, result
+from tests.end_to_end.shown_page import (
+    ANSWER,
+    FILES,
+    GALLERY,
+    NBSP,
+    PICTURE,
+    Shown,
+    look_closely,
+    result,
+)
 from tests.end_to_end.test_page_accuracy import REPORT, with_history
 from tests.end_to_end.test_page_browsing import FACETS
 from tests.end_to_end.test_page_checking import label_error, pages, pair
@@ -514,6 +523,16 @@ def test_refused_files_and_keys_are_explained_in_german(browser: Browser) -> Non
         assert english.search(german) is None, german
     assert "erlaubt 1.000 Suchen in 86.400 s" in german
     expect(shown.page.get_by_role("region", name="Antwort")).to_be_attached()
+    shown.page.close()
+
+
+def test_numbers_are_written_as_in_german(browser: Browser) -> None:
+    shown = Shown(browser, locale="de-DE")
+    shown.ask(timing_ms={"total": 0.14})
+    expect(shown.found("details")).to_contain_text(f"0,1{NBSP}ms, Cache")
+    shown.status, shown.headers = 429, {"retry-after": "15884"}
+    shown.ask(title="No", detail="No.", code="searches_used_up", request_id="r-1")
+    expect(shown.found("problem")).to_contain_text("Warten Sie 5 Stunden und")
     shown.page.close()
 
 

@@ -220,7 +220,7 @@ def test_details_say_where_the_time_went_and_how_to_ask_again(shown: Shown) -> N
     ("status", "headers", "remedy", "again"),
     [
         (415, {}, "Save it as JPEG, PNG or WebP", False),
-        (429, {"retry-after": "7"}, "Wait 7 s, then try again.", True),
+        (429, {"retry-after": "7"}, "Wait 7 seconds, then try again.", True),
         (500, {}, "Server error.", True),
         (503, {}, "The service is busy or starting.", True),
     ],

@@ -7,7 +7,7 @@ import { review } from "./look/decisions.js";
 import { passes, reasonOf } from "./problem.js";
 import { said, saidParts } from "./service_texts.js";
 import {
-  NBSP, QUERIES, VERDICTS, absentSentence, brief, count, isNumber, outlierSentence, percent,
+  NBSP, QUERIES, VERDICTS, absentSentence, brief, count, fixed, isNumber, outlierSentence, percent,
   pictureSentence,
   uncertaintySentence,
 } from "./words.js";
@@ -339,7 +339,7 @@ function block(title, text, testid) {
 function detailPart(answer, question, roundTrip) {
   const { bundle, cache, request_id: requestId, timing_ms: timing } = answer;
   const pair = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
-  const ms = (value) => `${value < 10 ? value.toFixed(1) : Math.round(value)}${NBSP}ms`;
+  const ms = (value) => `${fixed(value, value < 10 ? 1 : 0)}${NBSP}ms`;
   const stages = Object.entries(timing).filter(([name]) => name !== "total");
   const { calibration } = bundle;
   return el("details", { "data-testid": "details" },

@@ -3,9 +3,9 @@
 
 import { askJson, key } from "./api.js";
 import { dialogHeader, el, openDialog } from "./elements.js";
-import { language, t } from "./language.js";
+import { t } from "./language.js";
 import { said } from "./service_texts.js";
-import { count } from "./words.js";
+import { count, duration } from "./words.js";
 
 /** @type {Record<string, () => string>} */
 const SCOPES = {
@@ -14,15 +14,6 @@ const SCOPES = {
   write: () => t`You may search, browse, review, and change items.`,
   admin: () => t`You may do everything, including settings.`,
 };
-
-const UNITS = /** @type {const} */ ([["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]]);
-
-/** @param {number} seconds */
-function duration(seconds) {
-  const [unit, size] = UNITS.find(([, size]) => seconds >= size) ?? UNITS[3];
-  const format = new Intl.NumberFormat(language, { style: "unit", unit, unitDisplay: "long" });
-  return format.format(Math.ceil(seconds / size));
-}
 
 /** A form for a key; `use` is given it. */
 function keyInput(use, ...parts) {

@@ -4,7 +4,7 @@ import { Problem } from "./api.js";
 import { el } from "./elements.js";
 import { language, t } from "./language.js";
 import { said } from "./service_texts.js";
-import { REMEDIES } from "./words.js";
+import { REMEDIES, duration } from "./words.js";
 
 /** Whether the same request may be answered in a moment. */
 export const passes = (status) => [0, 200, 408, 429].includes(status) || status >= 500;
@@ -24,7 +24,7 @@ export const reasonOf = ({ problem, message }) => said(problem?.detail || proble
 /** A problem, with a button where `retry` may help. */
 export function problemPanel(problem, retryAfter, retry) {
   const { status, detail, code, request_id: requestId } = problem;
-  const wait = Number(retryAfter) > 0 ? t`Wait ${retryAfter} s, then try again.` : null;
+  const wait = Number(retryAfter) > 0 ? t`Wait ${duration(Number(retryAfter))}, then try again.` : null;
   const canRetry = retry && passes(status);
   const remedy = problem.remedy ?? wait ?? REMEDIES[code] ?? REMEDIES[status] ??
     (status >= 500 && t`Server error. If it persists, contact the operator.`);

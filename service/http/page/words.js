@@ -13,6 +13,17 @@ export const fixed = (value, decimals) => value.toLocaleString(language, {
   minimumFractionDigits: decimals, maximumFractionDigits: decimals, useGrouping: false,
 });
 
+const UNITS = /** @type {const} */ ([["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]]);
+
+/** A length of time in its largest unit, rounded up: "5 hours".
+ *
+ * @param {number} seconds */
+export function duration(seconds) {
+  const [unit, size] = UNITS.find(([, size]) => seconds >= size) ?? UNITS[3];
+  const format = new Intl.NumberFormat(language, { style: "unit", unit, unitDisplay: "long" });
+  return format.format(Math.ceil(seconds / size));
+}
+
 const MOST_CHARACTERS = 80;
 
 /** A name within a sentence: of a long one its beginning. */

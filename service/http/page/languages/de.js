@@ -520,7 +520,7 @@ export const PAGE = {
   "Use it": "Verwenden",
   "Use the links on this page.": "Nutzen Sie die Links auf dieser Seite.",
   "Users whose queries drifted: {0}. Their answers are not guaranteed.": "Nutzer mit Drift in ihren Anfragen: {0}. Ihre Antworten sind ohne Gewähr.",
-  "Wait {0} s, then try again.": "Warten Sie {0} s und versuchen Sie es noch einmal.",
+  "Wait {0}, then try again.": "Warten Sie {0} und versuchen Sie es noch einmal.",
   "What is needed": "Was gebraucht wird",
   "What there is": "Was es gibt",
   "What to do": "Zu tun",

@@ -511,7 +511,7 @@ export const PAGE = {
   "Use it": "L’utiliser",
   "Use the links on this page.": "Utilisez les liens de cette page.",
   "Users whose queries drifted: {0}. Their answers are not guaranteed.": "Utilisateurs dont les requêtes ont dérivé : {0}. Leurs réponses ne sont pas garanties.",
-  "Wait {0} s, then try again.": "Attendez {0} s, puis réessayez.",
+  "Wait {0}, then try again.": "Attendez {0}, puis réessayez.",
   "What is needed": "Ce qu’il faut",
   "What there is": "Ce qu’il y a",
   "What to do": "Que faire",
