@@ -615,9 +615,29 @@ def test_every_language_has_each_text_with_the_same_values(language: str) -> Non
     for text, other in [*page.items(), *service.items(), *problems.items()]:
         numbers = [sorted(re.findall(r"\{\d\}", one)) for one in (text, other)]
         assert numbers[0] == numbers[1], text
+        for one in (text, other):  # {0|one|others} chooses by a value that is there
+            chosen = set(re.findall(r"\{(\d)\|[^|}]*\|[^|}]*\}", one))
+            assert chosen <= {number[1] for number in numbers[0]}, one
+            assert one.count("|") == 2 * len(re.findall(r"\{\d\|", one)), one
         ends = [(one[0] in " ,", one[-1] == " ", one.count("`") % 2) for one in (text, other)]
         assert ends[0] == ends[1], text  # other texts stand beside it
     assert sum(text == other for text, other in page.items()) < 20
+
+
+@pytest.mark.parametrize(
+    ("locale", "texts"),
+    [
+        ("en-GB", ["0 items", "1 item", "2 items", "1,000 items"]),
+        ("de-DE", ["0 Objekte", "1 Objekt", "2 Objekte", "1.000 Objekte"]),
+        ("fr-FR", ["0 objet", "1 objet", "2 objets", "1\u202f000 objets"]),
+    ],
+)
+def test_one_is_said_in_the_singular(browser: Browser, locale: str, texts: list[str]) -> None:
+    shown = Shown(browser, locale=locale)
+    shown.open()
+    said = "[0, 1, 2, 1000].map((n) => m.t(['', ' {0|item|items}'], n.toLocaleString(m.language)))"
+    assert shown.run("language", said) == texts
+    shown.page.close()
 
 
 def test_each_language_is_offered_by_its_name() -> None:

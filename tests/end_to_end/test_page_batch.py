@@ -223,7 +223,7 @@ def test_a_batch_survives_a_reload_in_the_middle(shown: Shown, tmp_path: Path) -
     shown.open()
     shown.found("folder-input").set_input_files(tmp_path / "folder")
     expect(shown.found("batch-row")).to_have_count(500)
-    expect(shown.found("left-out")).to_have_text("1 files are no images and were left out.")
+    expect(shown.found("left-out")).to_have_text("1 file is no image and was left out.")
     shown.until(lambda: [state for _, state in states(shown)].count("look") >= 3)
     shown.found("go-through").click()
     expect(shown.page.get_by_role("dialog")).to_be_visible()

@@ -233,7 +233,7 @@ def test_copies_of_each_group_are_marked_but_one(shown: Shown) -> None:
     shown.page.goto("http://vouch.test/#/shoes/near-duplicates")
     groups = shown.found("duplicates")
     groups.nth(2).get_by_test_id("mark-duplicate").first.click()
-    expect(shown.found("delete-marked")).to_have_text("Delete 1 marked items")
+    expect(shown.found("delete-marked")).to_have_text("Delete 1 marked item")
     groups.nth(2).get_by_test_id("keep-all").click()
     expect(shown.found("delete-marked")).to_be_hidden()
     shown.found("mark-copies").click()
@@ -248,7 +248,7 @@ def test_copies_of_each_group_are_marked_but_one(shown: Shown) -> None:
     )
     deleted = [path.rpartition("/")[2] for method, path, _ in shown.asked if method == "DELETE"]
     assert deleted == ["b", "i"]
-    expect(shown.found("delete-marked")).to_have_text("Delete 1 marked items")
+    expect(shown.found("delete-marked")).to_have_text("Delete 1 marked item")
     assert shown.complaints == []
 
 

@@ -107,7 +107,7 @@ def test_photographs_that_were_added_are_taken_back(
     items = served.http.get("/v1/galleries/my-sevens/items").json()["items"]
     assert [item["label"] for item in items] == ["seven"] * N_OF_EACH
     page.get_by_test_id("undo-adding").click()
-    expect(status).to_have_text(f"{N_OF_EACH} to add, 1 labels")
+    expect(status).to_have_text(f"{N_OF_EACH} to add, 1 label")
     assert served.http.get("/v1/galleries/my-sevens/items").json()["items"] == []
 
 
@@ -317,7 +317,7 @@ def unknown(shown: Shown, group: dict[str, Any] = GROUP) -> None:
     shown.open()
     shown.found("open-unknown").click()
     expect(shown.found("unknown-status")).to_have_text(
-        "5 photos matched nothing; 3 of them are in 1 groups."
+        "5 photos matched nothing; 3 of them are in 1 group."
     )
 
 

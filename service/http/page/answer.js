@@ -308,7 +308,7 @@ function card(places, results, { vouched, withholds, look }) {
     others.length ? el("div.stack", {}, others.slice(0, STACKED),
       others.length > STACKED && el("small", {}, `+${count(others.length - STACKED)}`)) : "",
     el("p.name", {}, el("b", { title, dir: "auto" }, title)),
-    n > 1 ? el("p.id", {}, t`${count(n)} photos`)
+    n > 1 ? el("p.id", {}, t`${count(n)} {0|photo|photos}`)
       : item.label === null ? "" : el("p.id", { title: item.id }, item.id),
     scalars.map(([key, value]) => el("p.meta", { title: `${key}: ${value}` }, `${key}: ${value}`)),
     isNumber(probability) ? el("p.probability", {}, t`${percent(probability)} match`) : "",

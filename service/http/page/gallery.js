@@ -44,7 +44,7 @@ export function galleryParts(gallery, report, open) {
   return [
     title && el("h2", { dir: "auto" }, title),
     el("p", { dir: "auto" }, description),
-    el("p.facts", {}, t`${count(n)} items, `,
+    el("p.facts", {}, t`${count(n)} {0|item|items}, `,
       status === "missing" ? el("strong", {}, t`not calibrated`)
         : t`calibrated on ${count(nQueries)} ${queries}`,
       status === "stale" && el("strong", {}, t`, which is out of date`),

@@ -42,12 +42,17 @@ export function speak(chosen) {
   location.reload();
 }
 
+const plurals = new Intl.PluralRules(language);
+
 /** The text of a template in the visitor's language. One with a value stands in the table as
- * "Sorted by {0}". A text that the table lacks stays English. */
+ * "Sorted by {0}"; "{0|item|items}" is the first word where the value is one, else the second. A text
+ * that the table lacks stays English. */
 export function t(parts, ...values) {
   const name = parts.reduce((text, part, i) => `${text}{${i - 1}}${part}`);
   const words = table[name] ?? name;
-  return values.length ? words.replace(/\{(\d)\}/g, (_, i) => values[i]) : words;
+  if (!values.length) return words;
+  return words.replace(/\{(\d)(?:\|([^|}]*)\|([^}]*))?\}/g, (_, i, one, others) =>
+    one === undefined ? values[i] : plurals.select(/\D/.test(values[i]) ? 2 : Number(values[i])) === "one" ? one : others);
 }
 
 /** Put the texts of elements marked data-t, and all labels, in a document or a part of it, into the

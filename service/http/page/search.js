@@ -96,7 +96,7 @@ export class Search {
         throw this.only ? new Problem({ title: t`There is no gallery “${this.name}”`, detail: "" }) : await this.firstRoom();
       }
       picker.append(...galleries.map(({ name, n_items: n }) =>
-        el("option", { value: name }, n === null ? name : t`${name} (${count(n)} items)`)));
+        el("option", { value: name }, n === null ? name : t`${name} (${count(n)} {1|item|items})`)));
       this.name ??= galleries[0].name;
       picker.value = this.name; // one that is not there leaves it empty
       picker.closest(".picker").hidden = picker.value && galleries.length < 2;
@@ -277,7 +277,7 @@ export class Search {
   }
 
   searching() {
-    return this.gallery ? t`Searching ${count(this.gallery.n_items)} items` : t`Searching`;
+    return this.gallery ? t`Searching ${count(this.gallery.n_items)} {0|item|items}` : t`Searching`;
   }
 
   /** Search in words. */

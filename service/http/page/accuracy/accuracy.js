@@ -217,10 +217,10 @@ function rest(report, facts) {
       told.map(([kind, auroc]) => el("li", {},
         t`Unusual photos (${SOURCES[kind]?.() ?? kind}): in ${percent(auroc)} of pairs, they look more unusual than a typical photo.`)),
       over?.n_reviewed > 0 && el("li", {},
-        t`Reviewed since: ${count(over.n_reviewed)} matches, ${count(over.n_wrong)} of them wrong.`),
+        t`Reviewed since: ${count(over.n_reviewed)} {0|match|matches}, ${count(over.n_wrong)} of them wrong.`),
       over?.alarm && el("li", {}, t`More matches were wrong than guaranteed.`),
       report.feedback && el("li", {},
-        t`Feedback on ${count(report.feedback.n)} results: expected ${percent(report.feedback.probability)} right, found ${percent(report.feedback.share)}.`)),
+        t`Feedback on ${count(report.feedback.n)} {0|result|results}: expected ${percent(report.feedback.probability)} right, found ${percent(report.feedback.share)}.`)),
     facts.length > 0 && el("details", {}, el("summary", {}, t`The summary of the calibration in full`),
       el("ul.plain", { "data-testid": "facts" }, outcomeLines(facts)))));
 }

@@ -23,7 +23,7 @@ export function changesSentence(served, before) {
     now.max_error === then.max_error ? t`the error limit is unchanged`
       : t`error limit ${percent(now.max_error)}, before ${percent(then.max_error)}`,
     isNumber(served.n_items) && isNumber(before.n_items) && served.n_items !== before.n_items &&
-      t`${count(served.n_items)} items, before ${count(before.n_items)}`,
+      t`${count(served.n_items)} {0|item|items}, before ${count(before.n_items)}`,
   ].filter(Boolean).join("; ");
   return t`Compared with the calibration before: ${changes}.`;
 }
@@ -78,8 +78,8 @@ export function historyPart(gallery, mayDecide, switched) {
       type: "button", "data-testid": "serve", onclick: ({ currentTarget }) => confirm(bundle, currentTarget),
     }, t`Use again`);
     const facts = [
-      isNumber(n) && t`${count(n)} items`,
-      isNumber(labels) && t`${count(labels)} labels`,
+      isNumber(n) && t`${count(n)} {0|item|items}`,
+      isNumber(labels) && t`${count(labels)} {0|label|labels}`,
       found && t`calibrated with ${count(found.n_queries ?? 0)} ${QUERIES[found.queries] ?? t`queries`}`,
       release && t`built by Vouch ${release}`,
     ].filter(Boolean).join(", ");

@@ -110,7 +110,7 @@ const date = (time) => new Date(time).toLocaleString(language, { dateStyle: "lon
 
 /** A batch as a report: a document, built where nothing of it is loaded. */
 function report(gallery, { entries, accepted, sentences }) {
-  const title = t`${gallery.name}: ${count(entries.length)} photographs`;
+  const title = t`${gallery.name}: ${count(entries.length)} {1|photograph|photographs}`;
   const page = document.implementation.createHTMLDocument(title);
   const images = []; // they get their addresses last, so that this page does not load them
   page.documentElement.lang = language;

@@ -24,7 +24,7 @@ export function stateOf(entry, accepted) {
 /** What has been done with an entry, or is to be, in words. */
 export function todo({ decision, problem, accepted }, state) {
   if (decision) return decisionSentence(decision) + (decision.state === "failed" ? ` ${decision.problem}` : "");
-  if (problem) return `${STATES.failed()}: ${problem}`;
+  if (problem) return t`${STATES.failed()}: ${problem}`;
   return accepted ? t`accepted without review` : STATES[state]();
 }
 

@@ -205,7 +205,7 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
     ] : []));
     outdated.hidden = !stale;
     const all = Math.max(state.n, entries.length);
-    title.textContent = t`${count(all)} photographs`;
+    title.textContent = t`${count(all)} {0|photograph|photographs}`;
     Object.assign(progress, { max: all, value: searched, hidden: state.ended });
     stopper.hidden = state.ended ? searched === entries.length : entries.length < all;
     stopper.textContent = state.ended ? t`Continue` : t`Stop`;
@@ -263,9 +263,9 @@ export function batchView(entries, gallery, place, { run, stop, retry, clear, ke
     reading: (n) => { Object.assign(state, { n, ended: false }); show(); },
     left: ({ tooMany, others, twice }) => {
       left.textContent = [
-        tooMany ? t`${count(tooMany)} photographs were left out: a batch has at most ${count(MOST)}.` : "",
-        others ? t`${count(others)} files are no images and were left out.` : "",
-        twice ? t`${count(twice)} photographs were in the batch already.` : "",
+        tooMany ? t`${count(tooMany)} {0|photograph was|photographs were} left out: a batch has at most ${count(MOST)}.` : "",
+        others ? t`${count(others)} {0|file is no image and was|files are no images and were} left out.` : "",
+        twice ? t`${count(twice)} {0|photograph was|photographs were} in the batch already.` : "",
       ].filter(Boolean).join(" ");
       left.hidden = !left.textContent;
     },

@@ -110,7 +110,7 @@ export function browse(gallery, within, { room = "items", went = () => {}, go = 
       });
       cursor = page.next_cursor;
       return { items: page.items, total: page.n_passing ?? page.n_items, ended: cursor === null };
-    }, (n, total) => { status.textContent = t`${count(n)} of ${count(total)} items, by id`; }, failed);
+    }, (n, total) => { status.textContent = t`${count(n)} of ${count(total)} {1|item|items}, by id`; }, failed);
   }
 
   /** @param {Page.Item} item */
@@ -124,7 +124,7 @@ export function browse(gallery, within, { room = "items", went = () => {}, go = 
       });
       return { items: results, total: results.length, ended: true };
     }, (n) => {
-      status.textContent = t`${n} items like “${brief(item.label ?? item.id)}”, without probabilities.`;
+      status.textContent = t`${n} {0|item|items} like “${brief(item.label ?? item.id)}”, without probabilities.`;
     }, failed);
   }
 

@@ -52,7 +52,7 @@ export async function open(gallery, within) {
   /** Let the buttons follow what is marked. */
   function fit() {
     erase.classList.replace("danger", "quiet"); // others are to be confirmed anew
-    erase.textContent = t`Delete ${count(marked.size)} marked items`;
+    erase.textContent = t`Delete ${count(marked.size)} marked {0|item|items}`;
     erase.hidden = !may || !marked.size;
     copies.hidden = !may || !list.querySelector(".suspect:not([data-decided])");
     erase.disabled = copies.disabled = working;
@@ -162,7 +162,7 @@ export async function open(gallery, within) {
     fit();
     list.closest(".found")?.focus();
   }
-  pressTwice(erase, () => t`Press again: ${count(marked.size)} items are deleted, and it cannot be taken back`, eraseMarked);
+  pressTwice(erase, () => t`Press again: ${count(marked.size)} {0|item is|items are} deleted, and it cannot be taken back`, eraseMarked);
 
   openCheck(gallery, within, {
     name: "near-duplicates", operation: "/v1/galleries/{gallery}/near-duplicates", title: t`Near duplicates`, order: "similarity", list,

@@ -65,7 +65,7 @@ export function labelEditor(gallery, changed) {
     const typed = keeps && input.value !== filled;
     filled = labels.size === 1 ? [...labels][0] ?? "" : "";
     if (!typed) input.value = filled;
-    input.placeholder = labels.size > 1 ? t`${count(labels.size)} labels` : "";
+    input.placeholder = labels.size > 1 ? t`${count(labels.size)} {0|label|labels}` : "";
     show();
     return element;
   }

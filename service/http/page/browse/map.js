@@ -102,7 +102,7 @@ export function itemMap(gallery, { choose, selected, gone, told, failed }) {
 
   const showCounts = () => told(map.n_shown < map.n_passing
     ? t`A sample of ${count(map.n_shown)} of ${count(map.n_passing)} items`
-    : t`${count(map.n_shown)} items on the map`);
+    : t`${count(map.n_shown)} {0|item|items} on the map`);
 
   function showNote() {
     const part = map.variance_shares.reduce((sum, one) => sum + one, 0);

@@ -48,7 +48,7 @@ export function selection(gallery, grid, gone, changed) {
     if (!marked.size) labels.replaceChildren();
     n.textContent = t`${count(marked.size)} selected`;
     erase.classList.replace("danger", "quiet"); // another selection is to be confirmed anew
-    erase.textContent = t`Delete ${count(marked.size)} items`;
+    erase.textContent = t`Delete ${count(marked.size)} {0|item|items}`;
     for (const button of [exporting, clear, erase]) button.disabled = working || !marked.size;
     changed();
   }

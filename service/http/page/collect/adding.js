@@ -116,13 +116,13 @@ export async function openAdding(gallery, { within, changed, review }) {
     status.textContent = [
       state.rows.length ? "" : t`No photos are chosen yet.`,
       added.length ? t`${count(added.length)} of ${count(state.rows.length)} added` : "",
-      waiting.length ? t`${count(waiting.length)} to add, ${count(found.size)} labels` : "",
+      waiting.length ? t`${count(waiting.length)} to add, ${count(found.size)} {1|label|labels}` : "",
       twice.length ? t`${count(twice.length)} chosen twice` : "",
       there.length ? t`${count(there.length)} already in the gallery` : "",
       failed.length ? t`${count(failed.length)} failed` : "",
     ].filter(Boolean).join(" · ");
     start.textContent = state.running ? t`Stop` : !waiting.length ? t`Try the failed ones again`
-      : added.length ? t`Continue` : t`Add ${count(waiting.length)} photos`;
+      : added.length ? t`Continue` : t`Add ${count(waiting.length)} {0|photo|photos}`;
     start.hidden = !state.running && !waiting.length && !failed.length;
     undo.hidden = state.running || !added.length;
     guarantees.hidden = state.running || waiting.length > 0 || !added.length;
@@ -130,7 +130,7 @@ export async function openAdding(gallery, { within, changed, review }) {
     target.disabled = name.disabled = Boolean(state.running) || added.length > 0;
     Object.assign(progress, { max: state.rows.length, value: state.rows.length - waiting.length, hidden: !state.running });
     list.replaceChildren(...[...failed, ...twice, ...there].slice(0, 50).map((row) =>
-      el("li", { dir: "auto" }, `${brief(row.id)}: ${row.problem}`)));
+      el("li", { dir: "auto" }, t`${brief(row.id)}: ${row.problem}`)));
   }
 
   /** Do something with the list; an error is shown, and the list stays. */
@@ -150,7 +150,7 @@ export async function openAdding(gallery, { within, changed, review }) {
     const images = files.filter(isImage);
     const names = namesOf(images.map(pathOf));
     const rows = images.map((blob, i) => ({ blob, ...names[i], state: "waiting", problem: null, number: null, sent: false }));
-    status.textContent = t`Reading ${count(images.length)} photos…`;
+    status.textContent = t`Reading ${count(images.length)} {0|photo|photos}…`;
     const seen = new Map(state.rows.map((row) => [row.content, row.id]));
     for (const row of rows) {
       row.content = await contentOf(row.blob).catch(() => null);

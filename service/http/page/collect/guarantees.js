@@ -81,7 +81,7 @@ export async function openGuarantees(gallery, report, { within, go, may, changed
   // Without a calibration, the outcome only names a command; the form below does the same.
   const lines = status === "missing" ? [] : outcomeLines(gallery.outcome?.lines ?? []);
   const classes = (report.matches ?? []).filter(({ n_labels: labels }) => labels > 0).map(({ size_class: size, threshold, reason }) =>
-    el("li", {}, el("b", {}, SIZES[size]?.() ?? size), ": ", threshold === null
+    el("li", {}, el("b", {}, t`${SIZES[size]?.() ?? size}: `), threshold === null
       ? reason ? saidParts(reason) : t`nothing is guaranteed`
       : t`a match is guaranteed from a probability of ${percent(threshold)} on`));
   const button = (words, room) => el("button", { type: "button", onclick: ({ target }) => {
@@ -92,7 +92,7 @@ export async function openGuarantees(gallery, report, { within, go, may, changed
     dialogHeader(el("h2", { id: "guarantees-title" }, t`Set up guarantees`)),
     el("h3", {}, t`What there is`),
     el("ul.plain", {},
-      el("li", {}, t`${count(gallery.n_items)} items with ${count(gallery.n_labels)} labels.`),
+      el("li", {}, t`${count(gallery.n_items)} {0|item|items} with ${count(gallery.n_labels)} {1|label|labels}.`),
       el("li", {}, status === "missing" ? t`Not calibrated yet: until then, no answer is called a match.`
         : t`A calibration with ${count(report.n_queries)} queries.`), lines,
       summary && el("li", { "data-testid": "queue-state" },

@@ -18,8 +18,8 @@ export async function openUnknown(gallery, { within, write, changed }) {
   const status = el("p.status", { role: "status", "data-testid": "unknown-status" });
   let added = 0;
   status.textContent = found.n_groups
-    ? t`${count(found.n_queries)} photos matched nothing; ${count(found.n_grouped)} of them are in ${count(found.n_groups)} groups.`
-    : t`${count(found.n_queries)} photos matched nothing; no two of them probably show the same.`;
+    ? t`${count(found.n_queries)} {0|photo|photos} matched nothing; ${count(found.n_grouped)} of them are in ${count(found.n_groups)} {2|group|groups}.`
+    : t`${count(found.n_queries)} {0|photo|photos} matched nothing; no two of them probably show the same.`;
   const who = el("input", { type: "text", id: "unknown-who", maxLength: 100, value: reviewer.get(), autocomplete: "name",
     oninput: () => reviewer.set(who.value) });
   const groups = found.groups.map((group, i) => card(group, i, { gallery, write, told: (n) => { added += n; }, who }));
@@ -67,7 +67,7 @@ function card(group, i, { gallery, write, told, who }) {
       json: { label: label.value.trim(), query_ids: [...chosen], reviewer: reviewer.get() },
     }));
     told(items.length);
-    heard.textContent = t`${count(items.length)} photos are in the gallery as “${brief(label.value.trim())}”.`;
+    heard.textContent = t`${count(items.length)} {0|photo is|photos are} in the gallery as “${brief(label.value.trim())}”.`;
     button.hidden = true;
     undo.hidden = false;
     undo.focus();
@@ -94,7 +94,7 @@ function card(group, i, { gallery, write, told, who }) {
     event.preventDefault();
     if (label.value.trim()) tried(enrol);
   } },
-  el("h3", {}, t`${count(n)} photos`, el("small.note", {}, " ", [t`the same with ${percent(same)}`, when].join(" · "))),
+  el("h3", {}, t`${count(n)} {0|photo|photos}`, el("small.note", {}, " ", [t`the same with ${percent(same)}`, when].join(" · "))),
   pictures,
   write ? el("p.actions", {}, el("label", { htmlFor: label.id }, t`Name`), label, button, undo, heard) : "");
 }

@@ -83,7 +83,7 @@ function part(facet, id, choose) {
     el("div.values", {}, values.map(({ value, n_items: items }, i) => el("label", {},
       boxes[i],
       el("span", { dir: "auto" }, brief(String(value))), el("small", {}, count(items))))),
-    n > values.length && el("p.note", {}, t`and ${count(n - values.length)} more values`));
+    n > values.length && el("p.note", {}, t`and ${count(n - values.length)} more {0|value|values}`));
 }
 
 /** @param {Api.Facet} facet */

@@ -44,7 +44,7 @@ export function showDecided(gallery, within) {
     const wanted = all.filter((one) => !mine.checked || one.reviewer === name);
     list.replaceChildren(...wanted.slice(0, SHOWN).map((one) => row(gallery, one, status)));
     status.textContent = wanted.length > SHOWN
-      ? t`The last ${count(SHOWN)} of ${count(wanted.length)} decisions.` : t`${count(wanted.length)} decisions.`;
+      ? t`The last ${count(SHOWN)} of ${count(wanted.length)} decisions.` : t`${count(wanted.length)} {0|decision|decisions}.`;
   }
 
   openDialog(dialog, within);

@@ -143,7 +143,7 @@ export function look(entry, gallery, options = {}) {
       });
       if (!wanted()) return;
       if (results.length) list(results);
-      tell(t`${results.length} items like “${brief(item.label ?? item.id)}”, without probabilities.`);
+      tell(t`${results.length} {0|item|items} like “${brief(item.label ?? item.id)}”, without probabilities.`);
     } catch (error) {
       tell(reasonOf(error));
     }
@@ -192,14 +192,14 @@ export function look(entry, gallery, options = {}) {
       bar.show(view.items[view.place] ?? null);
       return tell(t`Taken back.`);
     }
-    tell(`${view.entry.name}: ${decisionSentence(decide(view.entry, gallery, name, item))}`);
+    tell(t`${view.entry.name}: ${decisionSentence(decide(view.entry, gallery, name, item))}`);
     if (name === "wrong" && view.place + 1 < view.items.length) return step(1);
     return goOn();
   }
 
   /** Go on after the photograph of an entry has become an item of the gallery. */
   function added(entry, item) {
-    tell(`${entry.name}: ${decisionSentence(decide(entry, gallery, "new", item))}`);
+    tell(t`${entry.name}: ${decisionSentence(decide(entry, gallery, "new", item))}`);
     if (entry === view.entry) goOn();
   }
 

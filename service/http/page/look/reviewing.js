@@ -140,15 +140,15 @@ function report({ open, decided, before, after, summary, within, left }) {
   /** @param {string} words
    * @param {Measured} found */
   const measured = (words, { errors, feedback }) => [
-    errors ? el("li", {}, words, t`${count(errors.n_reviewed)} matches drawn at random are reviewed, ${count(errors.n_wrong)} of them wrong.`) : "",
-    feedback ? el("li", {}, words, t`${count(feedback.n)} results are judged.`) : "",
+    errors ? el("li", {}, words, t`${count(errors.n_reviewed)} {0|match|matches} drawn at random {0|is|are} reviewed, ${count(errors.n_wrong)} of them wrong.`) : "",
+    feedback ? el("li", {}, words, t`${count(feedback.n)} {0|result is|results are} judged.`) : "",
   ];
   const changed = JSON.stringify(before) !== JSON.stringify(after);
   openDialog(el("dialog.reviewed", { "aria-labelledby": "reviewed-title", "data-testid": "reviewed" },
     dialogHeader(el("h2", { id: "reviewed-title" }, t`Review queue`)),
     el("ul.plain", {},
       decided ? el("li", {}, t`Cases that you decided: ${count(decided)}.`) : "",
-      el("li", {}, open ? t`${count(open)} cases are open, but none for you now: others have them, or you decided them.`
+      el("li", {}, open ? t`${count(open)} {0|case is|cases are} open, but none for you now: others have them, or you decided them.`
         : t`No case is open.`),
       summary.reviewers > 1 ? el("li", {}, t`A case is decided once ${count(summary.reviewers)} reviewers agree.`) : "",
       changed ? measured(t`Before: `, before) : "", measured(changed ? t`Now: ` : "", after),
