@@ -23,7 +23,7 @@ from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifes
 from model_store.bundles.retention import Hold
 from model_store.decision import Calibration, outcome_of
 from model_store.encoder.contract import Encoder
-from model_store.errors import CalibrationError, ConfigError, UsageError
+from model_store.errors import CalibrationError, UsageError
 from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries, require_feedback_file
 from model_store.gallery.opening import open_gallery
 from model_store.threads import one_blas_thread

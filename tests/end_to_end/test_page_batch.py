@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, FilePayload, expect
+from playwright.sync_api import Browser, FilePayload, Request, expect
 
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import ANSWER, CALIBRATION, PICTURE, REPORT, Shown, result
@@ -478,7 +478,12 @@ def test_a_used_up_quota_stops_a_batch_with_its_reason(shown: Shown) -> None:
     shown.page.route("**/search", lambda route: route.fulfill(status=429, json=used, headers=wait))
     shown.open()
     sent: list[str] = []
-    shown.page.on("request", lambda one: one.url.endswith("/search") and sent.append(one.url))
+
+    def note(request: Request) -> None:
+        if request.url.endswith("/search"):
+            sent.append(request.url)
+
+    shown.page.on("request", note)
     shown.choose(*(f"{n}.png" for n in range(7)))
     expect(shown.found("problem")).to_contain_text("no searches left in this period")
     expect(shown.found("batch")).to_be_visible()
