@@ -178,8 +178,10 @@ class IndexConfig(Section):
         examples=["postgresql://db.example/vouch"],
         description="Address of the database that stores the gallery instead of the bundle: "
         "postgresql://host/database for PostgreSQL with pgvector, http://host:19530 for Milvus, or "
-        "a file with suffix .db for milvus-lite. User and password come from VOUCH_POSTGRES_URI, "
-        "the token of Milvus from VOUCH_MILVUS_TOKEN.",
+        "a file with suffix .db for milvus-lite. If VOUCH_POSTGRES_URI or VOUCH_MILVUS_URI is set, "
+        "the gallery is written to its address, and this address is only stored in the bundle. "
+        "User and password come from VOUCH_POSTGRES_URI, the token of Milvus from "
+        "VOUCH_MILVUS_TOKEN.",
     )
     memory_budget_bytes: int = Field(
         DEFAULT_SETTINGS.memory_budget_bytes,
