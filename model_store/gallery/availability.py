@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +18,9 @@ SLOW_S = 1.0
 """Seconds after which a call without an answer is slow. While any call is slow, each new call first
 checks the connection."""
 
+CHECK_S = 2.0
+"""Seconds in which a database must answer a check, about."""
+
 
 class Availability:
     """The availability of a database; thread-safe.
@@ -26,19 +30,20 @@ class Availability:
     Parameters
     ----------
     name : name of the database for the log.
-    answers : function that sends a request and returns whether the database answered; may take
-        seconds.
+    ask : function that sends a small request to the database, and raises an error if the database
+        does not answer within `CHECK_S`.
     is_reachable : function that returns whether the database's port accepts a connection; takes
         milliseconds.
     """
 
     def __init__(
-        self, name: str, answers: Callable[[], bool], is_reachable: Callable[[], bool]
+        self, name: str, ask: Callable[[], object], is_reachable: Callable[[], bool]
     ) -> None:
-        self._name, self._answers, self._is_reachable = name, answers, is_reachable
-        self._lock = threading.Lock()
+        self._name, self._ask, self._is_reachable = name, ask, is_reachable
+        self._lock, self._checking = threading.Lock(), threading.Lock()
         self._began: dict[int, float] = {}
         self._number = 0
+        self._answered_at = time.monotonic()
         self._down = False
         self._closed = threading.Event()
 
@@ -50,7 +55,7 @@ class Availability:
                 return None
             is_slow = any(now - began > SLOW_S for began in self._began.values())
         if is_slow and not self._is_reachable():
-            self.fail("its port takes no connection")
+            self.fail(UNREACHABLE)
             return None
         with self._lock:
             self._number += 1
@@ -61,6 +66,27 @@ class Availability:
         """Record that a call has ended."""
         with self._lock:
             self._began.pop(number, None)
+
+    def answered(self) -> None:
+        """Record that the database has answered a call."""
+        self._answered_at = time.monotonic()
+
+    def check(self) -> None:
+        """Check the database after a call without an answer; calls fail if it is down.
+
+        Only this call may have been slow, or all connections may be in use. So the database is not
+        down if it has answered another call within `SLOW_S`, or if it answers the check.
+        """
+        with self._checking:
+            if not self._is_reachable():
+                self.fail(UNREACHABLE)
+            elif not self._down and time.monotonic() - self._answered_at > SLOW_S:
+                try:
+                    self._ask()
+                except Exception as error:
+                    self.fail(f"{type(error).__name__}: {' '.join(str(error).split())}"[:_SHOWN])
+                else:
+                    self.answered()
 
     def fail(self, reason: str) -> None:
         """Record that the database did not answer; calls fail until it answers again."""
@@ -81,12 +107,19 @@ class Availability:
 
     def _look(self) -> None:
         while not self._closed.wait(LOOK_EVERY_S):
-            if self._is_reachable() and self._answers():
-                with self._lock:
-                    self._down = False
-                logger.info("%s answers again", self._name)
-                return
+            if self._is_reachable():
+                with suppress(Exception):
+                    self._ask()
+                    with self._lock:
+                        self._down = False
+                    logger.info("%s answers again", self._name)
+                    return
 
+
+UNREACHABLE = "its port takes no connection"
+
+_SHOWN = 300
+"""Maximum number of characters of an error in the log."""
 
 _CONNECT_S = 0.045
 """Timeout in seconds for the check of the port, after a call was slow or failed."""

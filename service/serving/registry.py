@@ -484,7 +484,8 @@ def _require_canaries(engines: Sequence[SearchEngine], period_s: float) -> None:
     if silent:
         raise NotReady(
             f"No recent canary was answered by: {', '.join(silent)}. The encoder is being "
-            "started again, or the service is overloaded; the log says which."
+            "started again, the database of the gallery does not answer, or the service is "
+            "overloaded. The log has the reason."
         )
 
 

@@ -16,7 +16,7 @@ from model_store.errors import GalleryUnavailable
 from model_store.gallery import availability
 from model_store.gallery.milvus import collection
 from model_store.gallery.milvus.collection import Collection, MilvusAccess
-from tests.support.waiting import TIMEOUT_S
+from tests.support.waiting import TIMEOUT_S, wait_until
 
 
 class MilvusException(Exception):
@@ -131,10 +131,34 @@ def test_call_beside_a_late_one_looks_whether_milvus_is_there(
     first.join()
 
 
+def test_calls_to_a_milvus_that_hangs_fail_at_once_after_the_first(
+    reached: Collection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its port takes connections, and nothing answers."""
+    monkeypatch.setattr(availability, "SLOW_S", 0.2)
+    assert reached.ask("query") == "answer"
+    Client.hangs.set()
+    assert seconds_of(lambda: reached.ask("query")) >= 0.3
+    assert min(seconds_of(lambda: reached.ask("query")) for _ in range(5)) < 0.05
+    [warned] = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert "MilvusException" in str(vars(warned)["fields"])
+    Client.hangs.clear()
+    wait_until(lambda: reached_again(reached))
+
+
+def reached_again(reached: Collection) -> bool:
+    try:
+        return bool(reached.ask("query") == "answer")
+    except GalleryUnavailable:
+        return False
+
+
 def test_failed_call_to_a_milvus_that_is_there_leaves_others_alone(
-    reached: Collection, server: Server
+    reached: Collection, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was slow, or refused this call."""
+    monkeypatch.setattr(availability, "SLOW_S", 0.0)
+    monkeypatch.setattr(Client, "get_server_version", lambda *_, **__: "v2.6.11")
     Client.hangs.set()
     seconds_of(lambda: reached.ask("query"))
     Client.hangs.clear()

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 import psycopg
 
 from model_store.gallery.postgres.writer import write_postgres_parts
@@ -42,6 +43,19 @@ class Postgres:
     def stop(self) -> None:
         """End it, and every connection to it."""
         self._server.cleanup()
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Stop its processes; its port still takes connections."""
+        server = psutil.Process(self._server.get_pid())
+        processes = [server, *server.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
 
     def __enter__(self) -> Self:
         return self

@@ -37,7 +37,7 @@ from urllib.parse import urlsplit
 from model_store.addresses import require_no_user, split_address
 from model_store.errors import BundleMismatch, ConfigError, GalleryUnavailable
 from model_store.files import json_text
-from model_store.gallery.availability import Availability, takes_connections
+from model_store.gallery.availability import CHECK_S, Availability, takes_connections
 from model_store.gallery.milvus.filter import FACT_LENGTH
 from model_store.installation import how_to_install
 
@@ -76,7 +76,6 @@ _NOT_LOADED = 101
 _OUR_MISTAKE = 1100
 
 _PORT = 19530
-_SHOWN = 200
 _UNAVAILABLE = (
     "Milvus, which holds the gallery, does not answer or has reported an error. Send the request "
     "again later. The log of the service has the reason."
@@ -221,19 +220,15 @@ class Collection:
             self.client: Any = self._pymilvus.MilvusClient(
                 self.uri, token=access.token or "", timeout=access.timeout_s
             )
-        self._availability = Availability("Milvus", self._answers, self._is_reachable)
+        self._availability = Availability("Milvus", self._check, self._is_reachable)
 
     def close(self) -> None:
         """Close the connection."""
         self._availability.close()
         self.client.close()
 
-    def _answers(self) -> bool:
-        try:
-            self.client.get_server_version(timeout=self.timeout_s)
-        except Exception:
-            return False
-        return True
+    def _check(self) -> None:
+        self.client.get_server_version(timeout=CHECK_S)
 
     def _is_reachable(self) -> bool:
         """Return whether the server's port accepts a connection; True for milvus-lite."""
@@ -282,9 +277,8 @@ class Collection:
                 # After a restart, milvus-lite must load the collection again.
                 self.client.load_collection(self.name, timeout=self.timeout_s)
                 return find()(self.name, *values, **options)
-        except GalleryUnavailable as error:
-            if not self._is_reachable():  # a reachable server refused the call or was slow
-                self._availability.fail(str(error.__cause__)[:_SHOWN])
+        except GalleryUnavailable:
+            self._availability.check()  # the server may have refused only this call
             raise
         finally:
             self._availability.end(number)

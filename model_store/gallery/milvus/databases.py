@@ -27,7 +27,7 @@ from model_store.gallery.live.sqlite import (
     says_unmade,
     use_write_ahead_log,
 )
-from model_store.gallery.postgres.database import write_error
+from model_store.gallery.postgres.database import limited, write_error
 from model_store.installation import how_to_install
 
 Row = tuple[Any, ...]
@@ -276,7 +276,7 @@ class PostgresDatabase:
 
     def _connect(self, *, autocommit: bool = True) -> Any:  # noqa: ANN401
         milliseconds = int(self._timeout_s * 1000)
-        return self._psycopg.connect(
+        return limited(self._timeout_s).connect(
             self._address,
             autocommit=autocommit,
             connect_timeout=max(2, int(self._timeout_s)),

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ from model_store.errors import (
     WriteRefused,
 )
 from model_store.files import json_text
-from model_store.gallery.availability import Availability, takes_connections
+from model_store.gallery.availability import CHECK_S, Availability, takes_connections
 from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.protocol import NewItem
 from model_store.installation import how_to_install
@@ -189,11 +191,12 @@ class Connections:
             )
         self._psycopg = client()
         self.schema, self._access, self._efforts = schema, access, dict(efforts or {})
-        self._availability = Availability("PostgreSQL", self._answers, self._is_reachable)
+        self._availability = Availability("PostgreSQL", self._check, self._is_reachable)
         pools = import_module("psycopg_pool")
         self._pool = pools.ConnectionPool(
             access.uri,
             kwargs=connection_options(access, f"{schema},public"),
+            connection_class=limited(access.timeout_s),
             min_size=1,
             max_size=MOST_CONNECTIONS,
             timeout=access.timeout_s,
@@ -278,27 +281,29 @@ class Connections:
                 "database, or set VOUCH_POSTGRES_URI to the database that has the gallery."
             ) from error
         except self._psycopg.Error as error:
-            if self._is_gone(error):
+            if isinstance(error, import_module("psycopg_pool").PoolTimeout):
+                self._availability.check()  # else all connections are in use
+            elif self._is_gone(error):
                 self._availability.fail(type(error).__name__)
             raise GalleryUnavailable(_UNAVAILABLE) from error
+        else:
+            self._availability.answered()
         finally:
             self._availability.end(number)
 
     def _is_gone(self, error: Exception) -> bool:
         """Return whether the server did not answer; False if it answered with an error."""
         errors = self._psycopg.errors
-        if isinstance(error, import_module("psycopg_pool").PoolTimeout):
-            return not self._is_reachable()  # else all connections are in use
         if isinstance(error, errors.AdminShutdown | errors.CannotConnectNow):
             return True
         return isinstance(error, self._psycopg.OperationalError) and error.sqlstate is None
 
-    def _answers(self) -> bool:
-        try:
-            with self._psycopg.connect(self._access.uri, **connection_options(self._access, "")):
-                return True
-        except self._psycopg.Error:
-            return False
+    def _check(self) -> None:
+        access = replace(self._access, timeout_s=CHECK_S / 2)
+        with limited(access.timeout_s).connect(
+            access.uri, **connection_options(access, "")
+        ) as connection:
+            connection.execute("SELECT 1")
 
     def _is_reachable(self) -> bool:
         """Return whether the server accepts a connection; True if there are several servers."""
@@ -367,6 +372,36 @@ def connection_options(access: PostgresAccess, search_path: str) -> dict[str, An
         f"-c idle_in_transaction_session_timeout={_IDLE_S * 1000} "
         f"-c synchronous_commit=on -c search_path={search_path}",
     }
+
+
+@cache
+def limited(timeout_s: float) -> Any:  # noqa: ANN401 - psycopg is imported late
+    """Return a class of connections that waits for an answer for at most 2 ``timeout_s`` + 1 s.
+
+    A server that works ends a statement before, by the limit in `connection_options`. A server that
+    was stopped sends nothing, and its system still confirms what it receives.
+    """
+    psycopg = client()
+
+    class Limited(psycopg.Connection):  # type: ignore[misc, name-defined]
+        def wait(self, steps: Any, *options: Any, **named: Any) -> Any:  # noqa: ANN401
+            return super().wait(self._until(steps), *options, **named)
+
+        def _until(self, steps: Any) -> Any:  # noqa: ANN401
+            """Yield what ``steps`` yields; the client sends 0 every tenth of a second."""
+            until = time.monotonic() + 2 * timeout_s + 1
+            try:
+                wanted = next(steps)
+                while True:
+                    ready = yield wanted
+                    if not ready and time.monotonic() > until:
+                        self.pgconn.finish()
+                        raise psycopg.OperationalError("The server has sent no answer in time.")
+                    wanted = steps.send(ready)
+            except StopIteration as end:
+                return end.value
+
+    return Limited
 
 
 def require_release(connection: Any) -> None:  # noqa: ANN401 - psycopg is imported late
