@@ -462,3 +462,16 @@ def reason_of(error: BaseException) -> str | None:
     if len(causes) == 1:
         return None
     return f"{type(causes[-1]).__name__}: {' '.join(str(causes[-1]).split())}"
+
+
+SEE_LOG = " The log of the service has the reason."
+"""Last sentence of the message of a `GalleryUnavailable`, for a client of the service."""
+
+
+def with_reason(error: VouchError) -> str:
+    """Return the message of an error for the operator; a `GalleryUnavailable` with its first cause.
+
+    The cause is a text of another program, so it may contain a password.
+    """
+    reason = reason_of(error) if isinstance(error, GalleryUnavailable) else None
+    return f"{str(error).removesuffix(SEE_LOG)} ({reason})" if reason else str(error)

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import locate
 from model_store.bundles.galleries import GalleryFolder
-from model_store.errors import BundleMismatch, GalleryUnavailable, VouchError, reason_of
+from model_store.errors import BundleMismatch, VouchError, with_reason
 from model_store.feedback import FeedbackLog
 from model_store.memory import freeze_garbage, raise_gc_threshold, tune_malloc
 from model_store.signing import read_private_key, read_public_key
@@ -201,8 +201,7 @@ def _message(error: VouchError | OSError, settings: Settings) -> str:
     """Return the message of an error; for `GalleryUnavailable`, add the internal reason."""
     if isinstance(error, OSError):
         return f"{error.filename} cannot be used: {error.strerror}."
-    reason = reason_of(error) if isinstance(error, GalleryUnavailable) else None
-    return Redaction(settings.secrets)(f"{error} ({reason})" if reason else str(error))
+    return Redaction(settings.secrets)(with_reason(error))
 
 
 def _url(settings: Settings, listeners: Sequence[socket.socket]) -> str:

@@ -30,7 +30,7 @@ from index_builder.commands.command_line import (
     QuietOption,
     VerboseOption,
 )
-from index_builder.configuration.environment import require_known_variables
+from index_builder.configuration.environment import explained, require_known_variables
 from index_builder.progress import error_console, is_verbose, messages_shown, set_output
 from index_builder.storage.urls import without_secrets
 from model_store.errors import RequirementNotMet, UsageError, VouchError
@@ -151,7 +151,7 @@ def _status_of(program: str) -> int:
         _explain(error.format_message().replace("Value error, ", ""), hints)
         return error.exit_code
     except VouchError as error:
-        _explain(str(error), getattr(error, "__notes__", []))
+        _explain(explained(error), getattr(error, "__notes__", []))
         statuses: dict[type[VouchError], int] = {RequirementNotMet: 3, UsageError: 2}
         return statuses.get(type(error), 1)
     except OSError as error:

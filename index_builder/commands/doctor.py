@@ -19,7 +19,7 @@ from filelock import Timeout
 
 from index_builder.calibration.fit_again import NOTHING_KEPT
 from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
-from index_builder.configuration.environment import open_with_access, trusted_keys
+from index_builder.configuration.environment import explained, open_with_access, trusted_keys
 from index_builder.indexing.workdir import LOCK_FILE, ShardStore, Work
 from model_store.addresses import split_address
 from model_store.bundles.changes import changes_path
@@ -233,7 +233,7 @@ def _bundle(
         canary = np.ones((1, *expected.shape), expected.dtype)  # a vector of zeros has no direction
         retriever.find(retriever.embed(canary)[0], 1)
     except VouchError as error:
-        yield CheckResult("wrong", f"bundle {name}: {error}")
+        yield CheckResult("wrong", f"bundle {name}: {explained(error)}")
         return
     except Exception as error:
         yield CheckResult("wrong", f"bundle {name}: {error}", "Build or copy the bundle again.")

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_store.addresses import passwords_in
 from model_store.bundles.signatures import Signing
-from model_store.errors import ConfigError, UsageError
+from model_store.errors import ConfigError, UsageError, VouchError, with_reason
 from model_store.gallery.opening import ACCESS_VARIABLES, DatabaseAccess
 from model_store.lists import split_list
 from model_store.processors import ProviderChoice
@@ -39,6 +40,16 @@ def database_access(named: str | None = None) -> DatabaseAccess:
     ConfigError : a variable of the environment is not an address.
     """
     return DatabaseAccess.of_environment(named, TIMEOUT_S)
+
+
+def explained(error: VouchError) -> str:
+    """Return an error's message with its reason, without passwords of the environment."""
+    text = with_reason(error)
+    for name in ACCESS_VARIABLES:
+        value = os.environ.get(PREFIX + name.upper(), "")
+        for secret in passwords_in(value) | ({value} if name.endswith("token") else set()):
+            text = text.replace(secret, "…") if secret else text
+    return text
 
 
 SIGNING_KEY_VARIABLE = "VOUCH_SIGNING_KEY"

@@ -32,6 +32,7 @@ from model_store.errors import (
     NotReady,
     StorageBusy,
     VouchError,
+    with_reason,
 )
 from model_store.gallery import Receipt, Retry, Write
 from model_store.gallery.protocol import once_kept
@@ -427,7 +428,7 @@ class Galleries:
         except (GallerySuperseded, StorageBusy) as error:  # another process compacts it
             logger.info(str(error), extra={"fields": {"gallery": name}})
         except VouchError as error:
-            fields = {"gallery": name, "reason": str(error)}
+            fields = {"gallery": name, "reason": with_reason(error)}
             logger.error("changes not looked after", extra={"fields": fields})  # noqa: TRY400
         except Exception:
             logger.exception("changes not looked after", extra={"fields": {"gallery": name}})

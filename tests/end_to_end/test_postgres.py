@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import vouch_search
-from index_builder.commands.app import app
+from index_builder.commands.app import app, run
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import read_manifest
@@ -204,6 +204,23 @@ def test_items_are_put_and_deleted_by_the_command_line(
     backed_up = run("backup", str(bundles), str(tmp_path / "backup.tar")).exception
     assert isinstance(backed_up, ArchiveError)
     assert "pg_dump" in str(backed_up)
+
+
+def test_commands_say_why_the_database_cannot_be_used(
+    bundles: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("index_builder.configuration.environment.TIMEOUT_S", 1)
+    for query, reason in [("", "onnection refused"), ("?bogus=hunter2", "invalid URI query")]:
+        uri = f"postgresql://vouch:hunter2@127.0.0.1:1/vouch{query}"
+        monkeypatch.setenv("VOUCH_POSTGRES_URI", uri)
+        for arguments in (["doctor", str(bundles)], ["items", "delete", str(bundles), "seven"]):
+            monkeypatch.setattr("sys.argv", ["vouch-build", *arguments])
+            with pytest.raises(SystemExit):
+                run("vouch-build")
+            said = " ".join("".join(capsys.readouterr()).split())
+            assert reason in said
+            assert "hunter2" not in said
+            assert "The log of the service" not in said
 
 
 def test_a_service_that_is_killed_loses_no_write(

@@ -35,7 +35,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from model_store.addresses import require_no_user, split_address
-from model_store.errors import BundleMismatch, ConfigError, GalleryUnavailable
+from model_store.errors import SEE_LOG, BundleMismatch, ConfigError, GalleryUnavailable
 from model_store.files import json_text
 from model_store.gallery.availability import CHECK_S, Availability, takes_connections
 from model_store.gallery.milvus.filter import FACT_LENGTH
@@ -78,7 +78,7 @@ _OUR_MISTAKE = 1100
 _PORT = 19530
 _UNAVAILABLE = (
     "Milvus, which holds the gallery, does not answer or has reported an error. Send the request "
-    "again later. The log of the service has the reason."
+    "again later." + SEE_LOG
 )
 
 

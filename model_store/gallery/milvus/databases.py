@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from model_store.errors import ConfigError, GalleryUnavailable, StorageBusy, WriteRefused
+from model_store.errors import SEE_LOG, ConfigError, GalleryUnavailable, StorageBusy, WriteRefused
 from model_store.files import flush
 from model_store.gallery.live.sqlite import (
     BUSY_S,
@@ -309,8 +309,7 @@ class PostgresDatabase:
                 raise refused from error
             raise GalleryUnavailable(
                 "The database with the log of the gallery's changes does not answer or has "
-                "reported an error. Send the request again later. The log of the service has the "
-                "reason."
+                "reported an error. Send the request again later." + SEE_LOG
             ) from error
 
 

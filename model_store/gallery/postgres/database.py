@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from model_store.addresses import require_no_user, split_address
 from model_store.errors import (
+    SEE_LOG,
     BundleMismatch,
     ConfigError,
     DatasetError,
@@ -318,7 +319,7 @@ class Connections:
 
 _UNAVAILABLE = (
     "PostgreSQL, which holds the gallery, does not answer or has reported an error. Send the "
-    "request again later. The log of the service has the reason."
+    "request again later." + SEE_LOG
 )
 
 
