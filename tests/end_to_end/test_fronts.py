@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import select
+import socket
 import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from email.message import Message
+from http.client import HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +23,7 @@ import pytest
 from playwright.sync_api import Browser, Request, expect
 
 from service.client import VouchClient, VouchProblem
+from tests.end_to_end import fronts
 from tests.end_to_end.fronts import BELOW_A_PATH, FRONTS, PROGRAMS, Front
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.load import BREAK_S
@@ -272,6 +277,66 @@ def test_searches_alone_are_sent_to_another_replica(tmp_path: Path, kind: str, p
         assert headers["Connection"] != "close"
         if kind == BELOW_A_PATH:
             assert headers["X-Forwarded-Prefix"] == prefix
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped configurations, with timeouts of a second and one connection for an address."""
+    for name in ("nginx.conf", "balancer.cfg"):
+        text = (fronts.DOCKER / name).read_text("utf-8")
+        for before, after in (
+            ("timeout http-request 10s", "timeout http-request 1s"),
+            ("proxy_read_timeout 60s", "proxy_read_timeout 1s"),
+            ("limit_conn connections 100", "limit_conn connections 1"),
+        ):
+            text = text.replace(before, after)
+        (tmp_path / name).write_text(text, "utf-8")
+    monkeypatch.setattr(fronts, "DOCKER", tmp_path)
+
+
+HEAD = f"POST {SEARCH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "status", "code", "wait"),
+    [
+        ("shipped nginx", f"{HEAD}200000000\r\n\r\n", 413, "image_too_large", None),
+        ("shipped nginx", f"{HEAD}1\r\n\r\n", 429, "rate_limited", "1"),
+        ("shipped nginx", f"{HEAD}1\r\n\r\nx", 502, "replica_lost", "1"),
+        ("shipped nginx", f"{HEAD}1\r\n\r\nx", 504, "deadline_exceeded", None),
+        ("shipped HAProxy", f"{HEAD}9\r\n\r\nx", 408, "upload_too_slow", None),
+        ("shipped HAProxy", f"{HEAD}1\r\n\r\nx", 503, "not_ready", "5"),
+    ],
+)
+@pytest.mark.usefixtures("quick")
+def test_errors_of_a_proxy_are_problem_documents(
+    tmp_path: Path, kind: str, sent: str, status: int, code: str, wait: str | None
+) -> None:
+    with ExitStack() as stack:
+        port = free_port()  # nobody listens there
+        if status == 504:
+            silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = silent.getsockname()[1]
+        front = stack.enter_context(Front(kind, [port], tmp_path))
+
+        def send() -> socket.socket:
+            connection = socket.create_connection(("127.0.0.1", front.port), TIMEOUT_S)
+            stack.enter_context(connection).sendall(sent.encode())
+            return connection
+
+        connections = [send() for _ in range(2 if status == 429 else 1)]
+        readable, _, _ = select.select(connections, [], [], TIMEOUT_S)
+        answer = HTTPResponse(readable[0])
+        answer.begin()
+        problem = json.load(answer)
+        answer.close()
+    assert answer.getheader("Content-Type") == "application/problem+json"
+    assert answer.getheader("Retry-After") == wait
+    assert answer.getheader("X-Request-Id") == problem["request_id"]
+    assert len(problem["request_id"]) >= 32
+    assert (answer.status, problem["status"], problem["code"]) == (status, status, code)
+    assert problem["type"] == f"urn:vouch:problem:{code.replace('_', '-')}"
+    assert {"title", "detail", "instance"} < set(problem)
 
 
 SHOWS_PICTURES = "one => [...one.querySelectorAll('img')].filter(i => i.naturalWidth).length > 20"
