@@ -43,6 +43,15 @@ def transforms(page: Page) -> list[str]:
     return [str(one) for one in page.locator(".frame img").evaluate_all(script)]
 
 
+def test_label_from_right_to_left_leaves_the_title_in_order(shown: Shown) -> None:
+    label = "\u05e9\u05dc\u05d5\u05dd"
+    shown.ask(results=[result(1, label=label), result(2)])
+    look_closely(shown.page)
+    title = shown.page.locator("#look-title")
+    expect(title).to_have_text(f"\u2068{label}\u2069: 1 of 2")
+    assert title.evaluate("node => getComputedStyle(node).direction") == "ltr"
+
+
 def test_a_result_opens_with_all_that_is_known_of_it(shown: Shown) -> None:
     shown.gallery = {**GALLERY, "record_url": "https://shop.example/{maker}/{id}?y={year}"}
     shown.ask(results=[result(1), result(2, id="a b/c", metadata={"maker": "Ada & Co", "year": 7})])

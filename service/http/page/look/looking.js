@@ -30,7 +30,7 @@ const MODES = { beside: () => t`Side by side`, flicker: () => t`Blink`, overlay:
 export function look(entry, gallery, options = {}) {
   const { place = 0, items = entry.answer.results, next = () => null, closed = () => {}, progress = () => "", putBack = () => {}, remove = null, within } = options;
   const view = { entry, items, place };
-  const title = el("h2", { id: "look-title", dir: "auto" });
+  const title = el("h2", { id: "look-title" });
   const status = el("p.status", { role: "status", "data-testid": "look-status" });
   const far = el("p.note", { "data-testid": "look-progress" });
   const seen = el("span.seen", { "data-testid": "seen" });
@@ -63,6 +63,7 @@ export function look(entry, gallery, options = {}) {
     far.textContent = progress();
     if (!item) return showNothing();
     const name = item.label ?? item.id;
+    title.dir = items.length > 1 ? "" : "auto"; // a sentence, or a name
     title.textContent = items.length > 1 ? t`${name}: ${at + 1} of ${items.length}` : name;
     const { withholds } = verdictOf(answer);
     const record = recordUrl(gallery.record_url, item);
@@ -104,6 +105,7 @@ export function look(entry, gallery, options = {}) {
 
   /** Show a photograph for which nothing was found. */
   function showNothing() {
+    title.dir = "auto";
     title.textContent = view.entry.name;
     about.replaceChildren(el("p.note", {}, t`The gallery returned no items`), removal());
     tools.at(0, 1);
