@@ -77,6 +77,16 @@ def test_a_list_is_asked_for_anew_with_options(shown: Shown) -> None:
     assert b"duplicate_similarity" in body
 
 
+def test_option_keeps_the_focus(shown: Shown) -> None:
+    shown.ask()
+    box = shown.found("group_by")
+    box.focus()
+    with shown.page.expect_response("**/search"):
+        shown.page.keyboard.press("Space")
+    expect(box).to_be_checked()
+    expect(box).to_be_focused()
+
+
 def test_results_of_the_service_itself(browser: Browser, service: Service) -> None:
     expect.set_options(timeout=20_000)
     page = browser.new_page()

@@ -370,11 +370,15 @@ export class Search {
   /** Ask the same question with another option; null leaves it out.
    *
    * @param {keyof Api.SearchForm} name */
-  choose(name, value) {
+  async choose(name, value) {
     const { [name]: _, ...others } = this.options;
     this.options = value === null ? others : { ...others, [name]: value };
     if (!this.$("batch-place").hidden) return this.showBatch(true);
-    if (this.query) this.attempt(this.searching(), (signal) => this.search(signal));
+    if (!this.query) return;
+    await this.attempt(this.searching(), (signal) => this.search(signal));
+    if (document.activeElement !== document.body) return;
+    // The box that had the focus was replaced.
+    this.$("result").querySelector(`[data-testid="${name}"]`)?.focus({ preventScroll: true });
   }
 
   /** Take what was chosen, pasted or dropped: files, or else a link. */
