@@ -33,6 +33,19 @@ def test_an_answer_is_there_after_a_reload(shown: Shown) -> None:
     assert b'filename="my %22shoe%22.png"' in sent[0]
 
 
+def test_options_are_there_after_a_reload(shown: Shown) -> None:
+    shown.ask()
+    with shown.page.expect_response("**/search"):
+        shown.found("group_by").check()
+    expect(shown.page).to_have_url(f"{ORIGIN}/#/shoes/query/query-1/group_by")
+    shown.page.wait_for_function(A_PHOTO_IS_KEPT)
+    n_asked = len(shown.asked)
+    shown.page.reload()
+    expect(shown.found("group_by")).to_be_checked()
+    [sent] = [body for _, path, body in shown.asked[n_asked:] if path.endswith("/search")]
+    assert b'name="group_by"' in sent
+
+
 def test_a_sample_chosen_while_the_photo_of_an_address_is_fetched_takes_its_place(
     shown: Shown,
 ) -> None:

@@ -227,7 +227,7 @@ function setPart({ result_set: chosen }, { withholds }) {
 }
 
 /** @type {Record<string, [unknown, () => string]>} */
-const CHOICES = { // choices for a list, as options of the search
+export const CHOICES = { // choices for a list, as options of the search
   group_by: ["label", () => t`One of each label`],
   duplicate_similarity: [0.98, () => t`Without near duplicates`],
 };

@@ -1,7 +1,7 @@
 // A search and its answer, in the page or in an element of another page: asks the public
 // API, one question at a time, and shows what it answers.
 
-import { PHOTO_WORDS, answerParts, byLine } from "./answer.js";
+import { CHOICES, PHOTO_WORDS, answerParts, byLine } from "./answer.js";
 import { Problem, arrived, ask, askJson, permissions, searchFor } from "./api.js";
 import { adviceOn, advicePanel } from "./ask/advice.js";
 import { isImage, pathOf, takeFiles, withoutImage } from "./ask/files.js";
@@ -149,7 +149,7 @@ export class Search {
     const rooms = {
       batch: () => this.askMany([]),
       query: () => this.askAgain(...rest),
-      text: () => rest[0] && this.askText(rest[0]),
+      text: () => rest[0] && this.askText(...rest),
       report: () => this.show(() => this.openReport(gallery), room),
       items: () => this.show(() => this.openItems(gallery, room), room),
       map: () => this.show(() => this.openItems(gallery, room), room),
@@ -250,15 +250,24 @@ export class Search {
     this.showAnswer();
     this.told.answered?.(this.answer);
     if (!this.told.went) return; // in another page, nothing is kept
-    if (text) return this.went("text", text);
+    const choices = Object.keys(CHOICES).filter((one) => one in this.options);
+    if (text) return this.went("text", text, ...choices);
     const { id } = this.answer.query;
     keepQuery(id, { blob, name }).catch(() => {});
-    this.went("query", id);
+    this.went("query", id, ...choices);
+  }
+
+  /** Set the options that an address names; the filter stays. */
+  recall(choices) {
+    const { filter } = this.options;
+    const chosen = Object.entries(CHOICES).filter(([name]) => choices.includes(name)).map(([name, [value]]) => [name, value]);
+    this.options = { ...(filter && { filter }), ...Object.fromEntries(chosen) };
   }
 
   /** Ask again with a photograph that this browser keeps, or else the service for its reviewers. */
-  askAgain(id) {
+  askAgain(id, ...choices) {
     const { gallery } = this;
+    this.recall(choices);
     this.attempt(t`Fetching the picture`, async (signal) => {
       const before = await queryOf(id).catch(() => null);
       if (signal.aborted) return; // a newer query replaced it
@@ -280,8 +289,9 @@ export class Search {
     return this.gallery ? t`Searching ${count(this.gallery.n_items)} {0|item|items}` : t`Searching`;
   }
 
-  /** Search in words. */
-  askText(text) {
+  /** Search in words, with the options of an address where there is one. */
+  askText(text, ...choices) {
+    if (choices.length) this.recall(choices);
     const input = this.$("text-input");
     if (input) input.value = text;
     this.begin({ text, name: text });
