@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from email import message_from_bytes
 from email.policy import HTTP
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from playwright.sync_api import Browser, FilePayload, Page, expect
+from playwright.sync_api import Browser, FilePayload, Page, Route, expect
 
 from tests.end_to_end.shown_page import PICTURE, Shown
 from tests.support.image_files import encoded
@@ -145,6 +146,22 @@ def test_a_crop_that_is_cancelled_searches_nothing(shown: Shown) -> None:
     press(shown, "Cancel")
     expect(shown.found("crop")).to_have_count(0)
     assert not [path for _, path, _ in shown.asked if path.endswith("/search")]
+
+
+@pytest.mark.parametrize(("status", "asked"), [(415, ["assess"]), (503, ["assess", "search"])])
+def test_refused_file_is_sent_once(shown: Shown, status: int, asked: list[str]) -> None:
+    shown.open()
+    problem = {"title": "No", "detail": "No.", "code": "no", "request_id": "r-1"}
+    sent: list[str] = []
+
+    def refuse(route: Route) -> None:
+        sent.append(route.request.url.rsplit("/", 1)[1])
+        route.fulfill(status=status, json=problem)
+
+    shown.page.route(re.compile("/(assess|search)$"), refuse)
+    shown.choose("a.png")
+    expect(shown.found("problem")).to_contain_text(f"HTTP {status}")
+    assert sent == asked
 
 
 def assessed(*codes: str) -> dict[str, Any]:

@@ -8,15 +8,18 @@ import { said } from "../service_texts.js";
 /** What makes a photograph hard to match, whatever it shows. */
 const ASKED_ABOUT = ["too_small", "too_dark", "flat", "blurred", "degraded"];
 
+const REFUSED = [400, 413, 415, 422]; // a file that the search would refuse, too
+
 /** Sentences on the quality of an image that make it hard to match; none where it is good, of whatever
- * kind it is: that is part of the answer. A failure is left to the search to report. */
+ * kind it is: that is part of the answer. A file that is refused throws; any other failure is left to the
+ * search to report. */
 export async function adviceOn(gallery, blob, name, signal) {
   try {
     const body = await imageForm(blob, name);
     const { quality } = await askJson("/v1/galleries/{gallery}/assess", { method: "POST", path: { gallery }, body, signal });
     return quality.hints.filter(({ code }) => ASKED_ABOUT.includes(code)).map(({ advice }) => said(advice));
   } catch (error) {
-    if (error.name === "AbortError") throw error;
+    if (error.name === "AbortError" || REFUSED.includes(error.problem?.status)) throw error;
     return [];
   }
 }
