@@ -34,6 +34,7 @@ Exit status:
   130  interrupted by Ctrl+C during the start"""
 
 _UNITS = {
+    "bytes_per_s": "BYTES/S",
     "s": "SECONDS",
     "bytes": "BYTES",
     "pixels": "PIXELS",
@@ -50,7 +51,8 @@ _UNITS = {
     "ancestors": "ORIGIN",
     "reasons": "REASON",
 }
-"""Maps the last word of a setting's name to the placeholder of the value in the help."""
+"""Maps the last words of a setting's name to the placeholder of the value in the help; the first
+entry that fits is used."""
 
 _TYPES = {int: "N", float: "NUMBER", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
 
@@ -169,7 +171,7 @@ def _value_of(name: str, kind: Any) -> str:  # noqa: ANN401 - a type
         return "|".join(map(str, parts))
     if origin in {typing.Union, types.UnionType}:
         return "|".join(_value_of(name, part) for part in parts if part is not types.NoneType)
-    unit = _UNITS.get(name.rpartition("_")[2])
+    unit = next((unit for words, unit in _UNITS.items() if f"_{name}".endswith(f"_{words}")), None)
     if origin is typing.Annotated:
         return _value_of(name, parts[0])
     if origin in {tuple, dict}:

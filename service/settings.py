@@ -55,6 +55,9 @@ def _check_rate(text: str) -> str:
     return text
 
 
+_LEAST_CHARACTERS = 16
+"""Minimum length of the secret that signs cache entries."""
+
 RateText = Annotated[str, AfterValidator(_check_rate)]
 """A valid rate, such as ``600/minute``."""
 
@@ -82,6 +85,12 @@ def _check_redis_url(url: SecretStr) -> SecretStr:
     except (AttributeError, TypeError, ValueError, errors.RedisError):
         raise ValueError("has an unknown or invalid Redis option") from None
     return url
+
+
+def _check_cache_secret(secret: SecretStr) -> SecretStr:
+    if len(secret.get_secret_value()) < _LEAST_CHARACTERS:
+        raise ValueError(f"must have at least {_LEAST_CHARACTERS} characters")
+    return secret
 
 
 def _check_milvus_uri(uri: str) -> str:
@@ -161,6 +170,12 @@ def _check_host(text: str) -> str:
     return text
 
 
+def _refuse_brackets(text: str) -> str:
+    if text.startswith("["):
+        raise ValueError("must be an address without brackets, such as ::1")
+    return text
+
+
 def _read_proxy(text: str) -> str:
     """Return an address or network in the form that the proxy middleware compares with."""
     if text == EVERY:
@@ -177,6 +192,7 @@ def _read_proxy(text: str) -> str:
 
 Proxy = Annotated[str, AfterValidator(_read_proxy)]
 CorsOrigin = Annotated[str, AfterValidator(_read_cors_origin)]
+ListeningHost = Annotated[str, AfterValidator(_refuse_brackets)]
 HostPattern = Annotated[str, AfterValidator(_check_host)]
 
 
@@ -337,13 +353,13 @@ class Settings(BaseSettings):
         examples=["/run/secrets"],
     )
 
-    host: str = Field(
+    host: ListeningHost = Field(
         DEFAULT_HOST, description="Address to listen on; :: listens on all IPv4 and IPv6 addresses."
     )
     port: int = Field(
         DEFAULT_PORT, ge=0, le=65535, description="Port to listen on; 0 chooses a free port."
     )
-    published_host: str | None = Field(
+    published_host: ListeningHost | None = Field(
         None,
         description="Address at which clients reach the service, if it is not `host`. For a "
         "container: the address of the machine that publishes its port.",
@@ -548,9 +564,8 @@ class Settings(BaseSettings):
     cache_ttl_s: int = Field(
         86_400, gt=0, description="Lifetime of a cache entry in Redis in seconds."
     )
-    cache_secret: SecretStr | None = Field(
+    cache_secret: Annotated[SecretStr, AfterValidator(_check_cache_secret)] | None = Field(
         None,
-        min_length=16,
         description="Secret that signs cache entries in Redis, 16 characters or more; the same "
         "for all replicas. Entries without a valid signature are ignored.",
         examples=["use-sixteen-or-more-random-characters"],

@@ -230,6 +230,8 @@ def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]
         assert f"--{name.replace('_', '-')}" in text
         assert field.description
         assert " ".join(field.description.split()) in text
+    assert "--min-upload-bytes-per-s BYTES/S" in text
+    assert "--deadline-s SECONDS" in text
 
 
 def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
