@@ -22,7 +22,7 @@ from index_builder.datasets.groups import (
     pairs_of_equal,
     united,
 )
-from index_builder.datasets.image_files import LeftOut, Reason, image_files
+from index_builder.datasets.image_files import LeftOut, Reason, image_files, require_readable
 from index_builder.datasets.images import LabelledImages, Pixels, from_files
 from index_builder.datasets.similar_labels import similar_labels, similar_labels_message
 from index_builder.progress import track
@@ -73,6 +73,7 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     Raises
     ------
     DatasetError : the folder does not exist, or has no readable labelled image.
+    TooManyBadImages : see `require_readable`.
     """
     root = root.expanduser()
     if not root.is_dir():
@@ -91,7 +92,11 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     with ThreadPoolExecutor() as pool:  # Pillow releases the GIL to decode
         looked_at = pool.map(partial(_look_at, room, root), items)
         pictures = list(track(looked_at, "checking images", len(items)))
-    seen = [(item, one) for item, one in zip(items, pictures, strict=True) if one is not None]
+    looked = list(zip(items, pictures, strict=True))
+    bad = {item.id: one for item, one in looked if isinstance(one, str)}
+    for name, why in bad.items():
+        logger.warning("left out %s: %s", name, why)
+    seen = [(item, one) for item, one in looked if not isinstance(one, str)]
     found = [item for item, _ in seen]
     losses = Counter(sentence for _, one in seen for sentence in one.losses)
     for sentence, n_images in losses.most_common():
@@ -105,6 +110,7 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
             f"{root} holds no labelled images: wanted one sub-folder for each label, with images "
             f"({', '.join(FORMATS)}) in it. {left_out.sentence}".strip()
         )
+    require_readable(bad, len(items))
     names = [one.path for one in found]
     labels = [str(one.label) if labelled else one.id for one in found]
     if message := similar_labels_message(similar_labels(labels) if labelled else []):
@@ -178,13 +184,13 @@ def _groups(pictures: Sequence[_Picture], known: Sequence[str | None]) -> tuple[
     return tuple(str(number) for number in united(len(pictures), pairs).tolist())
 
 
-def _look_at(room: _Room, root: Path, item: CopiedItem) -> _Picture | None:
+def _look_at(room: _Room, root: Path, item: CopiedItem) -> _Picture | str:
+    """Decode an image; return the reason if it cannot be read."""
     try:
         data = (root / item.path).read_bytes()
         decoded = decode_image(data, smallest_side=SEEN_SIDE)
     except (ImageError, OSError) as error:
-        logger.warning("left out %s: %s", item.id, error)
-        return None
+        return str(error)
     pixels = decoded.pixels
     content = repr(pixels.shape).encode() + pixels.tobytes()
     pixels.setflags(write=False)  # all later steps share the array

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path, PurePosixPath
 from shlex import quote
 
+from model_store.errors import TooManyBadImages
 from model_store.images import FORMATS, RAW_SUFFIXES, SUFFIXES, content_of, format_of
 
 HEAD_BYTES = 512
@@ -366,3 +367,27 @@ def _leads_to_folder(member: os.DirEntry[str]) -> bool:
 def _may_enter(real: Path, top: Path, allowed: Path) -> bool:
     inside = real.is_relative_to(top) or top.is_relative_to(real)
     return real.is_relative_to(allowed) and not inside
+
+
+MOST_BAD = 0.2
+"""Maximum share of unreadable images or vectors in the source of a build."""
+
+
+def require_readable(bad: Mapping[str, str], n: int) -> None:
+    """Refuse a source of a build if more than `MOST_BAD` of it cannot be read.
+
+    Parameters
+    ----------
+    bad : reasons, by the ids of unreadable images or vectors.
+    n : number of all images or vectors.
+
+    Raises
+    ------
+    TooManyBadImages
+    """
+    if len(bad) > MOST_BAD * n:
+        name, why = next(iter(bad.items()))
+        raise TooManyBadImages(
+            f"{len(bad):,} of {n:,} items cannot be read, and at most {100 * MOST_BAD:g} % may "
+            f"fail; for example {name!r}: {why} Repair or remove such items."
+        )

@@ -25,7 +25,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.decision import Calibration
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.errors import DatasetError, InvalidVector
+from model_store.errors import DatasetError, InvalidVector, TooManyBadImages
 from model_store.gallery import open_gallery
 from model_store.vector_queries import predictive_of
 from service.app import create_app
@@ -270,6 +270,14 @@ class TestRefused:
         assert len(found) == len(vectors) - 2
         groups = dict(zip(found.ids, not_none(found.groups), strict=True))
         assert groups["i0008"] == groups["i0009"] != groups["i0010"]
+
+    def test_a_table_with_many_rows_that_point_nowhere_is_refused(self, tmp_path: Path) -> None:
+        vectors, labels = clusters(0)
+        vectors[: len(vectors) // 2] = np.nan
+        np.save(tmp_path / "v.npy", vectors)
+        items = write_items(tmp_path / "items.jsonl", labels)
+        with pytest.raises(TooManyBadImages, match="at most 20 % may fail; for example 'i0000'"):
+            open_vectors(tmp_path / "v.npy", items).labelled_vectors()
 
     def test_vectors_of_another_length_and_images(self, where: Path, tmp_path: Path) -> None:
         of_images = str(brought(linear(tmp_path / "a.onnx"))[0].directory)

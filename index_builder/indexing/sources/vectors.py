@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.image_files import LeftOut
+from index_builder.datasets.image_files import LeftOut, require_readable
 from index_builder.datasets.images import Pixels
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.prepare import require_direction
@@ -101,6 +101,7 @@ class VectorSource:
         ------
         DatasetError : see `entries`. Also raised if an item has no label, or if two items have the
             same id.
+        TooManyBadImages : see `require_readable`.
         """
         with TemporaryDirectory(prefix="vouch-vectors-") as name:
             entries = list(self.entries(Path(name), LeftOut()))
@@ -143,6 +144,7 @@ class VectorSource:
                 )
         for number, reason in sorted(reasons.items()):
             console.print(f"left out: {entries[number].id}: {reason}", markup=False, soft_wrap=True)
+        require_readable({entries[row].id: reason for row, reason in reasons.items()}, len(rows))
         return [number for number in usable if number not in reasons]
 
     def _require_names(self, entries: list[Entry]) -> None:

@@ -16,7 +16,7 @@ from index_builder.datasets.folder import folder
 from index_builder.datasets.images import from_arrays
 from index_builder.datasets.small_images import digits, idx_dataset, outliers
 from index_builder.datasets.splits import MIN_SPLIT
-from model_store.errors import DatasetError
+from model_store.errors import DatasetError, TooManyBadImages
 from model_store.images import Preprocessing, decode_image
 from tests.support.narrowing import not_none
 
@@ -144,6 +144,13 @@ def test_an_unreadable_image_is_left_out_and_named(
     assert len(images) == 16
     assert "dog/broken.jpg" in caplog.text
     assert "dog/empty.png" in caplog.text
+
+
+def test_a_folder_with_many_unreadable_images_is_refused(photographs: Path) -> None:
+    for number in range(5):
+        (photographs / "dog" / f"broken{number}.jpg").write_bytes(b"\xff\xd8\xff\xe0 not really")
+    with pytest.raises(TooManyBadImages, match="5 of 21 items cannot be read, and at most 20 %"):
+        folder(photographs)
 
 
 def test_folder_with_names_that_are_not_utf8_leaves_them_out(
