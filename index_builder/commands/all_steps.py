@@ -228,12 +228,26 @@ def run_all(options: AllOptions, shown: OutcomeReport) -> tuple[Path, Path] | No
             print("\n".join(said))
         else:
             plan.show()
+        _say_what_is_not_used(config.network.encoder)
         plan.require_feasible()
         if options.dry_run:
             return None
         build = with_trunk(config, opened)
         bundle, _ = step_of("build_all")(build, opened, published, shown.check)
     return published, bundle
+
+
+def _say_what_is_not_used(encoder: str | None) -> None:
+    """Print a message if the encoder has a text tower, because the build has none."""
+    from index_builder.vectors.encoder_file import has_text_tower  # noqa: PLC0415 - slow
+
+    if encoder is not None and has_text_tower(Path(encoder)):
+        console.print(
+            f"The text tower of {encoder} is not used, because the build makes another encoder. "
+            "For searches with texts, use `vouch-build index --encoder`.",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 config_app = CommandLine(help="Create, check and print the configuration file of a build.")

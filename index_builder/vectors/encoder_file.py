@@ -33,6 +33,14 @@ def find_encoder(path: Path) -> Path:
     return directory / ENCODER_FILE
 
 
+def has_text_tower(path: Path) -> bool:
+    """Return whether there is an encoder at ``path`` with a text tower beside it."""
+    try:
+        return (find_encoder(path).parent / TEXT_ENCODER_FILE).exists()
+    except BundleNotFound:
+        return False
+
+
 def text_files(encoder: Path, fingerprint: str) -> list[Path]:
     """Return the files of the text tower in the folder of an encoder; empty if there is none.
 

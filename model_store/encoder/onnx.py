@@ -303,6 +303,12 @@ def _is_offered(provider: Provider) -> bool:
     return True
 
 
+_MAKE_IT_ONE = (
+    "Export it again with `vouch-build export`, or make an encoder of another graph with "
+    "`vouch-build encoder --onnx`."
+)
+
+
 def _check_contract(session: onnxruntime.InferenceSession, path: Path) -> EncoderMetadata:
     """Refuse a file that violates the contract of this module."""
     inputs = {node.name: node.type for node in session.get_inputs()}
@@ -312,19 +318,18 @@ def _check_contract(session: onnxruntime.InferenceSession, path: Path) -> Encode
         raise EncoderContractError(
             f"{path.name} has inputs {inputs} and outputs {sorted(outputs)}; wanted one uint8 "
             f"input `{INPUT_NAME}` (or a float one, `{VECTORS_NAME}`) and the outputs "
-            f"{', '.join(OUTPUT_NAMES)}. Export it again with "
-            "`vouch-build export`."
+            f"{', '.join(OUTPUT_NAMES)}. {_MAKE_IT_ONE}"
         )
     text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
     if text is None:
         raise EncoderContractError(
             f"{path.name} has no `{METADATA_KEY}` metadata, so its preprocessing is unknown. "
-            "Export it again with `vouch-build export`."
+            f"{_MAKE_IT_ONE}"
         )
     batch = session.get_inputs()[0].shape[0]
     if isinstance(batch, int):
         raise EncoderContractError(
             f"{path.name} accepts only batches of {batch}; the batch dimension must be dynamic. "
-            "Export it again with `vouch-build export`."
+            f"{_MAKE_IT_ONE}"
         )
     return EncoderMetadata.from_json(text)

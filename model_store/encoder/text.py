@@ -63,7 +63,8 @@ class OnnxTextEncoder:
 
     Raises
     ------
-    EncoderContractError : inputs, outputs or metadata differ from the contract.
+    EncoderContractError : inputs, outputs or metadata differ from the contract, or the tokenizer is
+        missing.
     BundleMismatch : the tokenizer belongs to another encoder.
     """
 
@@ -94,7 +95,13 @@ class OnnxTextEncoder:
 
     def _open_tokenizer(self, path: Path) -> Tokenizer | None:
         """Return the tokenizer; None if its library is not installed."""
-        content = path.read_bytes()
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError as error:
+            raise EncoderContractError(
+                f"{path} does not exist, but {TEXT_ENCODER_FILE} needs it. Make both again with "
+                "`vouch-build encoder --text`."
+            ) from error
         if hashlib.sha256(content).hexdigest() != self.metadata.tokenizer:
             raise BundleMismatch(
                 f"{TOKENIZER_FILE} is not the tokenizer that {TEXT_ENCODER_FILE} was made with. "

@@ -13,7 +13,9 @@ from index_builder.commands.app import app
 from index_builder.configuration.build import CalibrationConfig, build_config
 from index_builder.datasets import load_splits
 from index_builder.datasets.images import from_arrays
+from index_builder.encoders.mobilenet_v2 import encoder_file, read_weights
 from model_store.errors import DatasetError
+from tests.support.build_command import vouch_build
 from tests.support.collection_files import write_drawings
 
 OF_ITEMS = Plan(
@@ -72,6 +74,18 @@ def test_dry_run_prints_the_plan_on_stdout(tmp_path: Path, monkeypatch: pytest.M
     plan = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert (plan["n_images"], plan["n_labels"], plan["n_needed_queries"]) == (120, 10, 45)
     assert f"{plan['n_items']} in the gallery" in shown.stdout
+
+
+def test_plan_says_that_a_text_tower_is_not_used(tmp_path: Path) -> None:
+    for name in ("drawn", "towers"):
+        (tmp_path / name).mkdir()
+    write_drawings(tmp_path / "drawn", 120)
+    (tmp_path / "towers" / "encoder.onnx").write_bytes(encoder_file(read_weights()))
+    command = ["all", "--images", "drawn", "--encoder", "towers", "--dry-run"]
+    assert "text tower" not in vouch_build(*command, cwd=tmp_path).stderr
+    (tmp_path / "towers" / "text_encoder.onnx").touch()
+    shown = vouch_build(*command, cwd=tmp_path).stderr
+    assert "The text tower of towers is not used" in shown.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,9 @@ def test_a_file_that_breaks_the_contract_is_refused(
     else:
         file.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     onnx.save(file, tmp_path / "broken.onnx")
-    with pytest.raises(EncoderContractError, match=r"broken\.onnx.*vouch-build export"):
+    with pytest.raises(
+        EncoderContractError, match=r"broken\.onnx.*vouch-build export.*encoder --onnx"
+    ):
         OnnxEncoder(tmp_path / "broken.onnx", provider="cpu")
 
 

@@ -76,6 +76,13 @@ def test_a_directory_without_a_tower(tmp_path: Path) -> None:
     assert open_text_encoder(tmp_path) is None
 
 
+def test_a_tower_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    write_word_tower(tmp_path, VECTORS, "image")
+    (tmp_path / TOKENIZER_FILE).unlink()
+    with pytest.raises(EncoderContractError, match=r"tokenizer\.json does not exist"):
+        OnnxTextEncoder(tmp_path)
+
+
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     tower(tmp_path)
     path = tmp_path / TOKENIZER_FILE
