@@ -53,6 +53,7 @@ def check(host: str, port: int, *, is_https: bool) -> None:
     ------
     SystemExit : status 1 if the service is not ready or does not answer.
     """
+    host = host.removeprefix("[").removesuffix("]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     connection: http.client.HTTPConnection | None = None
     try:

@@ -170,10 +170,8 @@ def _check_host(text: str) -> str:
     return text
 
 
-def _refuse_brackets(text: str) -> str:
-    if text.startswith("["):
-        raise ValueError("must be an address without brackets, such as ::1")
-    return text
+def _without_brackets(text: str) -> str:
+    return text.removeprefix("[").removesuffix("]")
 
 
 def _read_proxy(text: str) -> str:
@@ -192,7 +190,7 @@ def _read_proxy(text: str) -> str:
 
 Proxy = Annotated[str, AfterValidator(_read_proxy)]
 CorsOrigin = Annotated[str, AfterValidator(_read_cors_origin)]
-ListeningHost = Annotated[str, AfterValidator(_refuse_brackets)]
+ListeningHost = Annotated[str, AfterValidator(_without_brackets)]
 HostPattern = Annotated[str, AfterValidator(_check_host)]
 
 
@@ -359,7 +357,7 @@ class Settings(BaseSettings):
     port: int = Field(
         DEFAULT_PORT, ge=0, le=65535, description="Port to listen on; 0 chooses a free port."
     )
-    published_host: ListeningHost | None = Field(
+    published_host: str | None = Field(
         None,
         description="Address at which clients reach the service, if it is not `host`. For a "
         "container: the address of the machine that publishes its port.",

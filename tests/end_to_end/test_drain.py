@@ -81,6 +81,7 @@ def test_health_check_asks_by_the_services_own_settings(
         assert health("--port", port).returncode == 0
         assert health(VOUCH_PORT=port).returncode == 0
         assert health(vouch_port=port, VOUCH_HOST="0.0.0.0").returncode == 0
+        assert health(VOUCH_PORT=port, VOUCH_HOST="[127.0.0.1]").returncode == 0  # as in [::1]
         secrets = tmp_path / "secrets"
         secrets.mkdir()
         (secrets / "vouch_port").write_text(f"{port}\n")
