@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -100,6 +101,27 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
         postgres.start()
         wait_until(served.is_ready, served)
         assert served.answer(samples[0], limit=20)["results"]
+
+
+def test_a_service_without_permission_to_read_is_not_ready(
+    bundles: Path, postgres: Postgres, place: Path
+) -> None:
+    schema = read_manifest(locate(bundles)).gallery["index"]["schema"]
+    variables = {
+        "VOUCH_POSTGRES_URI": postgres.uri.replace("postgres:@", "reader@"),
+        "VOUCH_CANARY_PERIOD_S": "0.3",
+    }
+    with psycopg.connect(postgres.uri, autocommit=True) as connection:
+        connection.execute("CREATE ROLE reader LOGIN")
+        connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO reader")
+        connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO reader")
+        with Service(bundles, place / "reader.log", variables) as served:
+            connection.execute(f"REVOKE SELECT ON {schema}.items FROM reader")
+            wait_until(lambda: not served.is_ready(), served)
+            connection.execute(f"GRANT SELECT ON {schema}.items TO reader")
+            wait_until(served.is_ready, served)
+        connection.execute("DROP OWNED BY reader")
+        connection.execute("DROP ROLE reader")
 
 
 def test_items_are_put_and_deleted_over_http(

@@ -281,6 +281,13 @@ class TestPostgresLive(WritableLaws):
         assert len(ids_of(reading.snapshot())) == N_ITEMS
         with pytest.raises(WriteRefused, match="no permission"):
             reading.commit([some_upsert("a")])
+        with psycopg.connect(postgres, autocommit=True) as connection:
+            for right in (f"SELECT ON {schema}.items", f"USAGE ON SCHEMA {schema}"):
+                connection.execute(f"REVOKE {right} FROM reader")
+                with pytest.raises(GalleryUnavailable, match="no permission to read the schema"):
+                    ids_of(reading.refresh())
+        with pytest.raises(GalleryUnavailable, match="no permission to read the schema"):
+            PostgresGallery(folder, reader)
         reading.close()
         with psycopg.connect(postgres, autocommit=True) as connection:
             connection.execute("DROP OWNED BY reader")

@@ -25,7 +25,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -219,7 +219,7 @@ class Connections:
 
         Raises
         ------
-        GalleryUnavailable : PostgreSQL does not answer.
+        GalleryUnavailable : PostgreSQL does not answer, or the user has no permission.
         BundleMismatch : the database has no such gallery.
         """
         with self._answering(), self._pool.connection() as connection:
@@ -276,7 +276,11 @@ class Connections:
         errors = self._psycopg.errors
         try:
             yield
+        except errors.InsufficientPrivilege as error:
+            raise GalleryUnavailable(self._forbidden()) from error
         except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
+            if self._is_hidden():
+                raise GalleryUnavailable(self._forbidden()) from error
             raise BundleMismatch(
                 f"PostgreSQL has no gallery {self.schema!r}. Run `vouch-build index` with this "
                 "database, or set VOUCH_POSTGRES_URI to the database that has the gallery."
@@ -291,6 +295,27 @@ class Connections:
             self._availability.answered()
         finally:
             self._availability.end(number)
+
+    def _is_hidden(self) -> bool:
+        """Return whether the schema exists, but the user may not use it.
+
+        PostgreSQL then finds no table, as if the schema did not exist.
+        """
+        with suppress(self._psycopg.Error), self._pool.connection() as connection:
+            return bool(
+                connection.execute(
+                    "SELECT 1 FROM pg_namespace "
+                    "WHERE nspname = %s AND NOT has_schema_privilege(oid, 'USAGE')",
+                    [self.schema],
+                ).fetchone()
+            )
+        return False
+
+    def _forbidden(self) -> str:
+        return (
+            f"The service has no permission to read the schema {self.schema} in PostgreSQL. Grant "
+            "its database user USAGE on the schema, and SELECT on its tables."
+        )
 
     def _is_gone(self, error: Exception) -> bool:
         """Return whether the server did not answer; False if it answered with an error."""
