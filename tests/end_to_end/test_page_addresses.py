@@ -119,6 +119,31 @@ def test_the_way_back_closes_the_dialog_of_an_address(shown: Shown) -> None:
     expect(shown.page).to_have_url(answer)
 
 
+def test_the_address_of_an_answer_comes_back_after_a_row_of_dialogs(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = {"items": [], "n_items": 0, "next_cursor": None}
+    found = {"duplicates": [], "items": [], "n_checked": 0, "next_cursor": None}
+    shown.replies["/v1/galleries/shoes/near-duplicates"] = found
+    summary = {"counts": [], "reviewers": 1}
+    shown.replies["/v1/galleries/shoes/review/summary"] = summary
+    shown.replies["/v1/galleries/shoes/review/leases"] = {"leases": []}
+    shown.report = {**shown.report, "errors_over_time": {"n_reviewed": 0, "n_wrong": 0}}
+    shown.ask()
+    answer = shown.page.url
+    shown.found("open-review").click()
+    expect(shown.found("reviewed")).to_be_visible()
+    expect(shown.page).to_have_url(f"{ORIGIN}/#/shoes/review")
+    shown.page.keyboard.press("Escape")
+    expect(shown.page.locator("dialog")).to_have_count(0)
+    expect(shown.page).to_have_url(answer)
+    shown.found("open-browse").click()
+    shown.found("to-near-duplicates").click()
+    expect(shown.page).to_have_url(f"{ORIGIN}/#/shoes/near-duplicates")
+    expect(shown.page.locator("dialog")).to_have_count(1)
+    shown.page.keyboard.press("Escape")
+    expect(shown.page.locator("dialog")).to_have_count(0)
+    expect(shown.page).to_have_url(answer)
+
+
 def test_an_unknown_gallery_is_named_and_no_other_opened(shown: Shown) -> None:
     shown.page.goto(f"{ORIGIN}/#/bo%6Fts")
     problem = shown.found("problem")

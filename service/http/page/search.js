@@ -34,6 +34,7 @@ export class Search {
   running = null;
   looking = null;
   opening = null;
+  below = null; // the place below the dialogs
   why = { open: false }; // of the reasons below an answer
 
   /** `root` is the document, or the shadow root, that holds what `index.html` has in `main`. `told`
@@ -185,6 +186,7 @@ export class Search {
     const { gallery, opening } = this;
     if (button !== null && opening?.button === button && opening.gallery === gallery) return;
     const mine = (this.opening = { button, gallery });
+    const replaces = this.part.querySelector("dialog[open]") !== null;
     try {
       await opened();
     } catch (error) {
@@ -198,7 +200,8 @@ export class Search {
     }
     const dialog = room && this.part.querySelector("dialog[open]");
     if (!dialog) return;
-    const before = this.at ?? [];
+    const before = (replaces ? this.below : this.at) ?? []; // the place below all dialogs
+    this.below = before;
     this.went(room);
     const closed = () => {
       if (this.part.querySelector("dialog[open]")) return; // another one took its place
@@ -633,7 +636,7 @@ export class Search {
 
   async openReview(gallery) {
     const { openReview } = await arrived(import("./look/reviewing.js"));
-    await openReview(gallery, { within: this.part, left: () => this.went(), mayRemove: this.may.write });
+    await openReview(gallery, { within: this.part, mayRemove: this.may.write });
   }
 
   async openUnknown(gallery) {

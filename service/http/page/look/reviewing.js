@@ -11,12 +11,12 @@ const LEASED = 10; // cases at a time
 const AHEAD = 4; // cases left at which more are leased
 const WAIT = 30_000; // ms at most for decisions that are on their way when the room is left
 
-/** Open the review queue of `gallery`, in a dialog `within` the page; `left` is called when it is left.
+/** Open the review queue of `gallery`, in a dialog `within` the page.
  * A visitor who `mayRemove` cases can delete one whose photograph must not be kept.
  *
  * @param {Page.Gallery} gallery */
-export async function openReview(gallery, { within, left, mayRemove }) {
-  if (!reviewer.get()) return askName(within, () => openReview(gallery, { within, left, mayRemove }));
+export async function openReview(gallery, { within, mayRemove }) {
+  if (!reviewer.get()) return askName(within, () => openReview(gallery, { within, mayRemove }));
   const path = { gallery: gallery.name };
   const by = reviewer.get();
   const [summary, before] = await Promise.all(
@@ -69,7 +69,7 @@ export async function openReview(gallery, { within, left, mayRemove }) {
   const first = waiting.shift();
   if (!first) {
     unheard();
-    return report({ open, decided, before, after: before, summary, within, left });
+    return report({ open, decided, before, after: before, summary, within });
   }
   look(first, gallery, {
     within, next, remove: mayRemove ? remove : null, putBack: (entry) => { if (!entry.decision) waiting.unshift(entry); },
@@ -84,8 +84,7 @@ export async function openReview(gallery, { within, left, mayRemove }) {
         }).catch(() => {});
       }
       const after = await errorsOf(gallery);
-      if (decided) report({ open: Math.max(0, open - decided), decided, before, after, summary, within, left });
-      else left();
+      if (decided) report({ open: Math.max(0, open - decided), decided, before, after, summary, within });
     },
   });
 }
@@ -136,7 +135,7 @@ function askName(within, go) {
 /** What was done, what is left, and what the reviews have measured.
  *
  * @param {{ summary: Api.ReviewSummary, before: Measured, after: Measured } & Record<string, any>} options */
-function report({ open, decided, before, after, summary, within, left }) {
+function report({ open, decided, before, after, summary, within }) {
   /** @param {string} words
    * @param {Measured} found */
   const measured = (words, { errors, feedback }) => [
@@ -152,5 +151,5 @@ function report({ open, decided, before, after, summary, within, left }) {
         : t`No case is open.`),
       summary.reviewers > 1 ? el("li", {}, t`A case is decided once ${count(summary.reviewers)} reviewers agree.`) : "",
       changed ? measured(t`Before: `, before) : "", measured(changed ? t`Now: ` : "", after),
-      decided ? el("li", {}, t`The next calibration uses the decisions.`) : "")), within, left);
+      decided ? el("li", {}, t`The next calibration uses the decisions.`) : "")), within);
 }
