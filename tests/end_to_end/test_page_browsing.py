@@ -402,3 +402,22 @@ def test_label_form_is_not_offered_to_a_reader(shown: Shown) -> None:
     shown.found("browse").locator("[data-place='1']").click()
     expect(shown.found("facts")).to_contain_text("label 1")
     expect(shown.found("label-form")).to_have_count(0)
+
+
+def test_counts_follow_what_was_deleted(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    found = {"items": [], "n_items": 1499, "n_unranked": 0, "next_cursor": None}
+    shown.replies["/v1/galleries/shoes/near-duplicates"] = found
+    shown.ask()
+    about, picked = shown.page.locator("#gallery-about"), shown.page.locator("option[value=shoes]")
+    for room, n in (("open-browse", 1499), ("to-near-duplicates", 1498)):
+        shown.gallery = {**shown.gallery, "n_items": n, "labels": [f"{n} boots"]}
+        if room != "open-browse":
+            shown.found("open-browse").click()
+        shown.found(room).click()
+        expect(shown.page.locator("dialog")).to_have_count(1)
+        shown.page.keyboard.press("Escape")
+        expect(about).to_contain_text(f"{n:,} items")
+        expect(about).to_contain_text(f"{n} boots")
+        expect(picked).to_have_text(f"shoes ({n:,} items)")
+        expect(shown.found("verdict")).to_be_visible()

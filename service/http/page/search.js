@@ -18,6 +18,9 @@ import { VERDICTS, count, decisionSentence } from "./words.js";
 const BUSY_AFTER = 150; // ms: a faster answer replaces the last one without a flicker
 const OPENING_AFTER = 1000; // ms: a gallery that opens sooner moves nothing on the page
 
+/** @param {{ name: string, n_items: number | null }} gallery */
+const pickedAs = ({ name, n_items: n }) => (n === null ? name : t`${name} (${count(n)} {1|item|items})`);
+
 export class Search {
   $; told; name; only; room; part; may; roundTrip;
   /** @type {Page.Gallery} */
@@ -96,8 +99,7 @@ export class Search {
       if (!galleries.length) {
         throw this.only ? new Problem({ title: t`There is no gallery “${this.name}”`, detail: "" }) : await this.firstRoom();
       }
-      picker.append(...galleries.map(({ name, n_items: n }) =>
-        el("option", { value: name }, n === null ? name : t`${name} (${count(n)} {1|item|items})`)));
+      picker.append(...galleries.map((one) => el("option", { value: one.name }, pickedAs(one))));
       this.name ??= galleries[0].name;
       picker.value = this.name; // one that is not there leaves it empty
       picker.closest(".picker").hidden = picker.value && galleries.length < 2;
@@ -519,7 +521,19 @@ export class Search {
   }
 
   showGallery() {
-    const { gallery, may, gallery: { samples = [] } } = this;
+    const { gallery, gallery: { samples = [] } } = this;
+    this.showAbout();
+    this.$("filters").replaceChildren(filterBar(gallery.name, (filter) =>
+      this.choose("filter", filter)));
+    this.$("sample-list").replaceChildren(...sampleList(samples, (sample) => this.askSample(sample)));
+    this.$("samples").hidden = !samples.length;
+    this.offerText();
+    this.offerBatch();
+  }
+
+  /** Show what the gallery is, and what can be done with it. */
+  showAbout() {
+    const { gallery, may } = this;
     const opens = (room, wanted = true) => wanted && (() => this.enter([room], gallery));
     const add = opens("add", may.write);
     this.$("gallery-about").replaceChildren(...galleryParts(gallery, this.report, {
@@ -531,12 +545,18 @@ export class Search {
       key: opens("key", may.key),
     }));
     this.$("empty-place").replaceChildren(gallery.n_items === 0 ? emptyPart(add) : "");
-    this.$("filters").replaceChildren(filterBar(gallery.name, (filter) =>
-      this.choose("filter", filter)));
-    this.$("sample-list").replaceChildren(...sampleList(samples, (sample) => this.askSample(sample)));
-    this.$("samples").hidden = !samples.length;
-    this.offerText();
-    this.offerBatch();
+  }
+
+  /** Show the counts and labels of a gallery again, whose items may have changed; answers stay. */
+  async recount(gallery) {
+    if (!this.may.write) return;
+    const now = await askJson("/v1/galleries/{gallery}", { path: { gallery: gallery.name } }).catch(() => null);
+    if (now === null || gallery !== this.gallery) return; // the counts stay old
+    Object.assign(gallery, now);
+    for (const option of this.$("gallery-picker").options) {
+      if (option.value === gallery.name) option.textContent = pickedAs(gallery);
+    }
+    this.showAbout();
   }
 
   /** Offer a search in words, where the gallery's encoder reads texts. */
@@ -613,13 +633,14 @@ export class Search {
     const { browse } = await arrived(import("./browse/browsing.js"));
     browse(gallery, this.part, {
       room, went: (shown) => this.went(shown), go: (other) => this.enter([other], gallery),
+      closed: () => this.recount(gallery),
     });
   }
 
   async openCheck(gallery, name) {
     const { open } = await arrived(name === "duplicates"
       ? import("./browse/duplicates.js") : import("./browse/label_errors.js"));
-    await open(gallery, this.part);
+    await open(gallery, this.part, () => this.recount(gallery));
   }
 
   async openGuarantees(gallery) {
@@ -683,6 +704,7 @@ export class Search {
     if (this.looking) return;
     const end = module.onDecision((decision) => {
       if (decision.entry === this.query?.entry) this.showDecision(decision.entry);
+      if (decision.kind === "new" && decision.gallery === this.gallery) this.recount(this.gallery);
       this.told.decided?.(decision);
     });
     const { release } = this;

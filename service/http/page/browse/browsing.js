@@ -16,12 +16,12 @@ const AHEAD = 200; // items that are fetched before they are scrolled to
 const AGAIN = 2; // s before a request to a busy service is repeated, unless it says when
 
 /** Open the gallery's items, by id or on a map, in a dialog `within` the page. `went(room)` is called
- * when the other of these is shown, `go(room)` to open a check of the gallery.
+ * when the other of these is shown, `go(room)` to open a check of the gallery, `closed` at the end.
  *
  * @param {Page.Gallery} gallery
  * @param {Element} within
- * @param {{ room?: string, went?: (room: string) => void, go?: (room: string) => void }} [options] */
-export function browse(gallery, within, { room = "items", went = () => {}, go = null } = {}) {
+ * @param {{ room?: string, went?: (room: string) => void, go?: (room: string) => void, closed?: () => void }} [options] */
+export function browse(gallery, within, { room = "items", went = () => {}, go = null, closed = () => {} } = {}) {
   const status = el("span", { "data-testid": "browse-status" });
   const done = el("span", { "data-testid": "browse-done" }); // of a deletion: more items leave it there
   const about = el("div.about", { "data-testid": "browse-about" });
@@ -169,6 +169,7 @@ export function browse(gallery, within, { room = "items", went = () => {}, go = 
     grid.end();
     map?.end();
     labels.end();
+    closed();
   });
   if (room === "map") openMap();
   else openAll();

@@ -16,12 +16,13 @@ const KEPT = 5000; // decisions that a browser remembers for a check of a galler
  * value and its words, and the value that is `chosen` first; `order` is what the service sorts by.
  * `found(one)` is called with each finding
  * of a page, and adds cards to `list`. `n()` is the number of cards without a decision. `begin(signal)`
- * is called before the check begins, and again with another strictness. `tools` stand beside that.
+ * is called before the check begins, and again with another strictness. `tools` stand beside that;
+ * `closed` is called at the end.
  *
  * @param {Page.Gallery} gallery
  * @param {Element} within
  * @param {{ operation: "/v1/galleries/{gallery}/label-errors" | "/v1/galleries/{gallery}/near-duplicates" } & Record<string, any>} options */
-export function openCheck(gallery, within, { name, operation, title, note, option, order, list, found, n, begin, tools = [] }) {
+export function openCheck(gallery, within, { name, operation, title, note, option, order, list, found, n, begin, closed, tools = [] }) {
   const status = el("p.status", { role: "status", "data-testid": "check-status" });
   const more = el("button", { type: "button", hidden: true, "data-testid": "check-more" }, t`Show more`);
   const strictness = el("select", { id: "strictness", onchange: () => start() }, option.choices.map(([value, words]) =>
@@ -65,7 +66,10 @@ export function openCheck(gallery, within, { name, operation, title, note, optio
     more.onclick = () => examine({ cursor, signal });
   }
 
-  openDialog(dialog, within, () => running.abort());
+  openDialog(dialog, within, () => {
+    running.abort();
+    closed();
+  });
   start();
 }
 

@@ -8,10 +8,10 @@ import { reasonOf } from "../problem.js";
 import { brief, count, fixed } from "../words.js";
 import { focusAfter, keptAsIs, openCheck } from "./checking.js";
 
-/** Open the near duplicates of a gallery in a dialog `within` the page.
+/** Open the near duplicates of a gallery in a dialog `within` the page, which calls `closed` at its end.
  *
  * @param {Page.Gallery} gallery */
-export async function open(gallery, within) {
+export async function open(gallery, within, closed) {
   const may = await mayWrite();
   const kept = keptAsIs(gallery, "near-duplicates");
   const list = el("ul.plain");
@@ -165,6 +165,7 @@ export async function open(gallery, within) {
   pressTwice(erase, () => t`Press again: ${count(marked.size)} {0|item is|items are} deleted, and it cannot be taken back`, eraseMarked);
 
   openCheck(gallery, within, {
+    closed,
     name: "near-duplicates", operation: "/v1/galleries/{gallery}/near-duplicates", title: t`Near duplicates`, order: "similarity", list,
     note: [
       t`Items with nearly the same embedding: copies, other sizes, and photos taken one after another.`,

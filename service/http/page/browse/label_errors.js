@@ -11,10 +11,10 @@ import { giveLabel } from "./labels.js";
 
 const NEIGHBOURS = 5; // that are shown
 
-/** Open the possible label errors of a gallery in a dialog `within` the page.
+/** Open the possible label errors of a gallery in a dialog `within` the page, which calls `closed` at its end.
  *
  * @param {Page.Gallery} gallery */
-export async function open(gallery, within) {
+export async function open(gallery, within, closed) {
   const may = await mayWrite();
   const kept = keptAsIs(gallery, "label-errors");
   const list = el("ul.plain");
@@ -103,6 +103,7 @@ export async function open(gallery, within) {
   }
 
   openCheck(gallery, within, {
+    closed,
     name: "label-errors", operation: "/v1/galleries/{gallery}/label-errors", title: t`Possible label errors`, order: "confidence", list,
     note: [
       t`Items whose most similar items have another label. Copies of a photo have no vote.`,
