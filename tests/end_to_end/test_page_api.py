@@ -84,7 +84,7 @@ def test_without_an_answer_nobody_may_change_anything(page: Shown, status: int) 
             route.abort()
 
     page.page.route("**/v1/usage", refuse)
-    none = {"review": False, "write": False, "admin": False, "key": True}
+    none = {"decide": False, "review": False, "write": False, "admin": False, "key": True}
     assert page.run("api", "m.permissions()") == none
 
 

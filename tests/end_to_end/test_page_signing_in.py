@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.end_to_end.keys import KeysFile, id_of, secret_of
 from tests.end_to_end.processes import Service
-from tests.end_to_end.shown_page import Shown
+from tests.end_to_end.shown_page import Shown, look_closely
 
 pytestmark = pytest.mark.browser
 
@@ -54,6 +54,24 @@ def test_key_is_offered_where_there_is_one_or_it_would_allow_more(
     shown.replies["/v1/usage"] = {**USAGE, "scope": scope, "key": key}
     shown.open()
     expect(shown.found("open-key")).to_have_count(offered)
+
+
+@pytest.mark.parametrize("scope", ["read", "review"])
+def test_what_needs_the_scope_review_is_offered_to_it_alone(shown: Shown, scope: str) -> None:
+    shown.replies["/v1/usage"] = {**USAGE, "scope": scope}
+    shown.report = {**shown.report, "errors_over_time": {"n_asked": 0}}
+    shown.ask(audit=True)
+    offered = int(scope == "review")
+    expect(shown.found("open-decided")).to_have_count(offered)
+    expect(shown.found("audit")).to_have_count(offered)
+    dialog = look_closely(shown.page)
+    expect(dialog).to_contain_text(
+        "Decisions are sent to the service" if offered else "Your key may not send decisions"
+    )
+    shown.page.keyboard.press("y")
+    expect(shown.page.locator("dialog")).to_have_count(0)
+    shown.page.wait_for_timeout(200)
+    assert len(shown.sent("/feedback")) == offered
 
 
 def test_revoked_key_is_replaced_where_it_is_refused(shown: Shown) -> None:

@@ -37,6 +37,8 @@ export type Gallery = Api.GalleryDetail & {
   queries: Api.CalibrationReport["queries"];
   maxError: number | null;
   /** Whether the service stores decisions. */
+  stores: boolean;
+  /** Whether it stores those of this visitor. */
   keeps: boolean;
 };
 /** An item of a list: of an answer, of similar items, or of the gallery. */

@@ -37,7 +37,7 @@ export function byLine(answer, line) {
  * `PHOTO_WORDS` or others with the same names; `queries` is what the gallery was calibrated with, `look` looks closely at the result of a place, `edit` crops the
  * question; `line` is the probability from which the visitor wants a match, null for the gallery's
  * own; `more` gives the page of results after a cursor; `options` of the search are chosen with
- * `choose`; `why` remembers from one answer to the next whether its reasons are open.
+ * `choose`; `mayDecide`: the visitor may review answers; `why` remembers from one answer to the next whether its reasons are open.
  *
  * @param {Api.SearchAnswer} served */
 export function answerParts(served, question, given) {
@@ -56,7 +56,7 @@ export function answerParts(served, question, given) {
       }, t`Compare and decide`),
       question.blob && el("button", { type: "button", onclick: edit, "data-testid": "edit" }, t`Crop & rotate`),
       el("span.note", { role: "status", "data-testid": "decision" })),
-    auditPart(answer),
+    tools.mayDecide ? auditPart(answer) : "",
     calibration.status === "stale"
       ? el("p.warning", {}, el("b", {}, t`Out of date. `), saidParts(calibration.reason)) : "",
     calibration.status === "drifting"

@@ -192,14 +192,14 @@ export const deleteItem = ({ name }, id) =>
 
 const SCOPES = ["read", "review", "write", "admin"];
 
-/** What the visitor may do: review, write, admin; all of it for a service that knows no rights, none of
+/** What the visitor may do: decide, review, write, admin; all of it for a service that knows no rights, none of
  * it where the service does not answer. `key`: one is used, or would allow more. */
 export const permissions = () => askJson("/v1/usage").then(({ scope, key: id }) => {
   const has = (one) => SCOPES.indexOf(scope) >= SCOPES.indexOf(one);
-  return { review: has("review") && (id !== null || scope === "admin"), write: has("write"), admin: has("admin"), key: id !== null || !has("admin") };
+  return { decide: has("review"), review: has("review") && (id !== null || scope === "admin"), write: has("write"), admin: has("admin"), key: id !== null || !has("admin") };
 }, (error) => {
   const all = error.problem?.status === 404;
-  return { review: all, write: all, admin: all, key: !all };
+  return { decide: all, review: all, write: all, admin: all, key: !all };
 });
 
 /** Whether the visitor's key may change galleries. */

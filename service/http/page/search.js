@@ -118,8 +118,9 @@ export class Search {
       askJson("/v1/galleries/{gallery}/calibration", { path, query: { curve: false }, signal }), permissions(),
     ]);
     const { filter: _, ...options } = this.options; // its fields are another gallery's
+    const stores = report.errors_over_time != null;
     Object.assign(this, { report, may, line: null, options });
-    this.gallery = { ...gallery, queries: report.queries, maxError: report.max_error, keeps: report.errors_over_time != null };
+    this.gallery = { ...gallery, queries: report.queries, maxError: report.max_error, stores, keeps: stores && may.decide };
     this.showGallery();
   }
 
@@ -591,6 +592,7 @@ export class Search {
         askJson("/v1/galleries/{gallery}/search/next", { path: { gallery: gallery.name }, query: { cursor } }),
       choose: (name, value) => this.choose(name, value),
       edit: () => this.show(() => this.edit(query.original, query.name)),
+      mayDecide: this.may.decide,
     }));
     this.$("result").dataset.verdict = shown.verdict;
     this.importLooking().catch(() => {}); // while the answer is read

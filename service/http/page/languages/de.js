@@ -143,6 +143,7 @@ export const PAGE = {
   "Decided so far: {0}": "Bisher entschieden: {0}",
   "Decisions": "Entscheidungen",
   "Decisions are sent to the service, with this name.": "Entscheidungen gehen an den Dienst, mit diesem Namen.",
+  "Your key may not send decisions: they stay on this page.": "Ihr Schlüssel darf keine Entscheidungen senden: Sie bleiben auf dieser Seite.",
   "Delete it": "Löschen",
   "Delete the gallery": "Sammlung löschen",
   "Delete {0} {0|item|items}": "{0} {0|Objekt|Objekte} löschen",

@@ -143,6 +143,7 @@ export const PAGE = {
   "Decided so far: {0}": "Décidés jusqu’ici : {0}",
   "Decisions": "Décisions",
   "Decisions are sent to the service, with this name.": "Les décisions sont envoyées au service, avec ce nom.",
+  "Your key may not send decisions: they stay on this page.": "Votre clé ne permet pas d’envoyer de décisions : elles restent sur cette page.",
   "Delete it": "Supprimer",
   "Delete the gallery": "Supprimer la collection",
   "Delete {0} {0|item|items}": "Supprimer {0} {0|objet|objets}",

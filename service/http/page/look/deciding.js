@@ -89,6 +89,7 @@ export function decidingBar({ act, gallery, view, list, tell, added, asked }) {
     el("p.who", {}, el("label", { htmlFor: "reviewer" }, t`Decided by`), name,
       el("span.note", {}, gallery.keeps
         ? t`Decisions are sent to the service, with this name.`
+        : gallery.stores ? t`Your key may not send decisions: they stay on this page.`
         : t`The service does not store decisions on this gallery: they stay on this page.`)));
   return {
     element, show, end, focus: () => yes.focus(),
