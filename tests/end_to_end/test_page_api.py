@@ -47,6 +47,9 @@ def test_what_the_api_refuses_is_a_problem(page: Shown) -> None:
     page.page.route("**/v1/thing", lambda route: route.abort())
     problem = page.run("api", ASKED)["problem"]
     assert (problem["status"], problem["title"]) == (0, "The service cannot be reached")
+    assert problem["detail"] == "The service did not respond."
+    changing = ASKED.replace('"/v1/thing"', '"/v1/thing", { method: "PUT" }')
+    assert "may not be stored" in page.run("api", changing)["problem"]["detail"]
     aborted = ASKED.replace('"/v1/thing"', '"/v1/thing", { signal: AbortSignal.abort() }')
     assert page.run("api", aborted)["name"] == "AbortError"
 

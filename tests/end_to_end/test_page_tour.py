@@ -82,6 +82,23 @@ def test_answer_takes_the_place_of_the_tour(first: Shown) -> None:
     expect(first.found("tour")).to_be_hidden()
 
 
+LINES = """() => [...document.querySelectorAll(".tour button:not([hidden])")].map((button) => {
+    const text = document.createRange();
+    text.selectNodeContents(button);
+    return text.getClientRects().length;
+})"""
+
+
+def test_buttons_of_the_tour_are_whole_on_a_narrow_screen(browser: Browser) -> None:
+    narrow = {"width": 320, "height": 740}
+    shown = Shown(browser, is_toured=False, locale="de-DE", viewport=narrow)
+    shown.open()
+    expect(shown.found("tour")).to_be_visible()
+    assert shown.page.evaluate(LINES) == [1, 1, 1]
+    assert shown.overflow() <= 0
+    shown.close()
+
+
 @pytest.mark.parametrize(
     ("locale", "title"),
     [("en-GB", "Choose a photo"), ("de-DE", "Wählen Sie ein Foto"), ("fr-FR", "Choisissez une")],

@@ -115,7 +115,8 @@ async function askOnce(url, { path, query, json, ...options }) {
     throw new Problem({
       status: 0,
       title: t`The service cannot be reached`,
-      detail: t`The service did not respond; nothing was searched.`,
+      detail: isQuery(url, options) ? t`The service did not respond.`
+        : t`The service did not respond, so the change may not be stored.`,
     });
   }
   if (response.ok) return response;
