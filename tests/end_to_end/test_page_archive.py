@@ -96,6 +96,18 @@ def exported(shown: Shown, tmp_path: Path) -> Path:
     return files
 
 
+def test_report_is_made_below_the_policy_of_the_page(shown: Shown, tmp_path: Path) -> None:
+    shown.open(policy=True)
+    with shown.page.expect_response("**/search"):
+        shown.choose("a.png", "b.png")
+    expect(shown.page.get_by_role("progressbar")).to_be_hidden()
+    wrong: list[str] = []
+    shown.page.on("console", lambda said: wrong.append(said.text))
+    files = packed(shown.page, tmp_path)
+    assert wrong == []
+    assert "<style>:root {" in (files / "report.html").read_text("utf-8")
+
+
 def test_a_zip_has_a_report_a_table_and_small_pictures(exported: Path, tmp_path: Path) -> None:
     files = exported
     thumbnails = {path.name: path for path in (files / "thumbnails").glob("*.jpg")}

@@ -118,7 +118,7 @@ function report(gallery, { entries, accepted, sentences }) {
   const charset = meta({});
   charset.setAttribute("charset", "utf-8");
   page.head.prepend(charset, meta({ httpEquiv: "Content-Security-Policy", content: POLICY }),
-    meta({ name: "viewport", content: "width=device-width, initial-scale=1" }), el("style", {}, STYLE));
+    meta({ name: "viewport", content: "width=device-width, initial-scale=1" }));
   const main = el("main", {}, el("h1", {}, title), el("p.note", {}, date(Date.now())),
     sentences.filter(Boolean).map((words) => el("p", {}, words)), summary(entries));
   page.body.append(main);
@@ -147,7 +147,9 @@ function report(gallery, { entries, accepted, sentences }) {
     const bundles = [...new Set(entries.map(({ answer }) => answer?.bundle.id).filter(Boolean))];
     if (bundles.length) main.append(el("p.note", {}, t`${t`Bundle`}: ${bundles.join(", ")}`));
     for (const [image, path] of images) image.setAttribute("src", path);
-    return new Blob(["<!doctype html>\n", page.documentElement.outerHTML], { type: "text/html" });
+    // The policy of this page, which forbids inline styles, holds for the elements of the report too.
+    const [head, ...rest] = page.documentElement.outerHTML.split("</head>");
+    return new Blob(["<!doctype html>\n", head, `<style>${STYLE}</style></head>`, rest.join("</head>")], { type: "text/html" });
   }
 
   return { add, end };
