@@ -88,9 +88,10 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         # Missing probabilities, and options without effect.
         "gallery_empty": "The gallery is empty, so no query has a match in it. Add items.",
         "gallery_not_calibrated": "This gallery of {n_items} items is not calibrated yet, so it "
-        "gives no probabilities and no matches. Add the items. Then calibrate the gallery "
-        "with queries whose true match is known: `vouch-build calibrate {gallery} --queries "
-        "FILE --gallery FILE`, in the directory of galleries.",
+        "gives no probabilities and no matches. Add the items. Then calibrate the gallery: "
+        '"Set up guarantees" on the page does so with the items as queries. With other queries: '
+        "`vouch-build calibrate {gallery} --queries FILE --gallery FILE`, in the directory of "
+        "galleries.",
         "texts_not_calibrated": "The gallery is not calibrated for text queries, and the "
         "calibration of images is not valid for them. Run `vouch-build calibrate BUNDLES "
         "--captions`.",

@@ -122,8 +122,8 @@ def test_a_document_asks_one_service(page: Shown) -> None:
     assert page.run("api", "m.address('/v1')") == "http://vouch.test/v1"
     page.run("api", "m.connect('/')")  # as the page has done
     other = "m.connect('http://other.test')"
-    refused = f"(() => {{ try {{ {other}; }} catch (error) {{ return error.message; }} }})()"
+    refused = f"(() => {{ try {{ {other}; }} catch (error) {{ return error.problem.detail; }} }})()"
     assert page.run("api", refused) == (
-        "This document asks http://vouch.test/ already; it cannot ask http://other.test/ too."
+        "It searches http://vouch.test/, and cannot search http://other.test/ too."
     )
     assert page.run("api", "m.address('/v1')") == "http://vouch.test/v1"

@@ -89,7 +89,7 @@ def test_without_calibration_no_number_is_invented(shown: Shown) -> None:
     expect(shown.found("ood").locator("h3")).to_have_text("Typical photo? unknown")
     expect(shown.page.locator("svg.scale .query")).to_have_count(0)
     expect(shown.page.locator("p.probability")).to_have_count(0)
-    expect(shown.page.locator(".neighbours code")).to_have_text("vouch-build calibrate")
+    expect(shown.page.locator(".neighbours .note")).to_contain_text("“Set up guarantees”")
     expect(shown.page.locator("#gallery-about")).to_contain_text("1,500 items, not calibrated.")
     expect(shown.page.get_by_text("Each small dot stands for")).to_have_count(0)
 

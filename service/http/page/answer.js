@@ -264,10 +264,9 @@ function neighbourPart(answer, wording, { look, more, options, choose }) {
   const choices = Object.entries(CHOICES).map(([name, [value, words]]) => el("label", {},
     el("input", { type: "checkbox", checked: name in options, "data-testid": name,
       onchange: ({ target }) => choose(name, target.checked ? value : null) }), ` ${words()}`));
-  const parts = note.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
   return el(subordinate ? "section.neighbours.subordinate" : "section.neighbours", {},
     el("h3", {}, results.length ? heading : filtered ? t`No item passes the filter` : t`The gallery returned no items`),
-    note && el("p.note", {}, parts),
+    note && el("p.note", {}, note),
     list, el("p.actions", {}, further), el("p.choices", {}, choices));
 }
 

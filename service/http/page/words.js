@@ -85,7 +85,7 @@ export const VERDICTS = {
     legend: t`No probabilities: the gallery has no calibration.`,
     says: () => t`This gallery has no calibration, so its results have no probabilities.`,
     heading: t`Results by similarity (unverified)`,
-    note: t`No match probabilities: run \`vouch-build calibrate\` to get them.`,
+    note: t`No match probabilities: “Set up guarantees” calibrates the gallery.`,
   },
 };
 
