@@ -105,6 +105,14 @@ def test_who_may_not_create_galleries_is_told_what_is_needed(shown: Shown) -> No
     expect(room.get_by_role("button")).to_have_count(0)
 
 
+@pytest.mark.parametrize("names", [["a.png"], ["a.png", "b.png"]])
+def test_photo_before_there_is_a_gallery_gets_a_message(empty: Shown, names: list[str]) -> None:
+    words = "Nothing was searched: there is no gallery yet."
+    expect(empty.found("first-room")).not_to_contain_text(words)
+    empty.choose(*names)
+    expect(empty.found("first-room")).to_contain_text(words)
+
+
 def test_a_refusal_is_shown_and_the_name_stays(empty: Shown) -> None:
     refused = {"title": "Not here", "detail": "`vouch-build` is not installed.", "code": "x"}
     empty.page.route(

@@ -90,14 +90,14 @@ export class Search {
     }
   }
 
-  /** Open the gallery that is picked; before that, fill the picker. */
-  async openGallery(signal) {
+  /** Open the gallery that is picked; before that, fill the picker. `asked`: for something to search with. */
+  async openGallery(signal, asked = true) {
     const picker = this.$("gallery-picker");
     if (!picker.options.length) {
       const served = (await askJson("/v1/galleries", { signal })).galleries;
       const galleries = this.only ? served.filter(({ name }) => name === this.name) : served;
       if (!galleries.length) {
-        throw this.only ? new Problem({ title: t`There is no gallery “${this.name}”`, detail: "" }) : await this.firstRoom();
+        throw this.only ? new Problem({ title: t`There is no gallery “${this.name}”`, detail: "" }) : await this.firstRoom(asked);
       }
       picker.append(...galleries.map((one) => el("option", { value: one.name }, pickedAs(one))));
       this.name ??= galleries[0].name;
@@ -125,10 +125,10 @@ export class Search {
   }
 
   /** What is shown of a service without galleries, as a problem of any search. */
-  async firstRoom() {
+  async firstRoom(asked) {
     const [{ firstRoom }, { admin }] = await Promise.all([arrived(import("./collect/creating.js")), permissions()]);
     const panel = firstRoom({
-      admin, heading: this.$("ask-title").localName,
+      admin, asked, heading: this.$("ask-title").localName,
       made: (name) => {
         this.room = ["add"];
         this.renew(name);
@@ -221,7 +221,7 @@ export class Search {
   open(words) {
     this.gallery = null;
     this.attempt(words, async (signal) => {
-      await this.openGallery(signal).catch((error) => {
+      await this.openGallery(signal, false).catch((error) => {
         if (!signal.aborted) this.hideGallery(); // what is shown is of the one before
         throw error;
       });

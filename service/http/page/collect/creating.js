@@ -38,8 +38,8 @@ async function comesLater(name) {
 }
 
 /** The room of a service without galleries: what Vouch does, and the first gallery. `made` is called with
- * its name; `heading` is the element of the page's title. */
-export function firstRoom({ admin, heading, made }) {
+ * its name; `heading` is the element of the page's title; `asked`: a visitor has brought photographs. */
+export function firstRoom({ admin, asked, heading, made }) {
   const name = nameField("first-name", { value: t`photos`, required: true });
   const create = el("button.primary", { type: "submit" }, t`Create the gallery`);
   const status = el("p.status", { role: "status" });
@@ -67,6 +67,7 @@ export function firstRoom({ admin, heading, made }) {
 
   return el("section.first-room", { "aria-labelledby": "first-title", "data-testid": "first-room" },
     el(heading, { id: "first-title" }, t`Create the first gallery`),
+    asked && el("p.warning", {}, t`Nothing was searched: there is no gallery yet.`),
     el("p", {}, t`Vouch finds the photos of your gallery that show the same as a new photo. It also says how sure it is, so that you know which answers need a second look.`),
     admin ? el("form", { onsubmit: submit },
       el("p", {}, el("label", { htmlFor: name.id }, t`Name of the gallery`), " ", name),

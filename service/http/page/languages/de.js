@@ -340,6 +340,7 @@ export const PAGE = {
   "No match": "Kein Treffer",
   "No match probabilities: “Set up guarantees” calibrates the gallery.": "Keine Trefferwahrscheinlichkeiten: „Garantien einrichten“ kalibriert die Sammlung.",
   "No photos are chosen yet.": "Noch sind keine Fotos gewählt.",
+  "Nothing was searched: there is no gallery yet.": "Es wurde nichts gesucht: Es gibt noch keine Sammlung.",
   "No probabilities: the gallery has no calibration.": "Keine Wahrscheinlichkeiten: Die Sammlung ist nicht kalibriert.",
   "None of the {0} was more certain.": "Keine der {0} war sicherer.",
   "None of these": "Keines davon",

@@ -340,6 +340,7 @@ export const PAGE = {
   "No match": "Rien trouvé",
   "No match probabilities: “Set up guarantees” calibrates the gallery.": "Pas de probabilités : « Mettre en place des garanties » étalonne la collection.",
   "No photos are chosen yet.": "Aucune photo n’est encore choisie.",
+  "Nothing was searched: there is no gallery yet.": "Rien n’a été cherché : il n’y a pas encore de collection.",
   "No probabilities: the gallery has no calibration.": "Pas de probabilités : la collection n’a pas d’étalonnage.",
   "None of the {0} was more certain.": "Aucune des {0} n’était plus certaine.",
   "None of these": "Aucun d’eux",
