@@ -43,6 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         out: Path = options.out
         if out.suffix.lower() not in SUFFIXES:
             parser.error(f"--out {out}: its name must end in {', '.join(SUFFIXES)}.")
+        gallery: str = options.gallery
+        if gallery.startswith(("http://", "https://")) and not _SERVED.fullmatch(gallery):
+            parser.error(
+                f"--gallery {gallery}: the address names no gallery. Write "
+                f"{gallery.rstrip('/')}/v1/galleries/NAME."
+            )
         try:
             status = run(options)
         except Exception as error:
@@ -65,6 +71,18 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     return (*expected, httpx2.HTTPError, VouchProblem)
 
 
+def _count(text: str) -> int:
+    """Return a whole number from 1.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError : the text is another number, or no number.
+    """
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"received {text!r}, wanted a whole number from 1")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of(
         PROGRAM,
@@ -82,14 +100,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", required=True, type=Path, help="The table: its name ends in .csv, .parquet, .html."
     )
-    parser.add_argument("-k", type=int, default=5, help="Results of each search. [default: 5]")
+    parser.add_argument("-k", type=_count, default=5, help="Results of each search. [default: 5]")
     parser.add_argument(
         "--per",
         choices=("query", "result"),
         default="query",
         help="A row for each image with its first result, or for each result. [default: query]",
     )
-    parser.add_argument("--jobs", type=int, help="Searches at the same time.")
+    parser.add_argument("--jobs", type=_count, help="Searches at the same time.")
     parser.add_argument("--quiet", "-q", action="store_true", help="Show no progress.")
     add_global_options(parser)
     return parser
@@ -103,6 +121,8 @@ def run(options: argparse.Namespace) -> int:
     VouchError, OSError, ValueError, ImportError : the gallery, an image or the table cannot be
         opened, read or written.
     """
+    if not Path(options.folder).expanduser().is_dir():
+        raise ValueError(f"{options.folder!r} is no folder. Name a folder of image files.")
     files = [Path(os.fspath(one)) for one in images_of(options.folder)]  # type: ignore[arg-type]
     write = _writer(options.out)
     with _opened(options.gallery) as gallery:

@@ -145,9 +145,19 @@ def test_failed_request_ends_the_command_which_goes_on_later(
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["missing", "--out", "m.csv"], 1, "'missing' is no folder"),
+        (["missing", "--out", "m.csv"], 1, "'missing' is no folder. Name a folder"),
         (["FOLDER", "--out", "m.xlsx"], 2, "must end in .csv, .parquet, .html"),
-        (["FOLDER", "--out", "m.csv", "-k", "0"], 1, "k: .*greater than or equal to 1"),
+        (
+            ["FOLDER", "--out", "m.csv", "-k", "0"],
+            2,
+            "-k: received '0', wanted a whole number",
+        ),
+        (["FOLDER", "--out", "m.csv", "--jobs", "x"], 2, "--jobs: received 'x', wanted a whole"),
+        (
+            ["FOLDER", "--out", "m.csv", "--gallery", "http://host:1/"],
+            2,
+            "names no gallery. Write http://host:1/v1/galleries/NAME",
+        ),
     ],
 )
 def test_wrong_option_is_named(
@@ -159,7 +169,7 @@ def test_wrong_option_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = [str(photographs) if one == "FOLDER" else one for one in arguments]
-    assert run(*given, "--gallery", digits_bundle) == status
+    assert run("--gallery", digits_bundle, *given) == status
     assert re.search(message, capsys.readouterr().err)
 
 
