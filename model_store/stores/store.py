@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision import Terms
+from model_store.errors import InvalidVector
 from model_store.retriever import Retriever
 from model_store.search import N_CANDIDATES
 from model_store.vector_queries import (
@@ -125,8 +126,19 @@ class QdrantStore:
         return by_cosine(direction, ids, labels, vectors)
 
     def _is_cosine(self) -> bool:
-        """Return whether scores are cosines."""
+        """Return whether scores are cosines.
+
+        Raises
+        ------
+        InvalidVector : the collection has no vector of the given name.
+        """
         params = self.client.get_collection(self.collection).config.params.vectors
+        names = sorted(params) if isinstance(params, dict) else [None]
+        if self.vector not in names:
+            raise InvalidVector(
+                f"The collection {self.collection!r} has vectors named {names}, but `vector` is "
+                f"{self.vector!r}. Set `vector` to one of these."
+            )
         one = params if self.vector is None else params[self.vector]
         return str(getattr(one.distance, "value", one.distance)).lower() == "cosine"
 
@@ -230,7 +242,24 @@ class FaissStore:
     labels: Sequence[str | None]
 
     def nearest(self, direction: Direction, n: int) -> NeighbourList:
-        """Return the ``n`` nearest vectors."""
+        """Return the ``n`` nearest vectors.
+
+        Raises
+        ------
+        InvalidVector : the index has vectors of another size, or another number of vectors than
+            there are ids and labels.
+        """
+        if self.index.d != len(direction):
+            raise InvalidVector(
+                f"The index of FAISS has vectors of {self.index.d} numbers, but the query's vector "
+                f"has {len(direction)}. Index vectors from the gallery's encoder."
+            )
+        if not self.index.ntotal == len(self.ids) == len(self.labels):
+            raise InvalidVector(
+                f"The index of FAISS has {self.index.ntotal:,} vectors, but there are "
+                f"{len(self.ids):,} ids and {len(self.labels):,} labels. Give one of each for "
+                "every vector."
+            )
         measured, places = self.index.search(np.ascontiguousarray(direction[None]), n)
         found = places[0] >= 0  # −1 stands for a missing result
         cosines = measured[0][found].astype(np.float64)

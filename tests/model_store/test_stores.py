@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,18 @@ def test_a_filter_that_leaves_too_little_is_said(
     for store in narrow:
         with pytest.raises(InvalidVector, match=f"has {n} neighbours, but the calibration needs"):
             search_and_decide(retriever, store, queries[0])
+
+
+def test_a_store_that_does_not_fit_is_named(items: Items) -> None:
+    direction, index = items.vectors[0], of_faiss(items).index
+    for store, given, reason in (
+        (FaissStore(index, items.ids[1:], items.labels), direction, "ids and"),
+        (of_faiss(items), direction[1:], "has vectors of"),
+        (replace(qdrant(items, name="image"), vector=None), direction, r"named \['image'\]"),
+        (replace(qdrant(items), vector="image"), direction, r"named \[None\]"),
+    ):
+        with pytest.raises(InvalidVector, match=reason):
+            store.nearest(given, 5)
 
 
 def put_narrow(connection: Any, items: Items) -> Any:
