@@ -138,8 +138,8 @@ def calibrate_command(options: CalibrateOptions) -> None:
 
     The command publishes a new bundle with the same gallery and its live changes. Error bounds that
     are not given keep their values. With only BUNDLES, the current gallery is recalibrated with the
-    queries stored in the bundle. If the gallery was never calibrated, its labelled items are the
-    queries; the encoder must not have been trained on them.
+    queries stored in the bundle. If the gallery was created empty and never calibrated, its
+    labelled items are the queries; the encoder must not have been trained on them.
     """
     shown = OutcomeReport.of(options.require, options.as_json)
     shown.show(_calibrated(options, shown))

@@ -88,8 +88,8 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
     "not_calibrated": (
         "Answers have no probabilities: the gallery is not calibrated.",
         (
-            'Next: "Set up guarantees" on the page, `vouch-build index SOURCE --calibrate`, or '
-            "`vouch-build calibrate BUNDLES --queries FILE --gallery SOURCE`."
+            "Next: `vouch-build index SOURCE --calibrate`, or `vouch-build calibrate BUNDLES "
+            "--queries FILE --gallery SOURCE`."
         ),
     ),
     "recall_low": (

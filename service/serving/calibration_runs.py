@@ -284,6 +284,8 @@ def n_item_queries(bundle: Bundle) -> int | None:
     gallery = bundle.retriever.gallery
     if bundle.root is None or not isinstance(bundle.live, LiveGallery):
         return None
+    if not (bundle.directory / ITEM_FEATURES_FILE).exists():
+        return None
     codes = gallery.label_codes(gallery.rows())
     counts = np.bincount(codes[codes >= 0])
     return int(counts[counts > 1].sum())

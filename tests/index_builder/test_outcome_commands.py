@@ -145,6 +145,7 @@ def test_uncalibrated_index_says_what_is_missing(place: Path, digits_bundle: Pat
     assert found["recall_at_1"] is found["report"] is None
     [line] = found["lines"]
     assert line["code"] == "not_calibrated"
+    assert "Next: `vouch-build index SOURCE --calibrate`, or" in line["sentence"]
     assert "bundles/bare/" in found["bundle"]
 
 

@@ -191,5 +191,8 @@ def test_items_that_share_their_label_can_be_queries(lease: Any) -> None:
         rows=lambda: rows, label_codes=codes.__getitem__
     )
     assert n_item_queries(lease.bundle) == 5
-    lease.bundle.live = None
+    live, lease.bundle.live = lease.bundle.live, None
+    assert n_item_queries(lease.bundle) is None
+    lease.bundle.live = live
+    (lease.bundle.directory / ITEM_FEATURES_FILE).unlink()
     assert n_item_queries(lease.bundle) is None

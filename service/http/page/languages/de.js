@@ -730,7 +730,7 @@ export const SERVICE = {
   "{0} of these queries are flagged `out_of_distribution`.": "Von diesen Anfragen fallen {0} als fremd auf.",
   "About {0} of ordinary queries are flagged `out_of_distribution`.": "Etwa {0} der gewöhnlichen Anfragen fallen als fremd auf.",
   "Answers have no probabilities: the gallery is not calibrated.": "Antworten haben keine Wahrscheinlichkeiten: Die Sammlung ist nicht kalibriert.",
-  "Next: \"Set up guarantees\" on the page, `vouch-build index SOURCE --calibrate`, or `vouch-build calibrate BUNDLES --queries FILE --gallery SOURCE`.": "Als Nächstes: „Garantien einrichten“ auf der Seite, `vouch-build index SOURCE --calibrate` oder `vouch-build calibrate BUNDLES --queries DATEI --gallery SOURCE`.",
+  "Next: `vouch-build index SOURCE --calibrate`, or `vouch-build calibrate BUNDLES --queries FILE --gallery SOURCE`.": "Als Nächstes: `vouch-build index SOURCE --calibrate` oder `vouch-build calibrate BUNDLES --queries DATEI --gallery SOURCE`.",
   "Recall at 1 is {0}: this encoder does not separate such images.": "Das erste Ergebnis ist nur bei {0} richtig: Dieser Encoder trennt solche Bilder nicht.",
   "Try another encoder: `--encoder timm:NAME`.": "Versuchen Sie einen anderen Encoder: `--encoder timm:NAME`.",
   "The verdict is never `match` at {0} error: {1} queries with a match are too few.": "Das Urteil ist bei {0} Fehler nie „Treffer“: {1} Anfragen mit Treffer sind zu wenige.",
