@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.errors import DatasetError
+
 Floats = NDArray[np.float64]
 Features = NDArray[np.floating[Any]]
 Codes = NDArray[np.integer[Any]]
@@ -78,6 +80,10 @@ class _Sums:
         ----------
         n_features : number of features; λ is the trace of C divided by this number.
         dtype : number type of the decomposition; float32 takes a third of the time of float64.
+
+        Raises
+        ------
+        DatasetError : features do not differ within labels, or too little for ``dtype``.
         """
         from scipy.linalg import eigh  # noqa: PLC0415 - slow
 
@@ -88,7 +94,14 @@ class _Sums:
         mean = features.sum(axis=0) / n
         total = self.products - n * np.outer(mean, mean)
         size = len(within)
-        within[np.diag_indices(size)] += np.trace(within) / n_features
+        shrinkage = np.trace(within) / n_features
+        if not shrinkage >= np.finfo(dtype).tiny:
+            raise DatasetError(
+                "The features of the images or vectors of each label do not differ, or are too "
+                "small to compute their differences. Scale them, for example to a norm of 1, or "
+                "give features that differ."
+            )
+        within[np.diag_indices(size)] += shrinkage
         # Bisection finds a part of the eigenvectors, divide and conquer finds all. If a third is
         # wanted, divide and conquer is faster: half of 530 take 34 ms instead of 52 ms. Bisection
         # is faster for a fifth of 1,280. The coordinates of `_span` have ascending variances. For
@@ -131,6 +144,7 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
     Raises
     ------
     ValueError : D is larger than F, or ``blocks`` and ``codes`` have different numbers of rows.
+    DatasetError : features do not differ within labels.
     """
     _, codes = np.unique(codes, return_inverse=True)
     n_labels = int(codes.max(initial=0)) + 1

@@ -271,6 +271,11 @@ class TestRefused:
         groups = dict(zip(found.ids, not_none(found.groups), strict=True))
         assert groups["i0008"] == groups["i0009"] != groups["i0010"]
 
+    def test_vectors_of_one_number_are_refused(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "v.npy", np.ones((9, 1), np.float32))
+        with pytest.raises(DatasetError, match=r"The vectors in v\.npy have one number"):
+            open_vectors(tmp_path / "v.npy", None).labelled_vectors()
+
     def test_a_table_with_many_rows_that_point_nowhere_is_refused(self, tmp_path: Path) -> None:
         vectors, labels = clusters(0)
         vectors[: len(vectors) // 2] = np.nan

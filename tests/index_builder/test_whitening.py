@@ -5,6 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from index_builder.whitening import cross_fitted_whitenings, learned_whitening
+from model_store.errors import DatasetError
 
 GENERATOR = np.random.default_rng(0)
 LABELS = np.arange(400) % 8
@@ -102,6 +103,12 @@ def test_whitening_of_copies_keeps_the_directions_that_there_are() -> None:
     assert np.any(weight != 0, axis=1).sum() == 8
     (layer,) = cross_fitted_whitenings(copies, labels, [np.arange(6)], weight)
     assert np.isfinite(layer).all()
+
+
+@pytest.mark.parametrize("scale", [0, 1e-200])
+def test_whitening_of_features_that_do_not_differ_is_refused(scale: float) -> None:
+    with pytest.raises(DatasetError, match="do not differ, or are too small"):
+        learned_whitening([scale * FEATURES], LABELS, 4)
 
 
 def test_whitening_to_more_dimensions_than_features_is_refused() -> None:

@@ -99,10 +99,15 @@ class VectorSource:
 
         Raises
         ------
-        DatasetError : see `entries`. Also raised if an item has no label, or if two items have the
-            same id.
+        DatasetError : see `entries`. Also raised if an item has no label, if two items have the
+            same id, or if vectors have one number.
         TooManyBadImages : see `require_readable`.
         """
+        if self.table.sizes[0] < 2:
+            raise DatasetError(
+                f"The vectors in {self.table.path.name} have one number. A build compares "
+                "directions, and needs vectors of two or more numbers."
+            )
         with TemporaryDirectory(prefix="vouch-vectors-") as name:
             entries = list(self.entries(Path(name), LeftOut()))
             rows = np.fromfile(Path(name) / ROWS_FILE, "<f4").reshape(len(entries), -1)
