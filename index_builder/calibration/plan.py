@@ -97,7 +97,7 @@ class Plan:
         ]
         wanted = f"an error of `match` of at most {100 * self.promises.max_error:g} %"
         guarantee = f"guarantee: {wanted} needs {self.least_queries} confident queries"
-        if self.least_queries > self.n_matched[0]:
+        if self.least_queries > self.n_matched[0] >= MIN_QUERIES:  # or the build is refused
             error = math.ceil(1000 * self.least_error) / 1000
             guarantee += (
                 f". With {self.n_matched[0]:,} the verdict is never `match`: add images, or accept "

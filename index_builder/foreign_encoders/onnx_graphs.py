@@ -221,7 +221,12 @@ def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference
 
 
 def _pooled(found: NDArray[np.float32], graph: ForeignGraph) -> NDArray[np.float32]:
-    """Pool tokens (N, F) or a feature map (F, H, W) to (F,)."""
+    """Pool tokens (N, F) or a feature map (F, H, W) to (F,).
+
+    Raises
+    ------
+    EncoderSourceError : all tokens are prefix tokens.
+    """
     if graph.pooling is Pooling.default:
         return found
     tokens = found.reshape(len(found), -1).T if graph.rank == 4 else found
@@ -229,6 +234,11 @@ def _pooled(found: NDArray[np.float32], graph: ForeignGraph) -> NDArray[np.float
         first: NDArray[np.float32] = tokens[0]
         return first
     patches = tokens if graph.rank == 4 else tokens[graph.n_prefix :]
+    if not len(patches):
+        raise EncoderSourceError(
+            f"The graph gives {len(tokens)} tokens, and with --prefix-tokens {graph.n_prefix} none "
+            "of them is pooled. Give a smaller number."
+        )
     if graph.pooling is Pooling.mean:
         mean: NDArray[np.float32] = patches.mean(0)
         return mean

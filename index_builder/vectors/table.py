@@ -154,7 +154,10 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DatasetError(f"{path.name} is no NumPy file, or is truncated ({error}).") from error
+        why = str(error)
+        if "allow_pickle" in why:  # the advice of NumPy would run code in the file
+            why = "it has Python objects, or is another kind of file"
+        raise DatasetError(f"{path.name} is no NumPy file, or is truncated ({why}).") from error
 
 
 def _heads(path: Path) -> Mapping[str, ArrayHeader]:

@@ -46,11 +46,12 @@ def test_plan_of_items_counts_every_kind_of_query() -> None:
 
 
 def test_plan_with_too_few_queries_for_the_error_names_the_error_they_allow() -> None:
-    few = replace(OF_ITEMS, n_matched=(40, 0), promises=CalibrationConfig(max_error=0.01))
+    few = replace(OF_ITEMS, n_matched=(60, 0), promises=CalibrationConfig(max_error=0.01))
     said = few.lines()[-1]
     assert "at most 1 % needs 230 confident queries" in said
-    assert "accept an error of 5.6 %" in said  # 1 − 0.1^(1/40)
-    assert "`vouch-build calibrate BUNDLES --max-error 0.056`" in said
+    assert "accept an error of 3.8 %" in said  # 1 − 0.1^(1/60)
+    assert "accept an error" not in replace(few, n_matched=(49, 0)).lines()[-1], "it is refused"
+    assert "`vouch-build calibrate BUNDLES --max-error 0.038`" in said
 
 
 def test_plan_of_held_out_images_and_views_names_them() -> None:

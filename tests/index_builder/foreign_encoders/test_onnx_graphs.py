@@ -143,6 +143,12 @@ def test_a_vector(channels_last: bool, kind: int, tolerance: float, tmp_path: Pa
     np.testing.assert_array_equal(found.variance, np.zeros_like(found.mean))
 
 
+def test_prefix_of_all_tokens_is_refused(tmp_path: Path) -> None:
+    graph = feature_map(tmp_path / "a.onnx", tokens=True)
+    with pytest.raises(EncoderSourceError, match="gives 4 tokens, and with --prefix-tokens 4 none"):
+        brought(graph, pooling=Pooling.mean, n_prefix=4)
+
+
 @pytest.mark.parametrize("opset", [13, 17, 18, 21])
 @pytest.mark.parametrize("pooling", ["mean", "gem", "class_token"])
 @pytest.mark.parametrize(("tokens", "n_prefix"), [(False, 0), (True, 0), (True, 1)])

@@ -242,6 +242,15 @@ def test_rows_of_different_lengths_are_refused(tmp_path: Path) -> None:
         open_table(tmp_path / "bad.parquet")
 
 
+def test_a_file_of_another_kind_is_refused_without_the_advice_of_numpy(tmp_path: Path) -> None:
+    (tmp_path / "text.npy").write_bytes(b"no array at all")
+    np.save(tmp_path / "objects.npy", np.array([{}, {}], object))
+    for name in ("text.npy", "objects.npy"):
+        with pytest.raises(DatasetError, match=r"is no NumPy file.* Python objects") as refused:
+            open_table(tmp_path / name)
+        assert "allow_pickle" not in str(refused.value)
+
+
 @pytest.mark.parametrize("name", ["v.npy", "v.npz", "v.parquet", "v.feather"])
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, name: str) -> None:
     path, vectors = tmp_path / name, clusters(0)[0]
