@@ -27,7 +27,7 @@ from model_store.gallery.live.sqlite import (
     says_unmade,
     use_write_ahead_log,
 )
-from model_store.gallery.postgres.database import limited, write_error
+from model_store.gallery.sessions import limited, write_error
 from model_store.installation import how_to_install
 
 Row = tuple[Any, ...]

@@ -23,11 +23,9 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,24 +40,18 @@ from model_store.errors import (
     ConfigError,
     DatasetError,
     GalleryUnavailable,
-    StorageBusy,
-    StorageFull,
-    WriteError,
-    WriteRefused,
 )
 from model_store.files import json_text
 from model_store.gallery.availability import CHECK_S, Availability, takes_connections
 from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.protocol import NewItem
+from model_store.gallery.sessions import BUSY_S, limited, write_error
 from model_store.installation import how_to_install
 from model_store.sphere import unit_direction
 
 POSTGRES_FILE = "postgres.json"
 
 SCHEMES = ("postgresql", "postgres")
-
-BUSY_S = 5.0
-"""Seconds for which a writer waits for other writers."""
 
 MOST_CONNECTIONS = 16
 """Maximum number of connections of one process."""
@@ -348,38 +340,6 @@ _UNAVAILABLE = (
 )
 
 
-def write_error(error: BaseException | None, where: str) -> WriteError | None:
-    """Return the error for a write that PostgreSQL has refused; None for errors of other kinds.
-
-    Parameters
-    ----------
-    where : what was written to, for the message.
-    """
-    errors = client().errors
-    match error:
-        case errors.LockNotAvailable():
-            return StorageBusy(
-                f"Another process has been writing to the gallery for {BUSY_S:g} s. Nothing was "
-                "changed; send the request again."
-            )
-        case errors.DiskFull():
-            return StorageFull(
-                "There is no room on the disk of PostgreSQL to store the change. Nothing was "
-                "changed. Free disk space, then send the request again."
-            )
-        case errors.ReadOnlySqlTransaction():
-            return WriteRefused(
-                f"PostgreSQL accepts no writes to {where}. It is a standby server, or "
-                "default_transaction_read_only is on."
-            )
-        case errors.InsufficientPrivilege():
-            return WriteRefused(
-                f"The service has no permission to write to {where}. Give its database user write "
-                "permission."
-            )
-    return None
-
-
 def connection_options(access: PostgresAccess, search_path: str) -> dict[str, Any]:
     """Return the options of a connection whose tables are in the schemas of ``search_path``.
 
@@ -398,36 +358,6 @@ def connection_options(access: PostgresAccess, search_path: str) -> dict[str, An
         f"-c idle_in_transaction_session_timeout={_IDLE_S * 1000} "
         f"-c synchronous_commit=on -c search_path={search_path}",
     }
-
-
-@cache
-def limited(timeout_s: float) -> Any:  # noqa: ANN401 - psycopg is imported late
-    """Return a class of connections that waits for an answer for at most 2 ``timeout_s`` + 1 s.
-
-    A server that works ends a statement before, by the limit in `connection_options`. A server that
-    was stopped sends nothing, and its system still confirms what it receives.
-    """
-    psycopg = client()
-
-    class Limited(psycopg.Connection):  # type: ignore[misc, name-defined]
-        def wait(self, steps: Any, *options: Any, **named: Any) -> Any:  # noqa: ANN401
-            return super().wait(self._until(steps), *options, **named)
-
-        def _until(self, steps: Any) -> Any:  # noqa: ANN401
-            """Yield what ``steps`` yields; the client sends 0 every tenth of a second."""
-            until = time.monotonic() + 2 * timeout_s + 1
-            try:
-                wanted = next(steps)
-                while True:
-                    ready = yield wanted
-                    if not ready and time.monotonic() > until:
-                        self.pgconn.finish()
-                        raise psycopg.OperationalError("The server has sent no answer in time.")
-                    wanted = steps.send(ready)
-            except StopIteration as end:
-                return end.value
-
-    return Limited
 
 
 def require_release(connection: Any) -> None:  # noqa: ANN401 - psycopg is imported late
