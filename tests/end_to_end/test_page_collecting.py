@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, FilePayload, Page, Route, expect
 
 from index_builder.datasets.small_images import digits
 from tests.end_to_end.processes import Service
-from tests.end_to_end.shown_page import GALLERY, REPORT, RUN, Shown
+from tests.end_to_end.shown_page import GALLERY, PICTURE, REPORT, RUN, Shown
 from tests.end_to_end.stage import Asked
 from tests.end_to_end.test_page_late import held_back
 from tests.support.image_files import encoded
@@ -37,6 +37,25 @@ def folder(tmp_path: Path) -> Path:
     (place / "0" / "copy.png").write_bytes(next((place / "0").iterdir()).read_bytes())
     (place / "readme.txt").write_text("no image")
     return place
+
+
+def test_what_is_left_out_is_counted_and_what_claims_nothing_is_taken(
+    shown: Shown, folder: Path
+) -> None:
+    (folder / "3" / "scan").write_bytes(b"a photograph without an extension")
+    shown.open()
+    shown.found("open-add").click()
+    shown.found("adding-folder").set_input_files(folder)
+    status = shown.found("adding-status")
+    expect(status).to_have_text("13 to add, 4 labels · 1 chosen twice · 1 left out: no images")
+    shown.page.keyboard.press("Escape")
+    text = FilePayload(name="a.txt", mimeType="text/plain", buffer=b"no image")
+    photo = FilePayload(name="a.png", mimeType="image/png", buffer=PICTURE)
+    shown.found("file-input").set_input_files([text, {**text, "name": "b.txt"}])
+    expect(shown.found("problem")).to_contain_text("There is no image in what was chosen")
+    shown.found("file-input").set_input_files([text, photo])
+    expect(shown.found("left-out")).to_have_text("1 files are no images and were left out.")
+    expect(shown.found("batch-row")).to_have_count(1)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +87,9 @@ def test_a_folder_becomes_a_gallery_that_is_searched(
     page.get_by_test_id("adding-folder").set_input_files(folder)
     n = N_LABELS * N_OF_EACH
     status = page.get_by_test_id("adding-status")
-    expect(status).to_have_text(f"{n} to add, {N_LABELS} labels · 1 chosen twice")
+    expect(status).to_have_text(
+        f"{n} to add, {N_LABELS} labels · 1 chosen twice · 1 left out: no images"
+    )
     expect(page.get_by_test_id("adding-failed")).to_contain_text("the same photo as 0/")
     page.get_by_test_id("add-all").click()
     expect(status).to_contain_text(f"{n} of {n + 1} added")
@@ -182,7 +203,9 @@ def test_what_fails_is_named_and_tried_again(shown: Shown, folder: Path) -> None
     expect(shown.found("adding-failed")).to_contain_text(".png: The file is broken.")
     shown.page.unroute_all(behavior="ignoreErrors")
     again.click()
-    expect(shown.found("adding-status")).to_have_text("12 of 13 added · 1 chosen twice")
+    expect(shown.found("adding-status")).to_have_text(
+        "12 of 13 added · 1 chosen twice · 1 left out: no images"
+    )
 
 
 def test_an_empty_gallery_offers_to_add_photographs(shown: Shown) -> None:
@@ -369,6 +392,7 @@ BRING = """([selector, way]) => {
 def test_photographs_that_are_dropped_on_the_dialog_are_added(shown: Shown) -> None:
     shown.open()
     shown.found("open-add").click()
+    expect(shown.found("adding")).to_be_visible()
     assert shown.page.evaluate(BRING, ["dialog", "dragover"])[0]
     shown.page.evaluate(BRING, ["dialog", "drop"])
     expect(shown.found("adding-status")).to_contain_text("2 to add")

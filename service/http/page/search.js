@@ -400,8 +400,10 @@ export class Search {
   /** Take what was chosen, pasted or dropped: files, or else a link. */
   take(files, link, how) {
     const images = files.filter(isImage);
-    if (images.length > 1) return this.askMany(images, files.length - images.length);
-    const file = images[0] ?? files[0];
+    if (files.length > 1) { // a batch, which says what was left out
+      return images.length ? this.askMany(images, files.length - images.length) : this.showProblem(withoutImage(how));
+    }
+    const [file] = files;
     if (file) {
       const name = file.name || "pasted";
       if (this.$("crop-first").checked) return this.show(() => this.edit(file, name));

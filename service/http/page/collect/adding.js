@@ -56,7 +56,7 @@ async function idsThere(gallery, ids) {
  * @param {Page.Gallery} gallery */
 export async function openAdding(gallery, { within, changed, review }) {
   const { admin } = await permissions();
-  const state = { target: gallery.name, rows: [], running: null, added: 0 };
+  const state = { target: gallery.name, rows: [], running: null, added: 0, others: 0 };
   const status = el("p.status", { role: "status", "data-testid": "adding-status" });
   const problem = el("p.warning", { role: "alert", hidden: true, "data-testid": "adding-problem" });
   const progress = el("progress", { hidden: true, "aria-label": t`Added` });
@@ -120,6 +120,7 @@ export async function openAdding(gallery, { within, changed, review }) {
       twice.length ? t`${count(twice.length)} chosen twice` : "",
       there.length ? t`${count(there.length)} already in the gallery` : "",
       failed.length ? t`${count(failed.length)} failed` : "",
+      state.others ? t`${count(state.others)} left out: no images` : "",
     ].filter(Boolean).join(" · ");
     start.textContent = state.running ? t`Stop` : !waiting.length ? t`Try the failed ones again`
       : added.length ? t`Continue` : t`Add ${count(waiting.length)} {0|photo|photos}`;
@@ -148,6 +149,7 @@ export async function openAdding(gallery, { within, changed, review }) {
 
   async function choose(files) {
     const images = files.filter(isImage);
+    state.others += files.length - images.length;
     const names = namesOf(images.map(pathOf));
     const rows = images.map((blob, i) => ({ blob, ...names[i], state: "waiting", problem: null, number: null, sent: false }));
     status.textContent = t`Reading ${count(images.length)} {0|photo|photos}…`;
@@ -252,7 +254,7 @@ export async function openAdding(gallery, { within, changed, review }) {
 
   async function forget() {
     await forgetBatch(keptAs(gallery.name));
-    state.rows = [];
+    Object.assign(state, { rows: [], others: 0 });
   }
 
   openDialog(dialog, within, () => {

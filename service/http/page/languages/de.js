@@ -612,6 +612,7 @@ export const PAGE = {
   "{0} already in the gallery": "{0} schon in der Sammlung",
   "{0} {0|case is|cases are} open, but none for you now: others have them, or you decided them.": "{0} {0|Fall ist|Fälle sind} offen, aber gerade keiner für Sie: Andere haben sie, oder Sie haben sie entschieden.",
   "{0} chosen twice": "{0} doppelt gewählt",
+  "{0} left out: no images": "{0} ausgelassen: keine Bilder",
   "{0} decided": "{0} entschieden",
   "{0} decided · {1} open": "{0} entschieden · {1} offen",
   "{0} {0|decision|decisions}.": "{0} {0|Entscheidung|Entscheidungen}.",

@@ -606,6 +606,7 @@ export const PAGE = {
   "{0} already in the gallery": "{0} déjà dans la collection",
   "{0} {0|case is|cases are} open, but none for you now: others have them, or you decided them.": "{0} cas {0|est ouvert|sont ouverts}, mais aucun pour vous maintenant : d’autres les ont, ou vous les avez tranchés.",
   "{0} chosen twice": "{0} choisies deux fois",
+  "{0} left out: no images": "{0} ignorés : pas d’images",
   "{0} decided": "{0} tranchés",
   "{0} decided · {1} open": "{0} tranchés · {1} ouverts",
   "{0} {0|decision|decisions}.": "{0} {0|décision|décisions}.",
