@@ -41,7 +41,7 @@ export function byLine(answer, line) {
  *
  * @param {Api.SearchAnswer} served */
 export function answerParts(served, question, given) {
-  const tools = { words: PHOTO_WORDS, ...given };
+  const tools = { words: PHOTO_WORDS, mayDecide: true, ...given };
   const { look, edit, line, words, options } = tools;
   const answer = { ...byLine(served, line), filtered: "filter" in options };
   const verdict = words.verdictOf(answer);
