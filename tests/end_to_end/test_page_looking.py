@@ -48,8 +48,9 @@ def test_label_from_right_to_left_leaves_the_title_in_order(shown: Shown) -> Non
     shown.ask(results=[result(1, label=label), result(2)])
     look_closely(shown.page)
     title = shown.page.locator("#look-title")
-    expect(title).to_have_text(f"\u2068{label}\u2069: 1 of 2")
+    expect(title).to_have_text(f"{label}: 1 of 2")
     assert title.evaluate("node => getComputedStyle(node).direction") == "ltr"
+    expect(title.locator("bdi")).to_have_text(label)
 
 
 def test_a_result_opens_with_all_that_is_known_of_it(shown: Shown) -> None:

@@ -42,11 +42,6 @@ export function speak(chosen) {
   location.reload();
 }
 
-const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
-
-/** A value that leaves the order of the text around it as it is. */
-const apart = (value) => (RIGHT_TO_LEFT.test(value) ? `\u2068${value}\u2069` : value);
-
 const plurals = new Intl.PluralRules(language);
 
 /** The text of a template in the visitor's language. One with a value stands in the table as
@@ -57,7 +52,7 @@ export function t(parts, ...values) {
   const words = table[name] ?? name;
   if (!values.length) return words;
   return words.replace(/\{(\d)(?:\|([^|}]*)\|([^}]*))?\}/g, (_, i, one, others) =>
-    one === undefined ? apart(values[i]) : plurals.select(/\D/.test(values[i]) ? 2 : Number(values[i])) === "one" ? one : others);
+    one === undefined ? values[i] : plurals.select(/\D/.test(values[i]) ? 2 : Number(values[i])) === "one" ? one : others);
 }
 
 /** Put the texts of elements marked data-t, and all labels, in a document or a part of it, into the

@@ -131,7 +131,7 @@ export async function openAdding(gallery, { within, changed, review }) {
     target.disabled = name.disabled = Boolean(state.running) || added.length > 0;
     Object.assign(progress, { max: state.rows.length, value: state.rows.length - waiting.length, hidden: !state.running });
     list.replaceChildren(...[...failed, ...twice, ...there].slice(0, 50).map((row) =>
-      el("li", {}, t`${brief(row.id)}: ${row.problem}`)));
+      el("li", { dir: "auto" }, t`${brief(row.id)}: ${row.problem}`)));
   }
 
   /** Do something with the list; an error is shown, and the list stays. */

@@ -640,7 +640,7 @@ export const PAGE = {
   "{0} to review": "{0} zu prüfen",
   "{0} · Vouch": "{0} · Vouch",
   "{0}, cache {1}": "{0}, Cache {1}",
-  "{0}: {1} of {2}": "{0}: {1} von {2}",
+  ": {0} of {1}": ": {0} von {1}",
   "{0}: {1} {1|photograph|photographs}": "{0}: {1} {1|Foto|Fotos}",
   "“{0}”": "„{0}“",
   "“{0}” is no longer in the gallery.": "„{0}“ ist nicht mehr in der Sammlung.",

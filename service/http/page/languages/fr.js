@@ -639,7 +639,7 @@ export const PAGE = {
   "{0} to {1}": "{0} à {1}",
   "{0} · Vouch": "{0} · Vouch",
   "{0}, cache {1}": "{0}, cache {1}",
-  "{0}: {1} of {2}": "{0} : {1} sur {2}",
+  ": {0} of {1}": " : {0} sur {1}",
   "{0}: {1} {1|photograph|photographs}": "{0} : {1} {1|photographie|photographies}",
   "“{0}”": "« {0} »",
   "“{0}” could not be deleted: {1}": "« {0} » n’a pas pu être supprimé : {1}",

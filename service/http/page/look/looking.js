@@ -63,8 +63,7 @@ export function look(entry, gallery, options = {}) {
     far.textContent = progress();
     if (!item) return showNothing();
     const name = item.label ?? item.id;
-    title.dir = items.length > 1 ? "" : "auto"; // a sentence, or a name
-    title.textContent = items.length > 1 ? t`${name}: ${at + 1} of ${items.length}` : name;
+    title.replaceChildren(el("bdi", {}, name), items.length > 1 ? t`: ${at + 1} of ${items.length}` : "");
     const { withholds } = verdictOf(answer);
     const record = recordUrl(gallery.record_url, item);
     const note = el("p.note", {});
@@ -105,8 +104,7 @@ export function look(entry, gallery, options = {}) {
 
   /** Show a photograph for which nothing was found. */
   function showNothing() {
-    title.dir = "auto";
-    title.textContent = view.entry.name;
+    title.replaceChildren(el("bdi", {}, view.entry.name));
     about.replaceChildren(el("p.note", {}, t`The gallery returned no items`), removal());
     tools.at(0, 1);
     bar.show(null);
