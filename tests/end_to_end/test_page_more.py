@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import ANSWER, Shown, result
@@ -75,6 +75,23 @@ def test_a_list_is_asked_for_anew_with_options(shown: Shown) -> None:
     body = [body for _, path, body in shown.asked if path.endswith("/search")][-1]
     assert b"group_by" not in body
     assert b"duplicate_similarity" in body
+
+
+def test_dialog_that_loads_slowly_is_announced(shown: Shown) -> None:
+    shown.open()
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    shown.page.route("**/browse/browsing.js", hold)
+    shown.found("open-browse").click()
+    opening = shown.page.locator(".vouch.opening")
+    expect(opening).to_have_count(1)
+    expect(shown.page.locator("#announcer")).to_have_text("Loading…")
+    held[0].abort()
+    expect(shown.found("problem")).to_be_visible()
+    expect(opening).to_have_count(0)
 
 
 def test_option_keeps_the_focus(shown: Shown) -> None:

@@ -190,6 +190,11 @@ export class Search {
     if (button !== null && opening?.button === button && opening.gallery === gallery) return;
     const mine = (this.opening = { button, gallery });
     const replaces = this.part.querySelector("dialog[open]") !== null;
+
+    const late = setTimeout(() => {
+      this.part.classList.add("opening");
+      this.announce(t`Loading…`);
+    }, BUSY_AFTER);
     try {
       await opened();
     } catch (error) {
@@ -199,7 +204,9 @@ export class Search {
       this.bringIntoView();
       return;
     } finally {
+      clearTimeout(late);
       if (this.opening === mine) this.opening = null;
+      if (this.opening === null) this.part.classList.remove("opening");
     }
     const dialog = room && this.part.querySelector("dialog[open]");
     if (!dialog) return;
