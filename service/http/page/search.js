@@ -190,7 +190,6 @@ export class Search {
     if (button !== null && opening?.button === button && opening.gallery === gallery) return;
     const mine = (this.opening = { button, gallery });
     const replaces = this.part.querySelector("dialog[open]") !== null;
-
     const late = setTimeout(() => {
       this.part.classList.add("opening");
       this.announce(t`Loading…`);
