@@ -55,7 +55,7 @@ def test_what_is_left_out_is_counted_and_what_claims_nothing_is_taken(
     shown.found("file-input").set_input_files([text, other])
     expect(shown.found("problem")).to_contain_text("There is no image in what was chosen")
     shown.found("file-input").set_input_files([text, photo])
-    expect(shown.found("left-out")).to_have_text("1 files are no images and were left out.")
+    expect(shown.found("left-out")).to_have_text("1 file is no image and was left out.")
     expect(shown.found("batch-row")).to_have_count(1)
 
 

@@ -37,7 +37,7 @@ RENAMED = [
     ("ReviewSummary", "counts", {"look/reviewing.js", "collect/guarantees.js"}),
     ("UnknownGroup", "p_same", {"collect/unknown.js"}),
     ("FeedbackRequest", "query_id", {"look/decisions.js"}),
-    ("Facet", "n_values", {"filters/bar.js"}),
+    ("Facet", "n_values", {"filters/fields.js"}),
 ]
 """Fields of the API, and modules of the page that use them."""
 

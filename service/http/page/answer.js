@@ -1,9 +1,8 @@
 // The parts of one answer, from the verdict down to the raw JSON.
 
-import { address, filled, key } from "./api.js";
+import { address, arrived, filled, key } from "./api.js";
 import { copy, el, glyph, picture, svg } from "./elements.js";
 import { t } from "./language.js";
-import { review } from "./look/decisions.js";
 import { passes, reasonOf } from "./problem.js";
 import { said, saidParts } from "./service_texts.js";
 import {
@@ -127,7 +126,8 @@ function auditPart(answer) {
       if (node.ariaDisabled) return;
       // One answer after the other. Disabled outright, a button would lose the focus.
       for (const one of buttons) one.ariaDisabled = "true";
-      heard.textContent = await review(answer, first, correct)
+      heard.textContent = await arrived(import("./look/decisions.js"))
+        .then(({ review }) => review(answer, first, correct))
         .then(() => t` Thank you.`, (error) => ` ${reasonOf(error)}`);
       for (const one of buttons) one.ariaDisabled = null;
     };

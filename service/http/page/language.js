@@ -19,21 +19,21 @@ const TABLES = {
   de: () => import("./languages/de.js"),
   fr: () => import("./languages/fr.js"),
 };
-const LATER = {
-  en: () => ({ PROBLEMS: {} }),
-  de: () => import("./languages/problems/de.js"),
-  fr: () => import("./languages/problems/fr.js"),
+const LATER_TABLES = {
+  en: () => ({ LATER: {} }),
+  de: () => import("./languages/later/de.js"),
+  fr: () => import("./languages/later/fr.js"),
 };
 
 const { PAGE: table, SERVICE } = await TABLES[language]();
 
-/** What the service says, by the English sentence; `learn` adds what its problems say. */
+/** What the service says, by the English sentence; `learn` adds its problems and its judgement of a gallery. */
 export const sentences = { ...SERVICE };
 
-/** Load the sentences of problems; without them, these stay English. */
+/** Load the sentences that a first answer does without; if they do not come, they stay English. */
 export const learn = async () => {
-  const { PROBLEMS } = await Promise.resolve(LATER[language]()).catch(() => ({ PROBLEMS: {} }));
-  Object.assign(sentences, PROBLEMS);
+  const { LATER } = await Promise.resolve(LATER_TABLES[language]()).catch(() => ({ LATER: {} }));
+  Object.assign(sentences, LATER);
 };
 
 /** Speak another language from the next page on, that is, now. */

@@ -10,7 +10,6 @@ import { filterBar } from "./filters/bar.js";
 import { keepQuery, queryOf, sizeOfBatch } from "./kept.js";
 import { emptyPart, galleryParts, sampleList } from "./gallery.js";
 import { t, translate } from "./language.js";
-import { entryOf } from "./look/decisions.js";
 import { problemOf, problemPanel } from "./problem.js";
 import { wanted } from "./wanted.js";
 import { VERDICTS, count, decisionSentence } from "./words.js";
@@ -20,6 +19,15 @@ const OPENING_AFTER = 1000; // ms: a gallery that opens sooner moves nothing on 
 
 /** @param {{ name: string, n_items: number | null }} gallery */
 const pickedAs = ({ name, n_items: n }) => (n === null ? name : t`${name} (${count(n)} {1|item|items})`);
+
+/** What is decided on: the query with its last answer. In another gallery it is another query. */
+function entryOf(query, answer) {
+  const before = query.entry?.answer;
+  if (before?.gallery === answer.gallery && before.query.id === answer.query.id) {
+    return Object.assign(query.entry, { answer });
+  }
+  return (query.entry = { ...query, answer, decision: null });
+}
 
 export class Search {
   $; told; name; only; room; part; may; roundTrip;

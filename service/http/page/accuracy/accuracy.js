@@ -2,12 +2,14 @@
 
 import { askJson } from "../api.js";
 import { copy, dialogHeader, el, openDialog } from "../elements.js";
-import { language, t } from "../language.js";
+import { language, learn, t } from "../language.js";
 import { reasonOf } from "../problem.js";
 import { outcomeLines, said, saidParts } from "../service_texts.js";
 import { QUERIES, absentSentence, brief, count, estimateSentence, fixed, isNumber, percent } from "../words.js";
 import { reliability, riskAndCoverage } from "./diagrams.js";
 import { historyPart } from "./history.js";
+
+await learn(); // the outcome's sentences
 
 /** Show what `report` (of `GET …/calibration`) has about `gallery`. `line` is the probability from
  * which the visitor wants a match, null for the gallery's own; `moved` receives another one. `changed` is

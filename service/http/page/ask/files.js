@@ -24,7 +24,7 @@ export const pathOf = (file) => file.webkitRelativePath || paths.get(file) || fi
 const IMAGE = /\.(avif|bmp|dng|gif|hei[cf]|jfif|jp2|jpe?g|jxl|png|tiff?|webp)$/i;
 
 /** Whether a file claims to be an image, or claims nothing: browsers do not know the type of each format. */
-export const isImage = ({ type, name }) => (type ? type.startsWith("image/") : IMAGE.test(name) || !name.includes("."));
+export const isImage = ({ type, name = "" }) => (type ? type.startsWith("image/") : IMAGE.test(name) || !name.includes("."));
 
 /** The files below what was dropped, folders included. */
 async function filesBelow(entry) {

@@ -2,10 +2,12 @@
 
 import { askJson } from "../api.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
-import { t } from "../language.js";
+import { learn, t } from "../language.js";
 import { reasonOf } from "../problem.js";
 import { outcomeLines, said, saidParts } from "../service_texts.js";
 import { count, percent } from "../words.js";
+
+await learn(); // the outcome's sentences
 
 const MIN_QUERIES = 50; // which the builder asks for
 const ERRORS = [0.01, 0.02, 0.05, 0.1, 0.2]; // bounds to choose from

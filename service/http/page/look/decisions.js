@@ -44,15 +44,6 @@ export function review({ gallery, query }, item, right) {
   });
 }
 
-/** What is decided on: the query with its last answer. In another gallery it is another query. */
-export function entryOf(query, answer) {
-  const before = query.entry?.answer;
-  if (before?.gallery === answer.gallery && before.query.id === answer.query.id) {
-    return Object.assign(query.entry, { answer });
-  }
-  return (query.entry = { ...query, answer, decision: null });
-}
-
 /** A decision in the service's words. Of an item that is not the first result it says more to
  * decide that it is that one: the first is then wrong.
  *
