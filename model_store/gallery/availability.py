@@ -71,15 +71,19 @@ class Availability:
         """Record that the database has answered a call."""
         self._answered_at = time.monotonic()
 
-    def check(self) -> None:
+    def check(self, reason: str | None = None) -> None:
         """Check the database after a call without an answer; calls fail if it is down.
 
         Only this call may have been slow, or all connections may be in use. So the database is not
         down if it has answered another call within `SLOW_S`, or if it answers the check.
+
+        Parameters
+        ----------
+        reason : why the call failed, for the log; it is logged if the port takes no connection.
         """
         with self._checking:
             if not self._is_reachable():
-                self.fail(UNREACHABLE)
+                self.fail((reason or UNREACHABLE)[:_SHOWN])
             elif not self._down and time.monotonic() - self._answered_at > SLOW_S:
                 try:
                     self._ask()

@@ -277,8 +277,8 @@ class Collection:
                 # After a restart, milvus-lite must load the collection again.
                 self.client.load_collection(self.name, timeout=self.timeout_s)
                 return find()(self.name, *values, **options)
-        except GalleryUnavailable:
-            self._availability.check()  # the server may have refused only this call
+        except GalleryUnavailable as error:
+            self._availability.check(str(error.__cause__))  # it may have refused only this call
             raise
         finally:
             self._availability.end(number)
