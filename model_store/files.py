@@ -37,16 +37,20 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def give_to_owner(path: Path) -> None:
+def give_to_owner(path: Path, *, linked: bool = False) -> None:
     """If this process is root, give a new file or directory to the owner of its parent directory.
 
-    A service with fewer rights could otherwise not change what an operator has made as root. A file
-    with several links has an owner already.
+    A service with fewer rights could otherwise not change what an operator has made as root.
+
+    Parameters
+    ----------
+    linked : whether this includes a file with several links, which may be the file of another
+        user.
     """
     if os.geteuid() != 0:
         return
     owner, made = path.parent.stat(), path.lstat()
-    if owner.st_uid != made.st_uid and (path.is_dir() or made.st_nlink == 1):
+    if owner.st_uid != made.st_uid and (linked or path.is_dir() or made.st_nlink == 1):
         os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
@@ -59,10 +63,15 @@ def make_for_owner(path: Path, mode: int = 0o666) -> None:
                 give_to_owner(path)
 
 
-def finish(directory: Path) -> None:
-    """Flush a new directory with its files, and give all to the owner of its parent directory."""
+def finish(directory: Path, *, linked: bool = False) -> None:
+    """Flush a new directory with its files, and give all to the owner of its parent directory.
+
+    Parameters
+    ----------
+    linked : see `give_to_owner`.
+    """
     for path in [directory, *sorted(directory.rglob("*"))]:  # a directory before its files
-        give_to_owner(path)
+        give_to_owner(path, linked=linked)
         flush(path)
 
 

@@ -199,9 +199,13 @@ def _open_in_worker(settings: Settings) -> ASGIApp:
 
 def _message(error: VouchError | OSError, settings: Settings) -> str:
     """Return the message of an error; for `GalleryUnavailable`, add the internal reason."""
-    if isinstance(error, OSError):
-        return f"{error.filename} cannot be used: {error.strerror}."
-    return Redaction(settings.secrets)(with_reason(error))
+    if isinstance(error, VouchError):
+        text = with_reason(error)
+    elif error.filename is None:
+        text = f"{error}."
+    else:
+        text = f"{error.filename} cannot be used: {error.strerror}."
+    return Redaction(settings.secrets)(text)
 
 
 def _url(settings: Settings, listeners: Sequence[socket.socket]) -> str:

@@ -372,9 +372,12 @@ def _may_enter(real: Path, top: Path, allowed: Path) -> bool:
 MOST_BAD = 0.2
 """Maximum share of unreadable images or vectors in the source of a build."""
 
+_FEW_BAD = 4
+"""Number of unreadable images or vectors that a build always accepts; a message names each."""
+
 
 def require_readable(bad: Mapping[str, str], n: int) -> None:
-    """Refuse a source of a build if more than `MOST_BAD` of it cannot be read.
+    """Refuse a source of a build if more than `MOST_BAD` of it, and more than four, cannot be read.
 
     Parameters
     ----------
@@ -385,7 +388,7 @@ def require_readable(bad: Mapping[str, str], n: int) -> None:
     ------
     TooManyBadImages
     """
-    if len(bad) > MOST_BAD * n:
+    if len(bad) > max(_FEW_BAD, MOST_BAD * n):
         name, why = next(iter(bad.items()))
         raise TooManyBadImages(
             f"{len(bad):,} of {n:,} items cannot be read, and at most {100 * MOST_BAD:g} % may "

@@ -242,7 +242,7 @@ def restore(archive: Path, root: Path) -> Summaries:
                     log = changes_path(partial / place, summary.bundle_id)
                     HighWater(log).make(summary.version)
             _verify_names(partial, summaries)
-            finish(partial)
+            finish(partial, linked=True)  # all links are in this directory
             if is_there:
                 _move_all(partial, root)
             else:
@@ -259,7 +259,8 @@ def _remove_interrupted(root: Path) -> None:
         moving = partial / _MOVING
         moved = set(moving.read_text("utf-8").splitlines()) if moving.exists() else set()
         others = {path.name for path in root.iterdir()} - {partial.name}
-        if others <= moved:  # if other files were added, keep all files
+        is_interrupted = any((partial / name).exists() for name in moved)  # else all was moved
+        if is_interrupted and others <= moved:  # if other files were added, keep all files
             for name in others:
                 path = root / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -29,6 +29,8 @@ from model_store.gallery import (
     LiveGallery,
     Writable,
 )
+from model_store.gallery.live import rows
+from model_store.gallery.live.sqlite import connect, errors_in_words
 from model_store.gallery.opening import engine_of, open_changes
 
 CHANGES_FOLDER = "changes"
@@ -58,12 +60,16 @@ def open_live(root: Path, directory: Path, base: FaissGallery | None = None) -> 
 def n_changes(root: Path, directory: Path) -> int:
     """Return the number of changes after the bundle ``directory`` was built.
 
-    The number is 0 for a gallery in a database, because its changes belong to no bundle.
+    The number is 0 for a gallery in a database, because its changes belong to no bundle. The bundle
+    itself may be damaged.
     """
     if engine_of(directory) is not None:
         return 0
-    with closing(open_live(root, directory)) as live:
-        return live.snapshot().version - live.log.start()
+    path = changes_path(root, directory.name)
+    if not path.exists():
+        return 0
+    with errors_in_words(path, "read"), closing(connect(path, "ro")) as log:
+        return rows.last_sequence(log) - rows.first_sequence(log)
 
 
 def open_writable(root: Path, directory: Path, gallery: Gallery) -> Writable:

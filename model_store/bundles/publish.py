@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from model_store.bundles.directory import PUBLISH_LOCK, activate
 from model_store.bundles.manifest import (
     MANIFEST_FILE,
+    SIGNATURE_FILE,
     Manifest,
     content_files,
     describe_file,
@@ -53,16 +54,19 @@ def publish(
     WriteRefused : the bundle needs a signature, and there is no key.
     SigningKeyError : the key file is missing or invalid.
     """
-    key = signing.key_for(root)
     complete = with_digests(staging, manifest)
     target = root / complete.id
-    if not root.exists():
+    # The same bundle with a signature needs no other one.
+    is_signed = signing.key_file is None and (target / SIGNATURE_FILE).exists()
+    key = None if is_signed else signing.key_for(root)
+    if not root.is_dir():
         root.mkdir(parents=True, exist_ok=True)
         give_to_owner(root)
     with lock_between_processes(root / PUBLISH_LOCK):
         remove_left_under(root, PUBLISH_LOCK)
         hold = _held_if_whole(target)
         if hold is None:
+            key = key or signing.key_for(root)
             partial, aside = (root / f".{complete.id}.{end}" for end in ("partial", "damaged"))
             try:
                 note(root / PUBLISH_LOCK, complete.id)

@@ -83,7 +83,7 @@ class Recalibrator:
         """
         bundle = engine.bundle
         root, name = bundle.root, bundle.name
-        if not self._command.is_installed or root is None or self._command.signing.objection(root):
+        if not self._command.is_installed or root is None:
             return None
         in_files = isinstance(bundle.live, LiveGallery)  # else in a database
         if not in_files or not (bundle.directory / ITEM_FEATURES_FILE).exists():
@@ -97,7 +97,7 @@ class Recalibrator:
         if last and last.bundle_id == bundle.manifest.id and now - last.at < RETRY_S:
             return None
         self._attempts[name] = attempt = _Attempt(bundle.manifest.id, now)
-        reason = await self._command.run(bundle)
+        reason = self._command.signing.objection(root) or await self._command.run(bundle)
         fields = {"gallery": name, "bundle": bundle.manifest.id, "seconds": time.monotonic() - now}
         attempt.succeeded = reason is None
         if attempt.succeeded:

@@ -139,6 +139,7 @@ class Galleries:
         self._compact_after = compact_after
         self._keep_bundles = keep_bundles
         self._signing = signing
+        self._unsigned: set[str] = set()  # ids of bundles of which this was logged
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -435,8 +436,14 @@ class Galleries:
 
     def _is_long(self, bundle: Bundle) -> bool:
         """Return whether the log of ``bundle`` is to be compacted now."""
-        is_long = 0 < self._compact_after <= bundle.n_pending
-        return is_long and self._signing.objection(bundle.root) is None
+        if not 0 < self._compact_after <= bundle.n_pending:
+            return False
+        objection = self._signing.objection(bundle.root)
+        if objection is not None and bundle.manifest.id not in self._unsigned:
+            self._unsigned.add(bundle.manifest.id)
+            fields = {"gallery": bundle.name, "reason": objection}
+            logger.warning("changes not compacted", extra={"fields": fields})
+        return objection is None
 
     async def require_current(self) -> None:
         """Raise `NotReady` if this process may lack acknowledged changes.

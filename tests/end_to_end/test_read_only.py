@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from model_store.bundles.directory import activate, locate
+from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.manifest import read_manifest
 from model_store.feedback import FeedbackLog
 from tests.end_to_end.forked import BUILD, completed
@@ -117,6 +118,18 @@ def test_files_that_root_makes_have_the_owner_of_their_directory(
         assert done.returncode == 0, done.stderr
     made = [*root.rglob("*"), tmp_path / "restored", *(tmp_path / "restored").rglob("*")]
     assert [path for path in made if path.stat().st_uid != OTHER_USER] == []
+    galleries = GalleryFolder(root / "galleries", most=2)
+    for name in ("hats", "shoes"):
+        galleries.create(name, (locate(root), read_manifest(locate(root))))
+    for command in (
+        ["backup", str(root), str(tmp_path / "b.tar")],
+        ["restore", str(tmp_path / "b.tar"), str(tmp_path / "linked")],
+    ):
+        done = completed(command, environment(), module=BUILD)
+        assert done.returncode == 0, done.stderr
+    linked = [*(tmp_path / "linked").rglob("*.onnx")]
+    assert {path.stat().st_uid for path in linked} == {OTHER_USER}
+    assert max(path.stat().st_nlink for path in linked) > 1
 
 
 def index(source: Path, encoder: Path, folder: Path) -> subprocess.CompletedProcess[str]:

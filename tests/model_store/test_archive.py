@@ -445,6 +445,22 @@ def test_restore_that_was_killed_is_repeated(root: Path, tmp_path: Path, is_ther
     assert n_calls > 10
 
 
+def test_restore_that_was_killed_at_its_end_is_complete(root: Path, tmp_path: Path) -> None:
+    """Its files are in use, though the folder of the restore is left."""
+    back_up(root, tmp_path / "a.tar")
+    new = tmp_path / "new"
+    new.mkdir()
+    restore(tmp_path / "a.tar", new)
+    left = new / ".restoring-00000000"
+    left.mkdir()
+    (left / ".moving").write_text("\n".join(path.name for path in new.iterdir()))
+    before = contents(opened(new))
+    with pytest.raises(ArchiveError, match="exists already"):
+        restore(tmp_path / "a.tar", new)
+    assert not left.exists()
+    assert contents(opened(new)) == before
+
+
 def test_restore_that_was_killed_leaves_what_was_put_there_since(
     root: Path, tmp_path: Path
 ) -> None:

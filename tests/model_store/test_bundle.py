@@ -33,7 +33,7 @@ from model_store.errors import (
     BundleTampered,
     PointerUnreadable,
 )
-from model_store.files import flush, json_text
+from model_store.files import finish, json_text
 
 
 def manifest(**changes: Any) -> Manifest:
@@ -109,7 +109,7 @@ def test_one_that_is_damaged_stays_where_a_full_disk_has_no_room_for_another(
     staging, root = staged(tmp_path), tmp_path / "root"
     bundle = publish(staging, manifest(), root)
     (bundle / "encoder.onnx").write_bytes(b"waights")
-    monkeypatch.setattr("model_store.bundles.publish.flush", full)
+    monkeypatch.setattr("model_store.bundles.publish.finish", full)
     with pytest.raises(OSError, match="No space left"):
         publish(staging, manifest(), root)
     assert (locate(root) / "encoder.onnx").read_bytes() == b"waights"
@@ -144,9 +144,9 @@ def test_two_publish_the_same_bundle_at_once(
         if not copied.is_set():
             copied.set()
             time.sleep(0.3)
-        flush(path)
+        finish(path)
 
-    monkeypatch.setattr("model_store.bundles.publish.flush", slowly)
+    monkeypatch.setattr("model_store.bundles.publish.finish", slowly)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(publish, staged(tmp_path, "a"), manifest(), root)
         copied.wait()
@@ -167,7 +167,7 @@ def test_on_a_full_disk_nothing_is_left(
         raise OSError(errno.ENOSPC, "No space left on device", str(target))
 
     monkeypatch.setattr("shutil.copyfile", full)
-    monkeypatch.setattr("model_store.bundles.publish.flush", full)
+    monkeypatch.setattr("model_store.bundles.publish.finish", full)
     root = tmp_path / "root"
     with pytest.raises(OSError, match="No space left") as raised:
         publish(staged(tmp_path), manifest(), root, keep=keep)

@@ -152,6 +152,15 @@ def test_a_compacted_bundle_is_signed_by_who_compacts(root: Path, key: Path, pub
     require_signature(prepared, read_manifest(prepared), {public})
 
 
+def test_signed_bundle_is_published_again_without_the_key(
+    tmp_path: Path, key: Path, public: str
+) -> None:
+    bundle = bundle_of(tmp_path, "a", key)
+    shutil.rmtree(tmp_path / "staging-a")
+    assert bundle_of(tmp_path, "a", None) == bundle
+    require_signature(bundle, read_manifest(bundle), {public})
+
+
 def test_signed_bundle_is_not_replaced_by_an_unsigned_one(
     tmp_path: Path, key: Path, public: str
 ) -> None:

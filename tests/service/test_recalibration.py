@@ -158,4 +158,4 @@ def test_the_builder_is_found_and_only_what_could_be_signed_is_made(tmp_path: Pa
     assert Settings(bundle_keys=(Path("k"),)).signing.objection() is not None
     assert Settings(bundle_keys=(Path("k"),), signing_key=Path("s")).signing.objection() is None
     unsigned = CalibrateCommand((sys.executable, "-c", "pass"), Signing(is_required=True))
-    assert asyncio.run(Recalibrator(unsigned, 1.0).look(engine(tmp_path))) is None
+    assert asyncio.run(Recalibrator(unsigned, 1.0).look(engine(tmp_path))) is False

@@ -309,7 +309,7 @@ class ChangesFile:
     def _open_writer(self) -> sqlite3.Connection:
         folder = self.path.parent
         try:
-            if not folder.exists():
+            if not folder.is_dir():
                 folder.mkdir(exist_ok=True)
                 give_to_owner(folder)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -235,6 +236,8 @@ def _unchanged_schema(connection: Any, name: str) -> str | None:  # noqa: ANN401
     ).fetchall()
     errors = client().errors
     for (schema,) in found:
+        if re.fullmatch(rf"{name}_[0-9a-f]+", schema) is None:  # another user may choose the name
+            continue
         # A part of the schema was dropped, or belongs to another user.
         with suppress(errors.UndefinedTable, errors.InsufficientPrivilege):
             state = connection.execute(f"SELECT version FROM {schema}.state")  # noqa: S608

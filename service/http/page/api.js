@@ -189,18 +189,21 @@ export function searchFor(gallery, { text, blob, name }, options = {}, signal = 
 
 /** Delete an item of a gallery. */
 export const deleteItem = ({ name }, id) =>
-  askJson("/v1/galleries/{gallery}/items/{item_id}", { method: "DELETE", path: { gallery: name, item_id: id } });
+  askJson("/v1/galleries/{gallery}/items/{item_id}", { method: "DELETE", path: { gallery: name, item_id: id } })
+    .catch((error) => {
+      if (error.problem?.code !== "item_not_found") throw error; // else it is deleted already
+    });
 
 const SCOPES = ["read", "review", "write", "admin"];
 
-/** What the visitor may do: decide, review, write, admin; all of it for a service that knows no rights, none of
- * it where the service does not answer. `key`: one is used, or would allow more. */
+/** What the visitor may do: decide, review, write, admin; all of it for a service that knows no rights, no
+ * more than to try a decision where the service does not answer. `key`: one is used, or would allow more. */
 export const permissions = () => askJson("/v1/usage").then(({ scope, key: id }) => {
   const has = (one) => SCOPES.indexOf(scope) >= SCOPES.indexOf(one);
   return { decide: has("review"), review: has("review") && (id !== null || scope === "admin"), write: has("write"), admin: has("admin"), key: id !== null || !has("admin") };
 }, (error) => {
   const all = error.problem?.status === 404;
-  return { decide: all, review: all, write: all, admin: all, key: !all };
+  return { decide: true, review: all, write: all, admin: all, key: !all };
 });
 
 /** Whether the visitor's key may change galleries. */

@@ -161,7 +161,11 @@ export class Search {
     const rooms = {
       batch: () => this.askMany([]),
       query: () => this.askAgain(...rest),
-      text: () => rest[0] && this.askText(...rest),
+      text: () => {
+        if (!rest[0]) return;
+        this.recall(rest.slice(1));
+        this.askText(rest[0]);
+      },
       report: () => this.show(() => this.openReport(gallery), room),
       items: () => this.show(() => this.openItems(gallery, room), room),
       map: () => this.show(() => this.openItems(gallery, room), room),
@@ -309,9 +313,8 @@ export class Search {
     return this.gallery ? t`Searching ${count(this.gallery.n_items)} {0|item|items}` : t`Searching`;
   }
 
-  /** Search in words, with the options of an address where there is one. */
-  askText(text, ...choices) {
-    if (choices.length) this.recall(choices);
+  /** Search in words. */
+  askText(text) {
     const input = this.$("text-input");
     if (input) input.value = text;
     this.begin({ text, name: text });

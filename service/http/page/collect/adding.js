@@ -230,8 +230,10 @@ export async function openAdding(gallery, { within, changed, review }) {
       } catch (error) {
         if (signal.aborted) return;
         const { status: code } = error.problem ?? {};
+        if (code === 507 || (code && code < 500)) row.sent = false; // nothing was stored
         if ([0, 401, 403, 404, 409, 429, 507].includes(code)) { // so it is for each that follows
           stopping.abort();
+          keep(row);
           throw error;
         }
         Object.assign(row, { state: "failed", problem: reasonOf(error) });

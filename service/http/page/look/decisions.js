@@ -160,7 +160,7 @@ export const takeBack = (gallery, number) =>
 
 /** Take an item that was added back out of the gallery. */
 function remove(decision) {
-  deleteItem(decision.gallery, decision.item.id).catch((error) => fail(decision, error));
+  deleteItem(decision.gallery, decision.item.id).then(() => tell(decision), (error) => fail(decision, error));
 }
 
 function fail(decision, error) {
