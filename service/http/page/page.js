@@ -22,9 +22,11 @@ chosen.replaceChildren(...Object.entries(LANGUAGES).map(([tag, name]) =>
   el("option", { value: tag, lang: tag, selected: tag === language }, name)));
 chosen.onchange = () => speak(chosen.value);
 
-/** Where the address leads: a gallery's name, a room of it such as "batch", and what is meant there. */
-function linked() {
-  const parts = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean);
+/** Where the address leads: a gallery's name, a room of it such as "batch", and what is meant there.
+ *
+ * @param {{ hash: string }} [address] */
+function linked({ hash } = location) {
+  const parts = hash.replace(/^#\/?/, "").split("/").filter(Boolean);
   try {
     return parts.map(decodeURIComponent);
   } catch {
@@ -47,4 +49,5 @@ const search = new Search(document, {
 });
 
 // A link to another place, or the way back from it, leaves the page where it is.
-addEventListener("hashchange", () => search.go(linked()));
+// An answer that arrives now may have replaced the address already.
+addEventListener("hashchange", ({ newURL }) => search.go(linked(new URL(newURL))));
