@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -234,19 +234,6 @@ class Service(Process):
             return self.is_ready()
         except httpx2.ConnectError:
             return False
-
-
-@contextmanager
-def halted(*processes: psutil.Process) -> Iterator[None]:
-    """Let processes stand still, as on a machine that swaps; they may be killed meanwhile."""
-    for process in processes:
-        process.suspend()
-    try:
-        yield
-    finally:
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:

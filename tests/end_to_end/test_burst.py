@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.load import at_once
-from tests.end_to_end.processes import Service, halted, wait_until
+from tests.end_to_end.processes import Service, wait_until
 from tests.end_to_end.questions import bad_images, content
+from tests.support.killing import halted
 
 N_ROUNDS = 16
 N_AT_ONCE = 8

@@ -9,8 +9,9 @@ import numpy as np
 import psutil
 
 from tests.end_to_end.load import at_once, sent
-from tests.end_to_end.processes import TIMEOUT_S, Redis, Service, halted, wait_until
+from tests.end_to_end.processes import TIMEOUT_S, Redis, Service, wait_until
 from tests.end_to_end.questions import content, unseen
+from tests.support.killing import halted
 
 N_CALLERS = 8
 

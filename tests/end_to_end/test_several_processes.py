@@ -27,12 +27,12 @@ from tests.end_to_end.processes import (
     Redis,
     Service,
     environment,
-    halted,
     refuses_connections,
     wait_until,
 )
 from tests.end_to_end.questions import content, search, unseen
 from tests.support.bundle_copies import copied, flip_a_byte
+from tests.support.killing import halted
 
 pytestmark = pytest.mark.process
 

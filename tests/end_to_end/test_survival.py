@@ -20,12 +20,12 @@ from tests.end_to_end.load import Asked, Load, ask_at_a_rate, sent
 from tests.end_to_end.processes import (
     TIMEOUT_S,
     Service,
-    halted,
     refuses_connections,
     wait_until,
 )
 from tests.end_to_end.questions import content, unseen
 from tests.support.image_files import slow_png
+from tests.support.killing import halted
 
 SEARCH = "/v1/galleries/digits/search"
 N_CALLERS = 8

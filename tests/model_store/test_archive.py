@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import tarfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -417,6 +418,26 @@ def test_restore_whose_disk_fills_up_meanwhile_leaves_nothing(
     assert not list(tmp_path.glob(".*"))
 
 
+def killed_and_repeated(
+    archive: Path, new: Path, made: Summaries, *, step: int, is_there: bool
+) -> Iterator[None]:
+    """Kill a restore ever later, and repeat it, until one is not killed."""
+    disk, n_calls = archive.parent, 0
+    while True:
+        n_calls += step
+        if is_there:
+            new.mkdir()
+        with killed_at(disk, n_calls):
+            restore(archive, new)
+        if not (new / CURRENT_FILE).exists():
+            assert restore(archive, new) == made
+        elif not list(disk.rglob(".*restoring*")):
+            break
+        yield
+        shutil.rmtree(new)
+    assert n_calls > 10
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_restore_that_was_killed_is_repeated(root: Path, tmp_path: Path, is_there: bool) -> None:
     """Wherever it was: nothing is in the way, and nothing of the first is left."""
@@ -426,23 +447,11 @@ def test_restore_that_was_killed_is_repeated(root: Path, tmp_path: Path, is_ther
     disk.mkdir()
     archive, new = disk / "a.tar", disk / "new"
     made = back_up(root, archive)
-    n_calls = 0
-    while True:
-        n_calls += 3
-        if is_there:
-            new.mkdir()
-        with killed_at(disk, n_calls):
-            restore(archive, new)
-        if not (new / CURRENT_FILE).exists():
-            assert restore(archive, new) == made
-        elif not list(disk.rglob(".*restoring*")):
-            break  # it was not killed
+    for _ in killed_and_repeated(archive, new, made, step=3, is_there=is_there):
         remove_leftovers(new)
         assert {path.name for path in disk.iterdir()} == {"a.tar", "new"}
         assert {*new.iterdir()} >= {new / CURRENT_FILE, new / "changes", new / made["."].bundle_id}
         assert not list(new.glob(".restoring*"))
-        shutil.rmtree(new)
-    assert n_calls > 10
 
 
 def test_restore_that_was_killed_at_its_end_is_complete(root: Path, tmp_path: Path) -> None:
@@ -598,16 +607,5 @@ class TestCreatedGalleries:
         disk.mkdir()
         archive, new = disk / "a.tar", disk / "new"
         made = back_up(root, archive)
-        n_calls = 0
-        while True:
-            n_calls += 5
-            new.mkdir()
-            with killed_at(disk, n_calls):
-                restore(archive, new)
-            if not (new / CURRENT_FILE).exists():
-                assert restore(archive, new) == made
-            elif not list(disk.rglob(".*restoring*")):
-                break
+        for _ in killed_and_repeated(archive, new, made, step=5, is_there=True):
             assert GalleryFolder(new / "galleries", most=3).entries() == folder.entries()
-            shutil.rmtree(new)
-        assert n_calls > 10

@@ -21,6 +21,7 @@ from model_store.gallery.postgres.database import PostgresAccess
 from model_store.gallery.postgres.gallery import PostgresGallery
 from tests.laws.gallery_laws import new_items, random_embeddings
 from tests.laws.writable_laws import DIM, N_ITEMS
+from tests.support.killing import halted
 from tests.support.postgres import Postgres, write_postgres_gallery
 from tests.support.waiting import wait_until
 
@@ -71,7 +72,7 @@ def require_back(call: Callable[[], Any]) -> None:
 
 
 def test_a_server_that_hangs(server: Postgres, gallery: PostgresGallery) -> None:
-    with server.hanging():
+    with halted(*server.processes()):
         assert seconds_of(gallery.renewed) < 20
         assert max(seconds_of(gallery.renewed) for _ in range(5)) < AT_ONCE_S
     require_back(gallery.renewed)
@@ -121,7 +122,7 @@ def test_many_slow_statements_leave_others_alone(
 def test_a_log_of_changes_on_a_server_that_hangs(server: Postgres) -> None:
     log = PostgresDatabase(server.uri, "a collection", (), 0.5)
     assert log.ask("SELECT 1") == [(1,)]
-    with server.hanging():
+    with halted(*server.processes()):
         assert seconds_of(lambda: log.ask("SELECT 1")) < 20
     require_back(lambda: log.ask("SELECT 1"))
     log.close()

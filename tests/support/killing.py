@@ -1,4 +1,4 @@
-"""A process that is killed at a system call, in this process."""
+"""A process that is killed at a system call, in this process; and processes that stand still."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 CALLS = ("fsync", "link", "mkdir", "rename", "replace", "rmdir", "unlink")
@@ -50,3 +51,16 @@ def killed_at(folder: Path, n_calls: int) -> Iterator[None]:
     if frozen.exists():  # also where the code swallowed the exception
         shutil.rmtree(folder)
         frozen.rename(folder)
+
+
+@contextmanager
+def halted(*processes: psutil.Process) -> Iterator[None]:
+    """Let processes stand still, as on a machine that swaps; they may be killed meanwhile."""
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()

@@ -44,18 +44,10 @@ class Postgres:
         """End it, and every connection to it."""
         self._server.cleanup()
 
-    @contextmanager
-    def hanging(self) -> Iterator[None]:
-        """Stop its processes; its port still takes connections."""
+    def processes(self) -> list[psutil.Process]:
+        """Return its processes; while they are halted, its port still takes connections."""
         server = psutil.Process(self._server.get_pid())
-        processes = [server, *server.children(recursive=True)]
-        for process in processes:
-            process.suspend()
-        try:
-            yield
-        finally:
-            for process in processes:
-                process.resume()
+        return [server, *server.children(recursive=True)]
 
     def __enter__(self) -> Self:
         return self
