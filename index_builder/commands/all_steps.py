@@ -223,7 +223,7 @@ def run_all(options: AllOptions, shown: OutcomeReport) -> tuple[Path, Path] | No
         plan_of = step_of("plan_of")
         with working("reading the source"):
             plan = plan_of(config)
-        if options.dry_run:  # then the plan is the result, and so goes to stdout
+        if options.dry_run:  # the plan is the result, so print it on stdout
             said = [json.dumps(plan.report(), indent=1)] if options.as_json else plan.lines()
             print("\n".join(said))
         else:

@@ -102,8 +102,8 @@ def examine(path: Path | None) -> Iterator[CheckResult]:
         yield from _installation()
     elif (path / MANIFEST_FILE).is_file():
         yield from _bundle(path)
-    elif (path / CURRENT_FILE).is_file() or bundle_ids(path) or created_below(path):
-        if (path / CURRENT_FILE).is_file() or bundle_ids(path):
+    elif _has_bundles(path) or created_below(path):
+        if _has_bundles(path):
             yield from _bundles(path)
         for root in created_below(path):
             yield CheckResult("good", f"the created gallery in {root} is checked too")
@@ -116,6 +116,10 @@ def examine(path: Path | None) -> Iterator[CheckResult]:
             f"{path} is neither a bundle, nor a directory of bundles, nor an indexing run",
             "Name one of them, or give no path to check the installation.",
         )
+
+
+def _has_bundles(path: Path) -> bool:
+    return (path / CURRENT_FILE).is_file() or bool(bundle_ids(path))
 
 
 def _installation() -> Iterator[CheckResult]:

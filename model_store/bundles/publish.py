@@ -56,7 +56,7 @@ def publish(
     """
     complete = with_digests(staging, manifest)
     target = root / complete.id
-    # The same bundle with a signature needs no other one.
+    # A bundle that is published again and is already signed needs no key.
     is_signed = signing.key_file is None and (target / SIGNATURE_FILE).exists()
     key = None if is_signed else signing.key_for(root)
     if not root.is_dir():

@@ -19,7 +19,7 @@ SLOW_S = 1.0
 checks the connection."""
 
 CHECK_S = 2.0
-"""Seconds in which a database must answer a check, about."""
+"""Approximate maximum time for the answer to a check, in seconds."""
 
 
 class Availability:

@@ -139,7 +139,7 @@ class Galleries:
         self._compact_after = compact_after
         self._keep_bundles = keep_bundles
         self._signing = signing
-        self._unsigned: set[str] = set()  # ids of bundles of which this was logged
+        self._unsigned: set[str] = set()  # ids of the bundles for which the reason was logged
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
