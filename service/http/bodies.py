@@ -447,7 +447,6 @@ class BoundedRequest(Request):
             is_large = _route_of(path) in _OF_LARGE_DOCUMENTS
             most = limits.MAX_LARGE_JSON_PARTS if is_large else limits.MAX_JSON_PARTS
             if not await _computed(document, partial(_has_at_most, most, document)):
-                self._body = document = b""  # the traceback would keep the body in memory
                 raise InvalidRequest(
                     f"The document has more than {most:,} parts. Send only the fields that /docs "
                     "lists, in several requests if these are too many."

@@ -170,10 +170,12 @@ def add_problem_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(VouchError)
     async def of_the_family(request: Request, error: VouchError) -> JSONResponse:
+        forget_frames(error)
         return problem_response(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def of_validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        forget_frames(error)
         fields = [
             FieldError(pointer="/".join(map(str, ["", *entry["loc"]])), detail=_in_words(entry))
             for entry in error.errors()
@@ -184,6 +186,7 @@ def add_problem_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> JSONResponse:
+        forget_frames(error)
         if isinstance(error.__cause__, VouchError):  # an error of Vouch, raised in FastAPI's reader
             return problem_response(request, error.__cause__)
         headers = dict(error.headers or {})
@@ -194,6 +197,18 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def of_ours(request: Request, _: Exception) -> JSONResponse:
         return problem_response(request, internal_error(request.state.request_id))
+
+
+def forget_frames(error: BaseException) -> None:
+    """Remove the tracebacks of an error and of its causes.
+
+    Their frames hold the body of the request, and FastAPI's frames also hold the error. Without
+    this, the body would stay in memory until a garbage collection.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        chain.__traceback__ = None
+        chain = chain.__cause__ or chain.__context__
 
 
 def internal_error(request_id: str) -> InternalError:

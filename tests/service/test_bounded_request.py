@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import threading
 import time
@@ -20,7 +21,7 @@ from starlette.testclient import TestClient
 from starlette.types import Message
 
 from service.http.bodies import BoundedRequest
-from service.http.limits import MAX_JSON_PARTS
+from service.http.limits import AT_ONCE_BYTES, MAX_JSON_PARTS
 from tests.end_to_end.questions import search
 
 StartClient = Callable[..., TestClient]
@@ -202,3 +203,27 @@ async def test_nothing_is_held_of_what_a_client_that_left_has_sent(media_type: s
         tracemalloc.stop()
     assert kept.tb is not None
     assert n_held < min(map(len, pieces))
+
+
+LARGE = b"A" * 4 * AT_ONCE_BYTES
+REFUSED = {
+    "no JSON": ("search/json", "application/json", b'{"image_base64":"' + LARGE),
+    "not understood": ("search/json", "application/json", b'{"a":1,"image":"' + LARGE + b'"}'),
+    "repeated": ("search/json", "application/json", b'{"a":1,"a":"' + LARGE + b'"}'),
+    "brackets": ("search/json", "application/json", b"[" * len(LARGE)),
+    "no image": ("search/raw", "image/png", LARGE),
+    "no form": ("search", FORM_TYPE, b"--x\r\n" + LARGE),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_refused_request_needs_no_garbage_collection(client: TestClient, why: str) -> None:
+    path, kind, body = REFUSED[why]
+    gc.collect()
+    gc.disable()
+    try:
+        refused = client.post(f"{GALLERY}/{path}", content=body, headers={"Content-Type": kind})
+        assert refused.is_client_error
+        assert not any(type(one) is BoundedRequest for one in gc.get_objects())
+    finally:
+        gc.enable()
