@@ -34,30 +34,3 @@ from model_store.feedback.queue import (
     ReviewQueue,
 )
 from model_store.verdicts import CaseReason
-
-__all__ = [
-    "CASE_REASONS",
-    "DECISIONS",
-    "AnsweredQueries",
-    "AnsweredQuery",
-    "Bounds",
-    "Case",
-    "CaseItem",
-    "CaseReason",
-    "CaseState",
-    "Decided",
-    "DecisionKind",
-    "DrawnQuery",
-    "FeedbackLog",
-    "KeptQueries",
-    "Leased",
-    "NewCase",
-    "Pair",
-    "Picture",
-    "ReviewQueue",
-    "Reviews",
-    "SaidPairs",
-    "drawn_queries",
-    "moment",
-    "require_feedback_file",
-]

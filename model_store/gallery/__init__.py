@@ -25,78 +25,49 @@ filter, and `Gallery.matching` returns the rows that pass it.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from model_store.gallery.filters.grammar import Filter, parse_filter, read_filter
+from model_store.gallery.index.allowed import Allowed, MaskedRows
+from model_store.gallery.index.plan import IndexSettings
+from model_store.gallery.protocol import (
+    Candidates,
+    Delete,
+    Edit,
+    Gallery,
+    Item,
+    ItemFields,
+    NewItem,
+    Receipt,
+    Retry,
+    Thumbnail,
+    Upsert,
+    Vector,
+    Writable,
+    Write,
+    Written,
+)
+
 if TYPE_CHECKING:
     from model_store.gallery.files.gallery import (
         FaissGallery,
         write_faiss_gallery,
         write_faiss_parts,
     )
-    from model_store.gallery.filters.grammar import Filter, parse_filter, read_filter
-    from model_store.gallery.index.allowed import Allowed, MaskedRows
     from model_store.gallery.index.build import IndexReport
-    from model_store.gallery.index.plan import IndexSettings
     from model_store.gallery.live.gallery import LiveGallery
     from model_store.gallery.live.log import ChangesFile
     from model_store.gallery.live.snapshot import GallerySnapshot
     from model_store.gallery.opening import open_gallery
-    from model_store.gallery.protocol import (
-        Candidates,
-        Delete,
-        Edit,
-        Gallery,
-        Item,
-        ItemFields,
-        NewItem,
-        Receipt,
-        Retry,
-        Thumbnail,
-        Upsert,
-        Vector,
-        Writable,
-        Write,
-        Written,
-    )
 
-_PLACES = {
-    "live.log": ("ChangesFile",),
-    "files.gallery": (
-        "FaissGallery",
-        "write_faiss_gallery",
-        "write_faiss_parts",
-    ),
-    "filters.grammar": (
-        "Filter",
-        "parse_filter",
-        "read_filter",
-    ),
-    "index.allowed": (
-        "Allowed",
-        "MaskedRows",
-    ),
-    "index.build": ("IndexReport",),
-    "index.plan": ("IndexSettings",),
-    "live.gallery": ("LiveGallery",),
-    "opening": ("open_gallery",),
-    "protocol": (
-        "Candidates",
-        "Gallery",
-        "Item",
-        "NewItem",
-        "Thumbnail",
-        "Delete",
-        "Edit",
-        "ItemFields",
-        "Receipt",
-        "Retry",
-        "Upsert",
-        "Vector",
-        "Writable",
-        "Write",
-        "Written",
-    ),
-    "live.snapshot": ("GallerySnapshot",),
+_MODULE_OF = {
+    "ChangesFile": "live.log",
+    "FaissGallery": "files.gallery",
+    "GallerySnapshot": "live.snapshot",
+    "IndexReport": "index.build",
+    "LiveGallery": "live.gallery",
+    "open_gallery": "opening",
+    "write_faiss_gallery": "files.gallery",
+    "write_faiss_parts": "files.gallery",
 }
-_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
@@ -107,36 +78,3 @@ def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-
-
-__all__ = [
-    "Allowed",
-    "Candidates",
-    "ChangesFile",
-    "Delete",
-    "Edit",
-    "FaissGallery",
-    "Filter",
-    "Gallery",
-    "GallerySnapshot",
-    "IndexReport",
-    "IndexSettings",
-    "Item",
-    "ItemFields",
-    "LiveGallery",
-    "MaskedRows",
-    "NewItem",
-    "Receipt",
-    "Retry",
-    "Thumbnail",
-    "Upsert",
-    "Vector",
-    "Writable",
-    "Write",
-    "Written",
-    "open_gallery",
-    "parse_filter",
-    "read_filter",
-    "write_faiss_gallery",
-    "write_faiss_parts",
-]

@@ -1,4 +1,4 @@
-"""Sessions of PostgreSQL, which holds galleries, and logs of changes of galleries in Milvus."""
+"""Sessions of PostgreSQL, which holds galleries, and logs of changes of other galleries."""
 
 from __future__ import annotations
 

@@ -11,5 +11,3 @@ with a fit to other labels, because a new identity is not in the fit.
 
 from model_store.identities.grouping import PRECISION, UNKNOWN, Group, Grouping, group_id
 from model_store.identities.pairs import Labelled, Points
-
-__all__ = ["PRECISION", "UNKNOWN", "Group", "Grouping", "Labelled", "Points", "group_id"]

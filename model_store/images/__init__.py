@@ -27,22 +27,3 @@ from model_store.images.resize import (
     encode_preview,
     encode_thumbnail,
 )
-
-__all__ = [
-    "FORMATS",
-    "MOST_PREVIEW_SIDE",
-    "RAW_SUFFIXES",
-    "SUFFIXES",
-    "THUMBNAIL_SIDE",
-    "TOO_MUCH_MEMORY",
-    "DecodedImage",
-    "ImageLimits",
-    "Preprocessing",
-    "check_size",
-    "content_of",
-    "decode_image",
-    "encode_icon",
-    "encode_preview",
-    "encode_thumbnail",
-    "format_of",
-]

@@ -97,8 +97,8 @@ async def list_items(
     """List the gallery's items by id, page by page.
 
     A cursor expires after an hour, or when another bundle is served. A new item is listed if its id
-    belongs to a page that the client has not read. All other items are listed exactly once. A
-    gallery in Milvus lists new and replaced items last, not by id.
+    belongs to a page that the client has not read. All other items are listed exactly once.
+    Some databases list new and replaced items last, not by id.
     """
     passes = None if where is None else read_filter(where)
     selection = cursors.ListSelection.by_filter(where)
