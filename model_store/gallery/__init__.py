@@ -15,6 +15,7 @@ filter, and `Gallery.matching` returns the rows that pass it.
     live        an embedded gallery with a log of changes
     filters     the language of filters
     availability  whether a database answers
+    description  a bundle's description of a gallery in a database
     sessions    limits and errors of PostgreSQL, for galleries and logs
     entities    what the galleries in databases have in common
     content     the name of a gallery in a database, and the recall of its index

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
+from model_store.gallery.description import Description
 from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.index.build import FETCHED, N_NEIGHBOURS, share_found, tenth_similarity
 from model_store.gallery.index.plan import IndexSettings
@@ -72,30 +75,31 @@ def read_through(
     return ReadThrough(f"vouch_{digest.hexdigest()[:24]}", sorted(labels), directions)
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """The search effort of an approximate index, and the recall that it reached."""
+class OpenGallery(Gallery, Protocol):
+    """A gallery with a connection to its database."""
 
-    effort: int
-    recall: float
-    n_queries: int
+    def close(self) -> None:
+        """Close the connection."""
 
 
-def least_effort(
-    index: str,
+DescriptionT = TypeVar("DescriptionT", bound=Description)
+
+
+def save_tuned(
+    described: DescriptionT,
+    directory: Path,
     directions: NDArray[np.float32],
     settings: IndexSettings,
-    efforts: Sequence[int],
-    opened: Callable[[int], AbstractContextManager[Gallery]],
-) -> Effort:
-    """Return the smallest search effort that reaches `IndexSettings.min_recall`.
+    efforts: Mapping[str, Sequence[int]],
+    opened: Callable[[], OpenGallery],
+) -> DescriptionT:
+    """Save the description with the smallest search effort that reaches `min_recall`; return it.
 
     Parameters
     ----------
-    index : name of the index, for the message.
     directions : (N, D), unit vectors of all items.
-    efforts : efforts to try, ascending.
-    opened : function that opens the gallery with an effort.
+    efforts : efforts to try, ascending, by the name of the search parameter.
+    opened : function that opens the gallery whose description is in ``directory``.
 
     Raises
     ------
@@ -104,14 +108,21 @@ def least_effort(
     queries = _queries(directions, np.random.default_rng(settings.seed))
     tenth = tenth_similarity(directions, queries)
     recall = 0.0
-    for effort in efforts:
-        with opened(effort) as gallery:
+    [(parameter, tried)] = efforts.items()
+    for effort in tried:
+        index = {**described.index, "parameters": {parameter: effort}}
+        replace(described, index=index).save(directory)
+        with closing(opened()) as gallery:
             found = [gallery.candidates(query[None], N_NEIGHBOURS).rows[0] for query in queries]
         recall = share_found(directions, queries, found, tenth)
         if recall >= settings.min_recall:
-            return Effort(effort, recall, len(queries))
+            index |= {"recall_at_10": recall, "n_queries": len(queries)}
+            described = replace(described, index=index)
+            described.save(directory)
+            return described
+    index_name = f"{described.library}'s {described.index['type'].upper()}"
     raise ConfigError(
-        f"{index} finds at most {recall:.3f} of the ten nearest items, wanted "
+        f"{index_name} finds at most {recall:.3f} of the ten nearest items, wanted "
         f"{settings.min_recall}. Lower index.min_recall, or choose another index.kind."
     )
 

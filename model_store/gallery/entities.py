@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import similarities_of
-from model_store.gallery.protocol import SIMILARITY_DECIMALS, Item
+from model_store.gallery.index.allowed import NO_FIELDS
+from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item
+from model_store.verdicts import IndexedBy, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +94,27 @@ class EntityGallery(ABC):
     """
 
     dim: int
+    _lately: EntityCache
+
+    @property
+    @abstractmethod
+    def n_items(self) -> int:
+        """The number of items."""
+
+    @property
+    @abstractmethod
+    def n_rows(self) -> int:
+        """N, the number of rows; rows are numbered from 0 to N − 1."""
 
     @abstractmethod
-    def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
-        """Return the items that exist at ``rows`` (n,), from a cache or from the database."""
+    def _read(self, rows: list[int]) -> dict[int, Entity]:
+        """Read the items that exist at ``rows`` from the database."""
 
     @abstractmethod
     def _code(self, label: str | None) -> int:
         """Return the code of a label; -1 for None."""
 
-    def _current(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def current(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the subset of ``rows`` (n,) that the state has; a replaced row may be left out."""
         return rows
 
@@ -129,7 +142,7 @@ class EntityGallery(ABC):
     def _each(self, rows: NDArray[np.int64]) -> Iterator[Entity]:
         """Yield the items at ``rows``, in the order of ``rows``, or raise `ItemNotFound`."""
         for part in parts_of(rows.ravel(), READ_AT_ONCE):
-            entities = self._entities(self._current(part))
+            entities = self._entities(self.current(part))
             self._require(part, entities)
             yield from (entities[row] for row in part.tolist())
 
@@ -138,6 +151,32 @@ class EntityGallery(ABC):
         for row in rows.tolist():
             if row not in found:
                 raise ItemNotFound(f"The item at row {row} is no longer in the gallery.")
+
+    def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
+        """Return the items that exist at ``rows`` (n,), from the cache or from the database."""
+        known = self._lately.known(rows.tolist())
+        missing = [row for row in rows.tolist() if row not in known]
+        if missing:
+            read = self._read(missing)
+            self._lately.remember(read)
+            known |= read
+        return known
+
+    def _best(
+        self,
+        found: Iterable[NDArray[np.int64]],
+        queries: NDArray[np.float32],
+        n: int,
+        plan: Plan,
+    ) -> Candidates:
+        """Return the ``n`` nearest of the rows that were ``found`` for each query."""
+        ranked = [self._ranked(rows, query, n) for rows, query in zip(found, queries, strict=True)]
+        n = min(len(rows) for rows, _ in ranked)  # fewer if a row was deleted after the search
+        return Candidates(
+            np.stack([rows[:n] for rows, _ in ranked]),
+            np.stack([similarities[:n] for _, similarities in ranked]),
+            plan,
+        )
 
     def _ranked(
         self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
@@ -153,6 +192,44 @@ class EntityGallery(ABC):
             key=lambda place: (-similarities[place], entities[place][1].item.id),
         )[:n]
         return np.array([entities[place][0] for place in order]), similarities[order]
+
+
+class EntityRows(ABC):
+    """The rows of a gallery in a database that pass a filter; implements `Allowed`.
+
+    A search sends the filter to the database. Only `rows` and `mask` fetch all rows.
+    """
+
+    indexes: Mapping[str, IndexedBy] = NO_FIELDS
+    """Empty, because the database does not report which index it uses."""
+
+    def __init__(self, gallery: EntityGallery) -> None:
+        self._n_items, self._n_rows = gallery.n_items, gallery.n_rows
+
+    @property
+    @abstractmethod
+    def at_most(self) -> int:
+        """The number of rows that pass the filter; may include recently replaced rows."""
+
+    @abstractmethod
+    def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return a mask (n,): True for each of ``rows`` (n,) that is allowed."""
+
+    @abstractmethod
+    def rows(self) -> NDArray[np.int64]:
+        """Return all allowed rows, ascending."""
+
+    @property
+    def share(self) -> float:
+        """The share of the gallery's items that pass the filter."""
+        return min(self.at_most / max(self._n_items, 1), 1.0)
+
+    def mask(self) -> NDArray[np.bool_]:
+        """Return a read-only mask (N,) of the allowed rows."""
+        mask = np.zeros(self._n_rows, dtype=bool)
+        mask[self.rows()] = True
+        mask.flags.writeable = False
+        return mask
 
 
 def parts_of(rows: NDArray[np.int64], n: int) -> list[NDArray[np.int64]]:

@@ -19,7 +19,7 @@ from model_store.gallery.index.plan import IndexSettings
 from model_store.gallery.milvus import collection as milvus
 from model_store.gallery.milvus.collection import MilvusAccess
 from model_store.gallery.postgres import database as postgres
-from model_store.gallery.postgres.database import SCHEMES, PostgresAccess
+from model_store.gallery.postgres.database import PostgresAccess
 from model_store.gallery.protocol import Gallery, Part, Writable
 from model_store.installation import how_to_install
 
@@ -47,7 +47,7 @@ class DatabaseAccess:
         ------
         ConfigError : a variable is not an address.
         """
-        in_postgres = named is not None and _is_postgres(named)
+        in_postgres = named is not None and named.startswith(_beginnings(postgres.SCHEMES))
         return cls(
             MilvusAccess.of_environment(None if in_postgres else named, timeout_s),
             PostgresAccess.of_environment(named if in_postgres else None, timeout_s),
@@ -153,9 +153,9 @@ def _postgres_gallery(directory: Path, access: DatabaseAccess) -> PostgresGaller
 
 def _postgres_changes(gallery: Gallery, _: Path, admit: Admit) -> Writable | None:
     from model_store.gallery.postgres.gallery import PostgresGallery  # noqa: PLC0415 - slow
-    from model_store.gallery.postgres.live import open_postgres  # noqa: PLC0415
+    from model_store.gallery.postgres.live import PostgresLive  # noqa: PLC0415
 
-    return open_postgres(gallery, admit) if isinstance(gallery, PostgresGallery) else None
+    return PostgresLive(gallery, admit) if isinstance(gallery, PostgresGallery) else None
 
 
 def _write_to_postgres(new: GalleryContent, uri: str, access: DatabaseAccess) -> object:
@@ -207,9 +207,9 @@ def engine_at(uri: str) -> DatabaseEngine:
     ------
     ConfigError : no engine has addresses of this kind. The message has no password.
     """
-    if uri.startswith(tuple(_beginnings(postgres.SCHEMES))):
+    if uri.startswith(_beginnings(postgres.SCHEMES)):
         return _POSTGRES
-    if uri.startswith(tuple(_beginnings(milvus.SCHEMES))) or uri.endswith(".db"):
+    if uri.startswith(_beginnings(milvus.SCHEMES)) or uri.endswith(".db"):
         return _MILVUS
     beginning = uri.partition("://")[0].rpartition("@")[2]
     raise ConfigError(
@@ -219,8 +219,8 @@ def engine_at(uri: str) -> DatabaseEngine:
     )
 
 
-def _beginnings(schemes: Iterable[str]) -> list[str]:
-    return [f"{scheme}://" for scheme in schemes]
+def _beginnings(schemes: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{scheme}://" for scheme in schemes)
 
 
 def engine_of(directory: Path) -> DatabaseEngine | None:
@@ -311,8 +311,3 @@ def index_description(directory: Path) -> Mapping[str, Any]:
 def _description(directory: Path, engine: DatabaseEngine) -> dict[str, Any]:
     described: dict[str, Any] = json.loads((directory / engine.file).read_text(encoding="utf-8"))
     return described
-
-
-def _is_postgres(uri: str) -> bool:
-    """Return True for an address of PostgreSQL, False for an address of Milvus."""
-    return uri.startswith(tuple(f"{scheme}://" for scheme in SCHEMES))

@@ -12,6 +12,32 @@ from model_store.errors import StorageBusy, StorageFull, WriteError, WriteRefuse
 BUSY_S = 5.0
 """Seconds for which a writer waits for other writers."""
 
+STALLED_S = 60
+"""Seconds after which PostgreSQL ends the transaction of a process that sends no statement."""
+
+
+def session_options(timeout_s: float, **settings: object) -> dict[str, Any]:
+    """Return the options of a connection, with further ``settings`` of the server.
+
+    The limits end the statement of a server that does not answer, and the transaction of a process
+    that is gone.
+    """
+    milliseconds = int(timeout_s * 1000)
+    settings = {
+        "statement_timeout": 2 * milliseconds,
+        "idle_in_transaction_session_timeout": STALLED_S * 1000,
+        "synchronous_commit": "on",
+        **settings,
+    }
+    return {
+        "connect_timeout": max(2, int(timeout_s)),
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": milliseconds,
+        "options": " ".join(f"-c {name}={value}" for name, value in settings.items()),
+    }
+
 
 def write_error(error: BaseException | None, where: str) -> WriteError | None:
     """Return the error for a write that PostgreSQL has refused; None for errors of other kinds.

@@ -38,7 +38,7 @@ from model_store.gallery import (
 )
 from model_store.gallery.postgres.database import PostgresAccess
 from model_store.gallery.postgres.gallery import ENTITY_COLUMNS, PostgresGallery
-from model_store.gallery.postgres.live import open_postgres
+from model_store.gallery.postgres.live import PostgresLive
 from model_store.gallery.postgres.writer import write_postgres_parts
 from model_store.search import N_CANDIDATES
 from tests.benchmarks.bench_gallery import overlap
@@ -118,7 +118,7 @@ def _timed(gallery: PostgresGallery, files: FaissGallery, queries: Floats) -> di
 
 
 def _writes(gallery: PostgresGallery, made: Made) -> float:
-    live = open_postgres(gallery, lambda: None)
+    live = PostgresLive(gallery, lambda: None)
     seconds = []
     for number, mean in enumerate(made.vectors(2**31 + 1, N_WRITES)):
         item = NewItem(f"new-{number}", "label-3", {"thousandth": 5}, PICTURE)

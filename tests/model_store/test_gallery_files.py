@@ -136,7 +136,9 @@ def test_milvus_gallery_without_an_address_asks_no_host(tmp_path: Path) -> None:
         uri = f"http://127.0.0.1:{stranger.getsockname()[1]}"
         index = {"type": "FLAT", "parameters": {}}
         for address in (uri, str(tmp_path / "any.db")):
-            MilvusDescription(address, "c", "e", 1, 4, [], index).save(tmp_path)
+            MilvusDescription(
+                uri=address, collection="c", encoder="e", n_items=1, dim=4, labels=[], index=index
+            ).save(tmp_path)
             for access in (MilvusAccess(token="root:secret"), MilvusAccess()):
                 with pytest.raises(ConfigError, match="Set VOUCH_MILVUS_URI") as refused:
                     MilvusGallery(tmp_path, access)

@@ -339,9 +339,15 @@ def test_a_collection_that_is_not_loaded_any_more_is_loaded(milvus: str, tmp_pat
 
 
 def test_nobody_listening_is_said_at_once(tmp_path: Path) -> None:
-    MilvusDescription("http://nobody", "c", "e", 1, 4, [], {"type": "FLAT", "parameters": {}}).save(
-        tmp_path
-    )
+    MilvusDescription(
+        uri="http://nobody",
+        collection="c",
+        encoder="e",
+        n_items=1,
+        dim=4,
+        labels=[],
+        index={"type": "FLAT", "parameters": {}},
+    ).save(tmp_path)
     nobody = MilvusAccess(f"http://127.0.0.1:{free_port()}", timeout_s=1)
     with pytest.raises(GalleryUnavailable, match="does not answer"):
         MilvusGallery(tmp_path, nobody)
@@ -353,9 +359,15 @@ def free_port() -> int:
 
 
 def test_one_that_accepts_and_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
-    MilvusDescription("http://mute", "c", "e", 1, 4, [], {"type": "FLAT", "parameters": {}}).save(
-        tmp_path
-    )
+    MilvusDescription(
+        uri="http://mute",
+        collection="c",
+        encoder="e",
+        n_items=1,
+        dim=4,
+        labels=[],
+        index={"type": "FLAT", "parameters": {}},
+    ).save(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         access = MilvusAccess(f"http://127.0.0.1:{mute.getsockname()[1]}", timeout_s=1)
         started = time.monotonic()

@@ -14,7 +14,7 @@ from model_store.gallery import NewItem, parse_filter
 from model_store.gallery.postgres.database import PostgresAccess
 from model_store.gallery.postgres.filter import to_condition
 from model_store.gallery.postgres.gallery import PostgresGallery
-from model_store.gallery.postgres.live import PostgresLive, open_postgres
+from model_store.gallery.postgres.live import PostgresLive
 from tests.laws.gallery_laws import random_embeddings
 from tests.laws.writable_laws import upserts
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
@@ -35,7 +35,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresLive]:
         address = "postgresql://db.example/vouch"
         embeddings = random_embeddings(4, 3, seed=0)
         write_postgres_gallery(directory, embeddings, items, "e", address, access=access)
-        opened = open_postgres(PostgresGallery(directory, access), lambda: None)
+        opened = PostgresLive(PostgresGallery(directory, access), lambda: None)
         yield opened
         opened.close()
 

@@ -40,7 +40,7 @@ from model_store.gallery.postgres import database
 from model_store.gallery.postgres import live as live_module
 from model_store.gallery.postgres.database import PostgresAccess, PostgresDescription
 from model_store.gallery.postgres.gallery import PostgresGallery
-from model_store.gallery.postgres.live import PostgresLive, open_postgres
+from model_store.gallery.postgres.live import PostgresLive
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, N_ITEMS, Reopen, WritableLaws, ids_of, some_upsert
 from tests.support.postgres import a_postgres, disk_full, run_tool, write_postgres_gallery
@@ -128,7 +128,7 @@ def test_facets_count_values_and_lists_of_current_items(postgres: str, tmp_path:
     for most in (1, 2, 9):
         found = {facet.field: facet for facet in gallery.facets(most)}
         assert found == {facet.field: facet for facet in expected.facets(most)}
-    live = open_postgres(gallery, lambda: None)
+    live = PostgresLive(gallery, lambda: None)
     live.commit([Delete("i0"), Delete("i1")])
     found = {facet.field: facet for facet in live.snapshot().facets(9)}
     assert (found["year"].n_items, found["tags"].n_items) == (6, 4)
@@ -174,7 +174,7 @@ class TestPostgresLive(WritableLaws):
 
         def again() -> PostgresLive:
             gallery = PostgresGallery(folder, PostgresAccess(postgres))
-            opened.append(open_postgres(gallery, lambda: None))
+            opened.append(PostgresLive(gallery, lambda: None))
             return opened[-1]
 
         yield again
@@ -277,7 +277,7 @@ class TestPostgresLive(WritableLaws):
             connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO reader")
             connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO reader")
         reader = PostgresAccess(postgres.replace("postgres:@", "reader@"))
-        reading = open_postgres(PostgresGallery(folder, reader), lambda: None)
+        reading = PostgresLive(PostgresGallery(folder, reader), lambda: None)
         assert len(ids_of(reading.snapshot())) == N_ITEMS
         with pytest.raises(WriteRefused, match="no permission"):
             reading.commit([some_upsert("a")])
@@ -302,7 +302,7 @@ class TestPostgresLive(WritableLaws):
             connection.execute("CREATE ROLE follower SUPERUSER LOGIN")
             connection.execute("ALTER ROLE follower SET default_transaction_read_only = on")
             access = PostgresAccess(postgres.replace("postgres:@", "follower@"))
-            reading = open_postgres(PostgresGallery(folder, access), lambda: None)
+            reading = PostgresLive(PostgresGallery(folder, access), lambda: None)
             with pytest.raises(WriteRefused, match="standby server"):
                 reading.commit([some_upsert("a")])
             reading.close()
@@ -350,7 +350,7 @@ class TestPostgresLive(WritableLaws):
         def superseded() -> None:
             raise GallerySuperseded("another is current")
 
-        live = open_postgres(PostgresGallery(folder, PostgresAccess(postgres)), superseded)
+        live = PostgresLive(PostgresGallery(folder, PostgresAccess(postgres)), superseded)
         with pytest.raises(GallerySuperseded):
             live.commit([some_upsert("lost")])
         assert "lost" not in ids_of(live.refresh())
@@ -387,7 +387,7 @@ class TestPostgresLive(WritableLaws):
     ) -> None:
         embeddings, items = random_embeddings(N_ITEMS, DIM, seed=0), new_items(N_ITEMS)
         stage, prod = (
-            open_postgres(
+            PostgresLive(
                 written(tmp_path / owner, postgres, embeddings, items, owner=owner), lambda: None
             )
             for owner in ("stage", "prod")
@@ -487,7 +487,16 @@ def test_build_says_why_the_server_does_not_answer_and_not_the_password(
 def test_server_that_does_not_answer_is_said_without_its_address(tmp_path: Path) -> None:
     index = {"type": "flat", "parameters": {}}
     uri = "postgresql://vouch:secret@127.0.0.1:1/vouch"
-    PostgresDescription("", "vouch_x", "e", 1, 4, None, [], index).save(tmp_path)
+    PostgresDescription(
+        uri="",
+        schema="vouch_x",
+        encoder="e",
+        n_items=1,
+        dim=4,
+        preview_side=None,
+        fields=[],
+        index=index,
+    ).save(tmp_path)
     with pytest.raises(GalleryUnavailable) as refused:
         PostgresGallery(tmp_path, PostgresAccess(uri, timeout_s=1))
     assert "secret" not in str(refused.value)

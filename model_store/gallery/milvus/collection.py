@@ -22,22 +22,20 @@ killed server. Milvus 2.3 loses properties that are set after the creation of a 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from model_store.addresses import require_no_user, split_address
 from model_store.errors import SEE_LOG, BundleMismatch, ConfigError, GalleryUnavailable
-from model_store.files import json_text
 from model_store.gallery.availability import CHECK_S, Availability, takes_connections
+from model_store.gallery.description import Description
 from model_store.gallery.milvus.filter import FACT_LENGTH
 from model_store.installation import how_to_install
 
@@ -147,33 +145,20 @@ NO_ACCESS = MilvusAccess()
 """Access without an address; a gallery in Milvus cannot be opened with this access."""
 
 
-@dataclass(frozen=True, slots=True)
-class MilvusDescription:
+@dataclass(frozen=True, kw_only=True)
+class MilvusDescription(Description):
     """A bundle's description of its Milvus collection.
 
     Attributes
     ----------
-    uri : address of the server that the collection was written to, without user and password.
     collection : name of the collection; see `write_milvus_parts`.
-    encoder : fingerprint of the encoder.
-    n_items, dim, labels : values at the time of the build.
-    index : ``type``, search ``parameters``, ``recall_at_10``, and ``n_queries``: the number of
-        queries that measured the recall.
+    labels : labels at the time of the build.
     """
 
-    uri: str
+    file = MILVUS_FILE
+    library = "Milvus"
     collection: str
-    encoder: str
-    n_items: int
-    dim: int
     labels: Sequence[str]
-    index: Mapping[str, Any]
-
-    @property
-    def engine(self) -> str:
-        """The index and its search parameters, in Milvus's notation."""
-        parameters = [f"{name}={value}" for name, value in self.index["parameters"].items()]
-        return ",".join([f"Milvus {self.index['type']}", *parameters])
 
     def effort(self, limit: int, share: float) -> dict[str, int]:
         """Return the parameters of a search for ``limit`` items among a ``share`` of all items.
@@ -185,15 +170,6 @@ class MilvusDescription:
         if "ef" in parameters:
             parameters["ef"] = max(parameters["ef"], limit)
         return parameters
-
-    def save(self, directory: Path) -> None:
-        """Write to ``directory``."""
-        (directory / MILVUS_FILE).write_text(json_text(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def load(cls, directory: Path) -> MilvusDescription:
-        """Read what `save` wrote."""
-        return cls(**json.loads((directory / MILVUS_FILE).read_text(encoding="utf-8")))
 
 
 class Collection:

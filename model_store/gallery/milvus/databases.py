@@ -27,15 +27,12 @@ from model_store.gallery.live.sqlite import (
     says_unmade,
     use_write_ahead_log,
 )
-from model_store.gallery.sessions import limited, write_error
+from model_store.gallery.sessions import limited, session_options, write_error
 from model_store.installation import how_to_install
 
 Row = tuple[Any, ...]
 Execute = Callable[..., list[Row]]
 """A function that executes a statement, with ``?`` for each value, and returns the rows."""
-
-STALLED_S = 60
-"""Seconds after which PostgreSQL ends the transaction of a process that sends no statement."""
 
 
 class Database(Protocol):
@@ -275,21 +272,15 @@ class PostgresDatabase:
         return connection
 
     def _connect(self, *, autocommit: bool = True) -> Any:  # noqa: ANN401
-        milliseconds = int(self._timeout_s * 1000)
-        return limited(self._timeout_s).connect(
-            self._address,
-            autocommit=autocommit,
-            connect_timeout=max(2, int(self._timeout_s)),
-            # These limits end the turn of a disconnected or idle process.
-            keepalives_idle=5,
-            keepalives_interval=2,
-            keepalives_count=3,
-            tcp_user_timeout=milliseconds,
-            options=f"-c lock_timeout={int(BUSY_S * 1000)} -c statement_timeout={2 * milliseconds} "
-            f"-c idle_in_transaction_session_timeout={STALLED_S * 1000} "
-            "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 "
-            "-c synchronous_commit=on",
+        options = session_options(
+            self._timeout_s,
+            lock_timeout=int(BUSY_S * 1000),
+            # The server must end the turn of a process that is no longer connected.
+            tcp_keepalives_idle=5,
+            tcp_keepalives_interval=2,
+            tcp_keepalives_count=3,
         )
+        return limited(self._timeout_s).connect(self._address, autocommit=autocommit, **options)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ItemNotFound
-from model_store.gallery.entities import READ_AT_ONCE, Entity, EntityCache, EntityGallery, parts_of
+from model_store.gallery.entities import (
+    READ_AT_ONCE,
+    Entity,
+    EntityCache,
+    EntityGallery,
+    EntityRows,
+    parts_of,
+)
 from model_store.gallery.filters.grammar import Filter
-from model_store.gallery.index.allowed import NO_FIELDS, Allowed
+from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.build import FETCHED
 from model_store.gallery.index.search import EXACT_ROWS
 from model_store.gallery.milvus.collection import (
@@ -42,7 +49,7 @@ from model_store.gallery.milvus.entities import (
     write_entity,
 )
 from model_store.gallery.protocol import Candidates, Item, NewItem, Thumbnail, Upsert, Vector
-from model_store.verdicts import IndexedBy, Plan
+from model_store.verdicts import Plan
 
 from .filter import EVERYTHING, literal, to_expression
 from .log import Head
@@ -129,46 +136,26 @@ _ROWS_AT_ONCE = 100_000
 """Maximum number of rows that Milvus filters in one request."""
 
 
-class MatchingRows:
-    """The rows of a gallery for which an expression is true; implements `Allowed`.
+class MatchingRows(EntityRows):
+    """The rows of a gallery for which an expression is true.
 
-    A search sends the expression to Milvus. Milvus also counts the rows and checks single rows.
-    Only `rows` and `mask` fetch all rows; a search calls `rows` only if Milvus finds too few rows.
+    Milvus also counts the rows and checks single rows. A search calls `rows` only if Milvus finds
+    too few rows.
 
     Parameters
     ----------
     expression : filter expression of Milvus.
-    head : head of the log.
-    n_rows : number of rows of the gallery at this head.
-    current : function that takes rows (n,) and returns the rows that are current.
     """
 
-    def __init__(
-        self,
-        rows: MilvusRows,
-        expression: str,
-        head: Head,
-        n_rows: int,
-        current: Callable[[NDArray[np.int64]], NDArray[np.int64]],
-    ) -> None:
+    def __init__(self, gallery: MilvusGallery, expression: str) -> None:
+        super().__init__(gallery)
         self.expression = expression
-        self._rows, self._head, self._n_rows = rows, head, n_rows
-        self._current = current
+        self._rows, self._head, self._current = gallery.by_number, gallery.head, gallery.current
 
     @cached_property
     def at_most(self) -> int:
         """The number of rows that pass the filter; may include recently replaced rows."""
         return self._rows.count(self.expression, self._head.since)
-
-    @property
-    def share(self) -> float:
-        """The share of the gallery's items that pass the filter."""
-        return min(self.at_most / max(self._head.n_items, 1), 1.0)
-
-    @property
-    def indexes(self) -> Mapping[str, IndexedBy]:
-        """An empty mapping, because Milvus does not report which index it uses."""
-        return NO_FIELDS
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask (n,): True for each of ``rows`` (n,) that is allowed."""
@@ -184,13 +171,6 @@ class MatchingRows:
             end = min(start + _ROWS_AT_ONCE, self._n_rows)
             found += self._rows.within(start, end, self._head.since, self.expression)
         return self._current(np.array(found, dtype=np.int64))
-
-    def mask(self) -> NDArray[np.bool_]:
-        """Return a read-only mask (N,) of the allowed rows."""
-        mask = np.zeros(self._n_rows, dtype=bool)
-        mask[self.rows()] = True
-        mask.flags.writeable = False
-        return mask
 
 
 MARGIN = 16
@@ -290,16 +270,7 @@ class MilvusGallery(EntityGallery):
         plan: Plan = "filter_first"
         if allowed is None or self._compares(allowed):
             plan = "exact"
-        found = self._nearest(directions, n, allowed, plan)
-        ranked = [
-            self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
-        ]
-        n = min(len(rows) for rows, _ in ranked)  # fewer if a row was deleted after the count
-        return Candidates(
-            np.stack([rows[:n] for rows, _ in ranked]),
-            np.stack([similarities[:n] for _, similarities in ranked]),
-            plan,
-        )
+        return self._best(self._nearest(directions, n, allowed, plan), directions, n, plan)
 
     def _compares(self, allowed: Allowed) -> bool:
         """Return True if so few rows are allowed that the search compares every allowed row."""
@@ -333,7 +304,7 @@ class MilvusGallery(EntityGallery):
         """Search in Milvus; return current rows near each query, usually more than ``n``."""
         limit = min(max(n, FETCHED) + MARGIN, MOST_FOUND)
         found = self._hits(queries, limit, expression, share)
-        current = [self._current(rows) for rows in found]
+        current = [self.current(rows) for rows in found]
         if all(
             len(left) >= n or len(rows) < limit for left, rows in zip(current, found, strict=True)
         ):
@@ -342,7 +313,7 @@ class MilvusGallery(EntityGallery):
         gone = [row for row, change in [*self.head.hidden.items()] if change <= self.version]
         conditions = [f"row < {self.n_rows}", f"row not in {gone}" if gone else "", expression]
         rest = " and ".join(one for one in conditions if one)
-        return [self._current(rows) for rows in self._hits(queries, limit, rest, share)]
+        return [self.current(rows) for rows in self._hits(queries, limit, rest, share)]
 
     def _hits(
         self, queries: NDArray[np.float32], limit: int, expression: str, share: float
@@ -373,7 +344,8 @@ class MilvusGallery(EntityGallery):
         replaced = self.head.hidden.get(row)
         return row < self.n_rows and (replaced is None or replaced > self.version)
 
-    def _current(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def current(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the subset of ``rows`` (n,) that the state has."""
         current = [self._is_current(row) for row in rows.tolist()]
         return rows if all(current) else rows[np.array(current, dtype=bool)]
 
@@ -382,7 +354,7 @@ class MilvusGallery(EntityGallery):
     ) -> NDArray[np.int64]:
         """Read all ``rows``; return the ``n`` nearest rows, and at most `MARGIN` more."""
         there, similarities = [], []
-        for part in parts_of(self._current(rows), READ_AT_ONCE):
+        for part in parts_of(self.current(rows), READ_AT_ONCE):
             entities = self._entities(part)
             there += list(entities)
             if entities:
@@ -395,8 +367,7 @@ class MilvusGallery(EntityGallery):
 
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as the argument ``allowed`` of `candidates`."""
-        expression = to_expression(part)
-        return MatchingRows(self.by_number, expression, self.head, self.n_rows, self._current)
+        return MatchingRows(self, to_expression(part))
 
     def facets(self, most: int) -> None:
         """Return None, because Milvus cannot count values."""
@@ -485,16 +456,9 @@ class MilvusGallery(EntityGallery):
                 return found
         raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
 
-    def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
-        """Return the items at ``rows`` (n,), from the cache or from Milvus."""
-        known = self._lately.known(rows.tolist())
-        missing = [row for row in rows.tolist() if row not in known]
-        if missing:
-            found = self.by_number.at(missing, self.head.since, ENTITY_FIELDS)
-            read = {row: read_entity(one) for row, one in found.items()}
-            self._lately.remember(read)
-            known |= read
-        return known
+    def _read(self, rows: list[int]) -> dict[int, Entity]:
+        found = self.by_number.at(rows, self.head.since, ENTITY_FIELDS)
+        return {row: read_entity(one) for row, one in found.items()}
 
     def _code(self, label: str | None) -> int:
         """Return the code of a label; a new label gets the next code."""

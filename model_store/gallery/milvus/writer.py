@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
-from model_store.gallery.content import least_effort, new_name, read_through
+from model_store.gallery.content import new_name, read_through, save_tuned
 from model_store.gallery.index.build import EFFORTS, FETCHED
 from model_store.gallery.index.plan import (
     DEFAULT_SETTINGS,
@@ -93,10 +93,15 @@ def write_milvus_parts(
         if not collection.is_whole():
             _write(collection, described, parts(), parameters)
     described.save(directory)
-    if kind != "FLAT":
-        described = _tuned(directory, described, named.directions, settings, access)
-        described.save(directory)
-    return described
+    if kind == "FLAT":
+        return described
+    # `ef` must be at least the number of fetched items.
+    efforts = {
+        "HNSW": {"ef": [effort for effort in EFFORTS if effort >= FETCHED]},
+        "IVF_SQ8": {"nprobe": EFFORTS},
+    }
+    opened = partial(MilvusGallery, directory, access)
+    return save_tuned(described, directory, named.directions, settings, efforts[kind], opened)
 
 
 def _unchanged_collection(name: str, access: MilvusAccess) -> str | None:
@@ -152,31 +157,3 @@ def _write(
     collection.build_index(described.index["type"], parameters, TIMEOUT_S)
     collection.mark(COMPLETE)
     collection.ask("load_collection", timeout=TIMEOUT_S)
-
-
-def _tuned(
-    directory: Path,
-    described: MilvusDescription,
-    directions: NDArray[np.float32],
-    settings: IndexSettings,
-    access: MilvusAccess,
-) -> MilvusDescription:
-    """Return the description with the smallest search effort that reaches `min_recall`."""
-    index = dict(described.index)
-    knob = "ef" if index["type"] == "HNSW" else "nprobe"
-
-    @contextmanager
-    def opened(effort: int) -> Iterator[MilvusGallery]:
-        tried = {**index, "parameters": {knob: effort}}
-        replace(described, index=tried).save(directory)
-        gallery = MilvusGallery(directory, access)
-        try:
-            yield gallery
-        finally:
-            gallery.close()
-
-    # `ef` must be at least the number of fetched items.
-    efforts = [effort for effort in EFFORTS if knob != "ef" or effort >= FETCHED]
-    found = least_effort(f"Milvus's {index['type']}", directions, settings, efforts, opened)
-    measured = {"recall_at_10": found.recall, "n_queries": found.n_queries}
-    return replace(described, index={**index, "parameters": {knob: found.effort}, **measured})

@@ -25,9 +25,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,11 +40,11 @@ from model_store.errors import (
     DatasetError,
     GalleryUnavailable,
 )
-from model_store.files import json_text
 from model_store.gallery.availability import CHECK_S, Availability, takes_connections
+from model_store.gallery.description import Description
 from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.protocol import NewItem
-from model_store.gallery.sessions import BUSY_S, limited, write_error
+from model_store.gallery.sessions import BUSY_S, limited, session_options, write_error
 from model_store.installation import how_to_install
 from model_store.sphere import unit_direction
 
@@ -55,9 +54,6 @@ SCHEMES = ("postgresql", "postgres")
 
 MOST_CONNECTIONS = 16
 """Maximum number of connections of one process."""
-
-_IDLE_S = 60
-"""Seconds after which PostgreSQL ends a transaction whose process sends no statement."""
 
 _LEAST_RELEASE = 150_000
 _LEAST_PGVECTOR = (0, 8)
@@ -117,45 +113,22 @@ def require_bare(uri: str) -> str:
 NO_ACCESS = PostgresAccess()
 
 
-@dataclass(frozen=True, slots=True)
-class PostgresDescription:
+@dataclass(frozen=True, kw_only=True)
+class PostgresDescription(Description):
     """A bundle's description of its gallery in PostgreSQL.
 
     Attributes
     ----------
-    uri : address of the database that the gallery was written to, without user and password.
     schema : name of the gallery's schema; see `write_postgres_parts`.
-    encoder : fingerprint of the encoder.
-    n_items, dim : values at the time of the build.
     preview_side : longest side of the previews in pixels; None without previews.
     fields : names of the fields that `PostgresGallery.facets` describes.
-    index : ``type``, search ``parameters``, ``recall_at_10``, and ``n_queries``: the number of
-        queries that measured the recall.
     """
 
-    uri: str
+    file = POSTGRES_FILE
+    library = "pgvector"
     schema: str
-    encoder: str
-    n_items: int
-    dim: int
     preview_side: int | None
     fields: Sequence[str]
-    index: Mapping[str, Any]
-
-    @property
-    def engine(self) -> str:
-        """The index and its search parameters, in pgvector's notation."""
-        parameters = [f"{name}={value}" for name, value in self.index["parameters"].items()]
-        return ",".join([f"pgvector {self.index['type']}", *parameters])
-
-    def save(self, directory: Path) -> None:
-        """Write to ``directory``."""
-        (directory / POSTGRES_FILE).write_text(json_text(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def load(cls, directory: Path) -> PostgresDescription:
-        """Read what `save` wrote."""
-        return cls(**json.loads((directory / POSTGRES_FILE).read_text(encoding="utf-8")))
 
 
 class Connections:
@@ -341,23 +314,8 @@ _UNAVAILABLE = (
 
 
 def connection_options(access: PostgresAccess, search_path: str) -> dict[str, Any]:
-    """Return the options of a connection whose tables are in the schemas of ``search_path``.
-
-    The limits end the statement of a server that does not answer, and the transaction of a process
-    that is gone.
-    """
-    milliseconds = int(access.timeout_s * 1000)
-    return {
-        "autocommit": True,
-        "connect_timeout": max(2, int(access.timeout_s)),
-        "keepalives_idle": 5,
-        "keepalives_interval": 2,
-        "keepalives_count": 3,
-        "tcp_user_timeout": milliseconds,
-        "options": f"-c statement_timeout={2 * milliseconds} "
-        f"-c idle_in_transaction_session_timeout={_IDLE_S * 1000} "
-        f"-c synchronous_commit=on -c search_path={search_path}",
-    }
+    """Return the options of a connection whose tables are in the schemas of ``search_path``."""
+    return {"autocommit": True, **session_options(access.timeout_s, search_path=search_path)}
 
 
 def require_release(connection: Any) -> None:  # noqa: ANN401 - psycopg is imported late

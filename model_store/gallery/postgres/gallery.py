@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,9 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import BundleMismatch, OutdatedCursor
-from model_store.gallery.entities import READ_AT_ONCE, Entity, EntityCache, EntityGallery
+from model_store.gallery.entities import (
+    READ_AT_ONCE,
+    Entity,
+    EntityCache,
+    EntityGallery,
+    EntityRows,
+)
 from model_store.gallery.filters.grammar import Field, Filter, parse_field
-from model_store.gallery.index.allowed import NO_FIELDS, Allowed
+from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.postgres.database import (
     NO_ACCESS,
     Connections,
@@ -27,7 +33,7 @@ from model_store.gallery.postgres.database import (
 from model_store.gallery.postgres.filter import Values, facet_of, to_condition
 from model_store.gallery.protocol import Candidates, Item, Thumbnail, item_not_found
 from model_store.records import Facet
-from model_store.verdicts import IndexedBy, Plan
+from model_store.verdicts import Plan
 
 MARGIN = 16
 """Number of extra candidates to fetch, because pgvector compares in float32."""
@@ -209,20 +215,14 @@ class PostgresGallery(EntityGallery):
             n = min(n, allowed.at_most)  # a condition would have to be counted first
         is_exact = self.described.index["type"] == "flat"
         plan: Plan = "exact" if is_exact or allowed is None else "filter_first"
-        ranked = []
+        nearest = []
         with self.database.connection() as connection:
             for query in directions:
                 found = self._nearest(connection, query, n, allowed, is_exact=is_exact)
                 if len(found) < n and not is_exact:  # the index has left out allowed rows
                     found = self._nearest(connection, query, n, allowed, is_exact=True)
-                ranked.append((query, found))
-        results = [self._ranked(np.array(rows, dtype=np.int64), query, n) for query, rows in ranked]
-        n = min(len(rows) for rows, _ in results)
-        return Candidates(
-            np.stack([rows[:n] for rows, _ in results]),
-            np.stack([similarities[:n] for _, similarities in results]),
-            plan,
-        )
+                nearest.append(np.array(found, dtype=np.int64))
+        return self._best(nearest, directions, n, plan)
 
     def _nearest(
         self,
@@ -243,7 +243,7 @@ class PostgresGallery(EntityGallery):
         )
         # The second order also keeps PostgreSQL from using the approximate index.
         marks = [self.version, self.version, *values, query, n + MARGIN]
-        entities = self._read(connection.execute(statement, marks, binary=True))
+        entities = _entities_of(connection.execute(statement, marks, binary=True))
         self._lately.remember(entities)
         return list(entities)
 
@@ -339,39 +339,19 @@ class PostgresGallery(EntityGallery):
             return row
         raise item_not_found(item_id)
 
-    def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
-        """Return the items at ``rows`` (n,), from the cache or from PostgreSQL."""
-        known = self._lately.known(rows.tolist())
-        missing = [row for row in rows.tolist() if row not in known]
-        if missing:
-            read = self._read(
-                self.database.rows(
-                    f"SELECT {ENTITY_COLUMNS} FROM items WHERE row = ANY(%s)",  # noqa: S608
-                    [missing],
-                )
-            )
-            self._lately.remember(read)
-            known |= read
-        return known
-
-    @staticmethod
-    def _read(found: Iterable[tuple[Any, ...]]) -> dict[int, Entity]:
-        return {
-            row: Entity(Item(item_id, label, metadata), direction.to_numpy(), total_variance)
-            for row, item_id, label, metadata, direction, total_variance in found
-        }
+    def _read(self, rows: list[int]) -> dict[int, Entity]:
+        statement = f"SELECT {ENTITY_COLUMNS} FROM items WHERE row = ANY(%s)"  # noqa: S608
+        return _entities_of(self.database.rows(statement, [rows]))
 
     def _code(self, label: str | None) -> int:
         return -1 if label is None else self._codes[label]
 
 
-class ConditionRows:
-    """The rows of a gallery that meet a condition; implements `Allowed`.
-
-    A search sends the condition to PostgreSQL. Only `rows` and `mask` fetch all rows.
-    """
+class ConditionRows(EntityRows):
+    """The rows of a gallery that meet a condition."""
 
     def __init__(self, gallery: PostgresGallery, condition: str, values: Values) -> None:
+        super().__init__(gallery)
         self.condition, self.values = condition, values
         self._gallery = gallery
 
@@ -385,16 +365,6 @@ class ConditionRows:
         )
         return int(n)
 
-    @property
-    def share(self) -> float:
-        """The share of the gallery's items that pass the filter."""
-        return min(self.at_most / max(self._gallery.n_items, 1), 1.0)
-
-    @property
-    def indexes(self) -> Mapping[str, IndexedBy]:
-        """An empty mapping, because PostgreSQL itself chooses an index."""
-        return NO_FIELDS
-
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask (n,): True for each of ``rows`` (n,) that is allowed."""
         among = self._gallery.rows_of(
@@ -406,12 +376,12 @@ class ConditionRows:
         """Return all allowed rows, ascending."""
         return self._gallery.rows_of(self.condition, self.values)
 
-    def mask(self) -> NDArray[np.bool_]:
-        """Return a read-only mask (N,) of the allowed rows."""
-        mask = np.zeros(self._gallery.n_rows, dtype=bool)
-        mask[self.rows()] = True
-        mask.flags.writeable = False
-        return mask
+
+def _entities_of(found: Iterable[tuple[Any, ...]]) -> dict[int, Entity]:
+    return {
+        row: Entity(Item(item_id, label, metadata), direction.to_numpy(), total_variance)
+        for row, item_id, label, metadata, direction, total_variance in found
+    }
 
 
 def _allowed(allowed: Allowed | None) -> tuple[str, Values]:

@@ -194,11 +194,6 @@ class PostgresLive:
         )
 
 
-def open_postgres(gallery: PostgresGallery, admit: Callable[[], None]) -> PostgresLive:
-    """Open a gallery in PostgreSQL for changes; see `PostgresLive`."""
-    return PostgresLive(gallery, admit)
-
-
 def _receipt(connection: Any, retry: Retry) -> Receipt | None:  # noqa: ANN401
     for request, outcome in connection.execute(
         "SELECT request, outcome FROM receipts WHERE key = %s", [retry.key]

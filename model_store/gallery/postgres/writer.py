@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
-from numpy.typing import NDArray
 
 from model_store.errors import ConfigError, GalleryUnavailable
-from model_store.gallery.content import least_effort, new_name, read_through
+from model_store.gallery.content import new_name, read_through, save_tuned
 from model_store.gallery.files.fields import FieldsSeen
 from model_store.gallery.index.build import EFFORTS
 from model_store.gallery.index.plan import (
@@ -167,10 +167,11 @@ def write_postgres_parts(
                 _write(connection, described, parts(), named.labels)
             connection.execute(f"ANALYZE {described.schema}.items")
     described.save(directory)
-    if kind == "hnsw":
-        described = _tuned(directory, described, named.directions, settings, access)
-        described.save(directory)
-    return described
+    if kind == "flat":
+        return described
+    efforts = {"hnsw.ef_search": [effort for effort in EFFORTS if effort <= _MOST_EFFORT]}
+    opened = partial(PostgresGallery, directory, access)
+    return save_tuned(described, directory, named.directions, settings, efforts, opened)
 
 
 def _kind(shape: tuple[int, int], settings: IndexSettings) -> str:
@@ -298,31 +299,3 @@ def _write(
 def _vector_type(connection: Any) -> int:  # noqa: ANN401
     [(number,)] = connection.execute("SELECT 'vector'::regtype::oid::int8")
     return int(number)
-
-
-def _tuned(
-    directory: Path,
-    described: PostgresDescription,
-    directions: NDArray[np.float32],
-    settings: IndexSettings,
-    access: PostgresAccess,
-) -> PostgresDescription:
-    """Return the description with the smallest search effort that reaches `min_recall`."""
-    index = dict(described.index)
-
-    def parameters(effort: int) -> Mapping[str, int]:
-        return {"hnsw.ef_search": effort}
-
-    @contextmanager
-    def opened(effort: int) -> Iterator[PostgresGallery]:
-        replace(described, index={**index, "parameters": parameters(effort)}).save(directory)
-        gallery = PostgresGallery(directory, access)
-        try:
-            yield gallery
-        finally:
-            gallery.close()
-
-    efforts = [effort for effort in EFFORTS if effort <= _MOST_EFFORT]
-    found = least_effort("pgvector's HNSW", directions, settings, efforts, opened)
-    measured = {"recall_at_10": found.recall, "n_queries": found.n_queries}
-    return replace(described, index={**index, "parameters": parameters(found.effort), **measured})
