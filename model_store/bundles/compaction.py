@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
@@ -124,12 +123,7 @@ class Compaction:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._hold is not None:
             self._hold.close()
         if self._prepared is not None:  # the prepared bundle has not become the current bundle

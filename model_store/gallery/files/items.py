@@ -12,7 +12,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -54,12 +53,7 @@ class _Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             if error is None:
                 self._complete()
