@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from model_store.messages import Message
+
+
+def _moment(value: object) -> object:
+    return datetime.fromtimestamp(value, UTC) if isinstance(value, float) else value
+
+
+Moment = Annotated[datetime, BeforeValidator(_moment)]
+"""A time; the service also creates it from seconds since 1970."""
 
 
 class FieldError(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import date
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, WithJsonSchema, field_validator, model_validator
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, WithJsonSchema, field_validator, model_va
 from model_store.item_ids import MAX_ID_LENGTH
 from model_store.verdicts import CaseReason
 
-from .base import RequestModel
+from .base import Moment, RequestModel
 from .items import ItemId, ItemWritten, Label, LabelText, Metadata
 
 DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
@@ -120,8 +120,8 @@ class Decision(BaseModel):
     reviewer: str | None
     comment: str | None
     bundle: str = Field(description="Bundle that answered the query.")
-    decided_at: datetime
-    undone_at: datetime | None = Field(
+    decided_at: Moment
+    undone_at: Moment | None = Field(
         description="Time when the decision was undone; null if the decision is valid."
     )
     selection: Selection = Field(
@@ -215,7 +215,7 @@ class UnknownMember(BaseModel):
         description="Among the group's other queries, the expected share that shows the same "
         "identity as this query."
     )
-    asked_at: datetime
+    asked_at: Moment
     image_url: str | None = Field(description="Null if the service keeps no image.")
 
 
@@ -231,8 +231,8 @@ class UnknownGroup(BaseModel):
         "group."
     )
     medoid: str = Field(description="Id of the query with the highest `p_same`.")
-    first_asked_at: datetime
-    last_asked_at: datetime
+    first_asked_at: Moment
+    last_asked_at: Moment
     members: list[UnknownMember] = Field(
         description="First the medoid, then the other members by falling `p_same`."
     )
@@ -383,8 +383,8 @@ class ReviewCase(BaseModel):
         description="Number of reviewers who must agree before the case is settled."
     )
     bundle: str = Field(description="Bundle that answered the query.")
-    kept_at: datetime
-    settled_at: datetime | None
+    kept_at: Moment
+    settled_at: Moment | None
 
 
 class CaseList(BaseModel):
@@ -411,7 +411,7 @@ class LeasedCase(BaseModel):
     """A case that is reserved for one reviewer until the time `until`."""
 
     case: ReviewCase
-    until: datetime
+    until: Moment
 
 
 class Leases(BaseModel):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
 from model_store.verdicts import ChangeReason, Verdict
-from service.schemas.base import RequestModel
+from service.schemas.base import Moment, RequestModel
 
 REASONS = (
     "`outlier`: only one of the bundles flags the query as out of distribution. `first_item`: the "
@@ -101,7 +100,7 @@ class ChangedAnswer(BaseModel):
     """A query that the shadow bundle answers differently."""
 
     query_id: str
-    at: datetime
+    at: Moment
     reason: ChangeReason = Field(description=REASONS)
     old: SaidAnswer
     new: SaidAnswer
@@ -125,8 +124,8 @@ class ShadowReport(BaseModel):
     persisted: bool = Field(
         description="Whether the shadow continues after a restart of the service."
     )
-    since: datetime
-    ended_at: datetime | None
+    since: Moment
+    ended_at: Moment | None
     n_compared: int
     n_waiting: int
     n_dropped: int = Field(

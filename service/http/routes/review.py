@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request, Response
@@ -208,20 +207,7 @@ def require_feedback(state: ServiceState) -> FeedbackLog:
 
 def _decision(kept: Decided) -> schemas.Decision:
     """Describe a decision."""
-    return schemas.Decision(
-        number=kept.number,
-        query_id=kept.query_id,
-        decision=kept.decision,
-        item_id=kept.item_id,
-        label=kept.label,
-        reviewer=kept.reviewer,
-        comment=kept.comment,
-        bundle=kept.bundle,
-        decided_at=datetime.fromtimestamp(kept.decided_at, UTC),
-        undone_at=None if kept.undone_at is None else datetime.fromtimestamp(kept.undone_at, UTC),
-        selection=kept.selection,
-        draw_probability=kept.draw_probability,
-    )
+    return schemas.Decision.model_validate(kept, from_attributes=True)
 
 
 router = gallery_router("review")
@@ -344,10 +330,7 @@ async def lease_review_cases(
     )
     return schemas.Leases(
         leases=[
-            schemas.LeasedCase(
-                case=_review_case(lease.bundle, one.case),
-                until=datetime.fromtimestamp(one.until, UTC),
-            )
+            schemas.LeasedCase(case=_review_case(lease.bundle, one.case), until=one.until)
             for one in given
         ]
     )
@@ -542,10 +525,8 @@ def _review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
         image_url=image_url(bundle, case),
         reviewers=case.wanted,
         bundle=case.bundle,
-        kept_at=datetime.fromtimestamp(case.kept_at, UTC),
-        settled_at=(
-            None if case.settled_at is None else datetime.fromtimestamp(case.settled_at, UTC)
-        ),
+        kept_at=case.kept_at,
+        settled_at=case.settled_at,
     )
 
 

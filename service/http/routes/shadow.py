@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 from fastapi import Depends
 
@@ -117,8 +116,8 @@ def _shadow_report(
         live_bundle_id=shadow.live_id,
         share=shadow.terms.share,
         persisted=persisted,
-        since=_moment(shadow.since),
-        ended_at=None if shadow.ended_at is None else _moment(shadow.ended_at),
+        since=shadow.since,
+        ended_at=shadow.ended_at,
         n_compared=counted.n,
         n_waiting=shadow.n_waiting,
         n_dropped=shadow.n["dropped"],
@@ -146,7 +145,7 @@ def _shadow_report(
         recent=[
             schemas.ChangedAnswer(
                 query_id=one.query_id,
-                at=_moment(one.at),
+                at=one.at,
                 reason=one.reason,
                 old=_said(one.old),
                 new=_said(one.new),
@@ -171,7 +170,3 @@ def _said(said: Said) -> schemas.SaidAnswer:
         match_probability=said.probability,
         outlier=said.outlier,
     )
-
-
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

@@ -26,11 +26,10 @@ from model_store.feedback import Case, Decided, moment
 from model_store.identities import PRECISION
 from service import schemas
 from service.access.access import requires
-from service.http.answers import gallery_url
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.http.routes.items import WRITE_ERRORS, ContextOf, noted
-from service.http.routes.review import QueueOf, hear, require_feedback
+from service.http.routes.review import QueueOf, hear, image_url, require_feedback
 from service.http.routing import JSON, body_of
 from service.serving.engine import SearchEngine
 from service.serving.unknown import GroupedQueries, NamedGroup, enrolled, picture_of_case
@@ -165,7 +164,7 @@ def _unknown_groups(
     cases : review cases, by query id; the images of the queries are in these cases.
     """
     queries, groups = unknown.queries, unknown.groups
-    days = Counter(_moment(at).date() for at in queries.kept_at.tolist())
+    days = Counter(datetime.fromtimestamp(at, UTC).date() for at in queries.kept_at.tolist())
     sizes = Counter(len(group.rows) for group in groups)
     return schemas.UnknownGroups(
         gallery=bundle.name,
@@ -192,14 +191,12 @@ def _group(
     members = []
     for row, probability in zip(group.rows, group.probabilities, strict=True):
         name = queries.query_ids[row]
-        case = cases.get(name)
-        image = f"{gallery_url(bundle)}/review/{name}/image"
         members.append(
             schemas.UnknownMember(
                 query_id=name,
                 p_same=probability,
-                asked_at=_moment(float(queries.kept_at[row])),
-                image_url=None if case is None or case.media_type is None else image,
+                asked_at=queries.kept_at[row],
+                image_url=image_url(bundle, cases.get(name)),
             )
         )
     return schemas.UnknownGroup(
@@ -207,11 +204,7 @@ def _group(
         n=len(group.rows),
         p_same=group.probability,
         medoid=queries.query_ids[group.rows[0]],
-        first_asked_at=_moment(float(times.min())),
-        last_asked_at=_moment(float(times.max())),
+        first_asked_at=times.min(),
+        last_asked_at=times.max(),
         members=members,
     )
-
-
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
