@@ -11,8 +11,8 @@ The path of a request::
 
 Other modules: `schemas` (the JSON of requests and answers), `serializers` (core answers to JSON
 records), `observability` (metrics, logs, traces), `processes` (workers and shared memory),
-`fair_share` (fair scheduling of callers), `redis_calls` (tolerates a broken Redis), `settings`
-(``VOUCH_*``), `command_line` (an option for each setting), `health_check` (of a container), `app`
-(assembles the application), `start` (starts the processes) and `client` (Python client and
-integrations).
+`fair_share` (fair scheduling of callers), `tasks` (work that outlives its request), `redis_calls`
+(tolerates a broken Redis), `settings` (``VOUCH_*``), `command_line` (an option for each setting),
+`health_check` (of a container), `app` (assembles the application), `start` (starts the processes)
+and `client` (Python client and integrations).
 """

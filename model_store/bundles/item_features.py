@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision.outliers import averaged_features, averaging
-from model_store.errors import ItemNotFound
 from model_store.gallery import GallerySnapshot
+from model_store.gallery.protocol import find_row
 from model_store.table import SHARED, HalfRows, Table
 
 ITEM_FEATURES_FILE = "item_features.npz"
@@ -57,7 +57,7 @@ class ItemFeatures(Table):
         rows = [
             row
             for row, item_id in enumerate(self.ids)
-            if item_id not in put and _is_held(snapshot, item_id)
+            if item_id not in put and find_row(snapshot, item_id) is not None
         ]
         kept = self.at(rows)
         drawn = [item_id for item_id in sorted(put) if _draw(item_id, "put") < self.share]
@@ -122,14 +122,6 @@ def unpacked_names(packed: NDArray[np.uint8]) -> list[list[str]]:
     """Convert the result of `packed_names` back to lists."""
     names: list[list[str]] = json.loads(packed.tobytes().decode(errors="surrogatepass"))
     return names
-
-
-def _is_held(snapshot: GallerySnapshot, item_id: str) -> bool:
-    try:
-        snapshot.row(item_id)
-    except ItemNotFound:
-        return False
-    return True
 
 
 def _draw(item_id: str, salt: str) -> float:

@@ -229,6 +229,14 @@ class Gallery(Protocol):
         """
 
 
+def find_row(gallery: Gallery, item_id: str) -> int | None:
+    """Return the row of an item; None if the gallery has no such item."""
+    try:
+        return gallery.row(item_id)
+    except ItemNotFound:
+        return None
+
+
 NO_NOTE: Mapping[str, Any] = MappingProxyType({})
 """The empty note; see `Receipt`."""
 

@@ -14,11 +14,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
-from types import TracebackType
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -31,6 +30,7 @@ from model_store.images.quality import MEASURES
 from model_store.memory import malloc_environment
 from service.fair_share import FairShare
 from service.processes.shared_pixels import SharedPixels
+from service.tasks import Tasks
 
 from .decoder import Prepared
 from .sandbox import PARTS, SandboxMode
@@ -285,7 +285,7 @@ class DecoderPool:
         self.shares: tuple[FairShare, ...] = (self._share,)
         self._free: asyncio.Queue[DecoderProcess] = asyncio.Queue()
         self._decoders: set[DecoderProcess] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._lost = lost
         self._sandbox = sandbox
         self.sandbox: tuple[str, ...] = ()
@@ -304,12 +304,7 @@ class DecoderPool:
             logger.warning("decoders are not fully confined", extra={"fields": fields})
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._close()
 
     @property
@@ -339,7 +334,7 @@ class DecoderPool:
         outcome = None
         for _ in range(2):
             who = await self._share.enter()
-            job = self._spawn(self._decode(who, data, request, preprocessing))
+            job = self._tasks.start(self._decode(who, data, request, preprocessing))
             outcome = await asyncio.shield(job)
             if outcome is not None:
                 break
@@ -390,7 +385,7 @@ class DecoderPool:
             decoder = await self._free.get()
             if decoder.is_alive:
                 return decoder
-            self._spawn(self._replace(decoder))
+            self._tasks.start(self._replace(decoder))
 
     async def _replace(self, decoder: DecoderProcess, who: str | None = None) -> int:
         """End a decoder and return its exit status; start a new decoder in the background.
@@ -400,7 +395,7 @@ class DecoderPool:
         who : account of a caller that holds a place among the decoders; the place is released when
             the new decoder is ready. None if no place has to be released.
         """
-        restarted = self._spawn(self._restart())
+        restarted = self._tasks.start(self._restart())
         if who is not None:
             restarted.add_done_callback(lambda _: self._share.leave(who))
         exit_status = await decoder.end()
@@ -435,16 +430,7 @@ class DecoderPool:
         self.sandbox = read_started(reply)
         self._free.put_nowait(decoder)
 
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run ``work`` as a stored task; the event loop has only a weak reference to the task."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     async def _close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await asyncio.gather(*(decoder.end() for decoder in self._decoders))
         self._decoders.clear()

@@ -32,6 +32,7 @@ from model_store.errors import VouchError, WriteRefused
 from model_store.files import lock_between_processes, replacing
 from model_store.gallery import LiveGallery
 from model_store.gallery.live.sqlite import of_the_system
+from service.tasks import Tasks
 
 from .builder import CalibrateCommand
 from .engine import SearchEngine
@@ -155,7 +156,7 @@ class CalibrationRuns:
 
     def __init__(self, galleries: Galleries, command: CalibrateCommand) -> None:
         self._galleries, self._command = galleries, command
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def begin(self, lease: Lease, promises: Mapping[str, float]) -> LastCalibration:
         """Start a calibration; it continues after the request.
@@ -186,9 +187,7 @@ class CalibrationRuns:
         except BaseException:
             lock.release()
             raise
-        task = asyncio.create_task(self._calibrate(lease.bundle, root, run, promises, lock))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._calibrate(lease.bundle, root, run, promises, lock))
         return run
 
     @staticmethod
@@ -212,9 +211,7 @@ class CalibrationRuns:
 
     async def close(self) -> None:
         """End the running calibrations."""
-        for task in [*self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def _require_possible(self, bundle: Bundle) -> Path:
         """Return the directory of the gallery's bundles."""

@@ -17,6 +17,7 @@ from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.errors import GalleryExists, PointerUnreadable, QuotaExceeded, WriteRefused
 from service.serving.builder import empty_bundle
 from service.serving.registry import Galleries
+from service.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class CreatedGalleries:
         signing: Signing = UNSIGNED,
     ) -> None:
         self._galleries, self._folder, self._signing = galleries, folder, signing
-        self._creating: set[asyncio.Task[None]] = set()
+        self._creating = Tasks()
 
     async def listed(self) -> list[ListedGallery]:
         """Return all galleries, ordered by name.
@@ -141,16 +142,11 @@ class CreatedGalleries:
                 )
             logger.info("gallery created", extra={"fields": {"gallery": name, "id": made.id}})
 
-        creating = asyncio.create_task(create_now(), context=Context())
-        self._creating.add(creating)
-        creating.add_done_callback(self._creating.discard)
-        await asyncio.shield(creating)
+        await asyncio.shield(self._creating.start(create_now(), Context()))
 
     async def close(self) -> None:
         """Cancel galleries that are being created."""
-        for creating in [*self._creating]:
-            creating.cancel()
-        await asyncio.gather(*self._creating, return_exceptions=True)
+        await self._creating.cancel()
 
     @asynccontextmanager
     async def _template(

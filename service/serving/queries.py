@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Assessment, FilterMeans
-from model_store.errors import ItemNotFound
 from model_store.feedback import DecisionKind
 from model_store.gallery import Allowed, Filter, Gallery, Item, Thumbnail
+from model_store.gallery.protocol import find_row
 from model_store.predictive import Predictive
 from model_store.records import QualityHint
 from model_store.search import EVERYTHING, Diversity
@@ -258,15 +258,7 @@ def changed_since(answer: Answer, searched: Gallery, now: Gallery) -> frozenset[
     if now is searched:
         return frozenset()
     ids = {match.id for match in answer.matches} | {item.id for item in answer.result_set}
-    return frozenset(one for one in ids if _row(now, one) != searched.row(one))
-
-
-def _row(gallery: Gallery, item_id: str) -> int | None:
-    """Return the row of an item; None if there is no such item."""
-    try:
-        return gallery.row(item_id)
-    except ItemNotFound:
-        return None
+    return frozenset(one for one in ids if find_row(now, one) != searched.row(one))
 
 
 def picture_of(gallery: Gallery, item_id: str, size: Literal["thumbnail", "preview"]) -> Thumbnail:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ from model_store.errors import (
 from model_store.gallery import Receipt, Retry, Write
 from model_store.gallery.protocol import once_kept
 from service.observability.metrics import counted_as
+from service.tasks import Tasks
 
 from .engine import SearchEngine
 from .following import Following
@@ -142,7 +143,7 @@ class Galleries:
         self._unsigned: set[str] = set()  # ids of the bundles for which the reason was logged
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._following = Following(partial(self.activate, follow=True))
 
     async def add(self, bundle: Bundle) -> None:
@@ -245,7 +246,9 @@ class Galleries:
         GalleryNotFound, BundleNotFound
         ActivationRefused : there is only one bundle, or the new bundle cannot be served.
         """
-        return await asyncio.shield(self._spawn(self._activate(name, bundle_id, follow=follow)))
+        return await asyncio.shield(
+            self._tasks.start(self._activate(name, bundle_id, follow=follow))
+        )
 
     async def _activate(self, name: str, bundle_id: str, *, follow: bool) -> Switched:
         async with self._switching:
@@ -279,7 +282,7 @@ class Galleries:
         """Serve another engine; the previous engine closes after its last request."""
         served, bundle_id = self._served.get(name), opened.bundle.manifest.id
         if served is None:  # the gallery was dropped, renamed or closed
-            self._spawn(opened.close())
+            self._tasks.start(opened.close())
             return
         before = served.engine.bundle.manifest.id
         self._served.add(name, opened)
@@ -310,7 +313,7 @@ class Galleries:
         GalleryUnavailable : the change is stored, or its outcome is unknown.
         """
         changing = self._commit(lease, writes, retry, note, most_items)
-        return await asyncio.shield(self._spawn(changing))
+        return await asyncio.shield(self._tasks.start(changing))
 
     async def _commit(
         self,
@@ -341,7 +344,7 @@ class Galleries:
         ActivationRefused : the new bundle cannot be served.
         WriteError : nothing was changed.
         """
-        return await asyncio.shield(self._spawn(self._compact(name)))
+        return await asyncio.shield(self._tasks.start(self._compact(name)))
 
     async def _compact(self, name: str) -> Switched:
         async with self._switching:
@@ -389,7 +392,7 @@ class Galleries:
         while True:
             await asyncio.sleep(self._period_s)
             for engine in self.fixed():
-                self._spawn(_send_canary(engine, self._period_s))
+                self._tasks.start(_send_canary(engine, self._period_s))
                 self._look_at(engine)
             for engine in self._next_created():
                 self._look_at(engine)
@@ -404,11 +407,11 @@ class Galleries:
         self._following.forget(name)
 
     def _look_at(self, engine: SearchEngine) -> None:
-        self._spawn(engine.keep())
-        self._spawn(engine.look_at_files())
+        self._tasks.start(engine.keep())
+        self._tasks.start(engine.look_at_files())
         if engine.bundle.root is not None:
-            self._spawn(self._following.ahead(engine.bundle))
-            self._spawn(self._look_after(engine))
+            self._tasks.start(self._following.ahead(engine.bundle))
+            self._tasks.start(self._look_after(engine))
 
     def _next_created(self) -> list[SearchEngine]:
         """Return the created galleries to check now; each is checked every `LOOKED_AT_EVERY_S`."""
@@ -470,17 +473,9 @@ class Galleries:
 
     async def close(self) -> None:
         """Close every engine."""
-        for task in [*self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self._following.close()
         await self._served.close()
-
-    def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _require_canaries(engines: Sequence[SearchEngine], period_s: float) -> None:

@@ -21,6 +21,7 @@ from model_store.errors import (
     StorageFailed,
     VouchError,
 )
+from service.tasks import Tasks
 
 from .engine import SearchEngine
 
@@ -206,7 +207,7 @@ class ServedGalleries:
     def __init__(self, on_demand: OnDemand, most_open: int, forget: Callable[[str], None]) -> None:
         self._on_demand, self._most_open, self._forget = on_demand, most_open, forget
         self._served: dict[str, Served] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Tasks()
 
     def add(self, name: str, engine: SearchEngine) -> None:
         """Serve a gallery with this engine; an earlier engine of the gallery is retired."""
@@ -323,9 +324,7 @@ class ServedGalleries:
 
     def _close_if_done_with(self, served: Served) -> None:
         if served.retired and served.leases == 0:
-            closing = asyncio.create_task(served.engine.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._closing.start(served.engine.close())
 
 
 def _is_of(served: Served, entry: GalleryEntry | None) -> bool:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.operator import ShadowTerms, read_shadow, write_shadow
 from model_store.errors import (
     ActivationRefused,
-    ItemNotFound,
     PointerUnreadable,
     ShadowNotFound,
     VouchError,
 )
-from model_store.gallery import Gallery
+from model_store.gallery.protocol import find_row
 from service.encoding.cache import Cache, CacheEntry
 from service.observability.metrics import Telemetry, counted_as
 from service.serving.engine import SearchEngine
@@ -26,6 +25,7 @@ from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
 from service.serving.served import Opener, directory_of
 from service.serving.shadow import Shadow, SpareRoom, Tried
+from service.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Shadows:
         self._unwritten: dict[str, ShadowTerms] = {}
         self._last: dict[str, Shadow] = {}
         self._unreadable: dict[str, str] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
 
     async def watch(self, engines: Callable[[], Sequence[SearchEngine]]) -> None:
         """Follow each `SHADOW` in an endless loop that survives errors."""
@@ -125,7 +125,7 @@ class Shadows:
         ActivationRefused : there is only one bundle; or the shadow bundle is the served bundle,
             cannot be opened, or belongs to another gallery.
         """
-        return await asyncio.shield(self._spawn(self._start(engine, terms)))
+        return await asyncio.shield(self._tasks.start(self._start(engine, terms)))
 
     async def end(self, engine: SearchEngine) -> Shadow:
         """End the shadow of an engine's gallery, and return its result.
@@ -134,7 +134,7 @@ class Shadows:
         ------
         ShadowNotFound
         """
-        return await asyncio.shield(self._spawn(self._end(engine)))
+        return await asyncio.shield(self._tasks.start(self._end(engine)))
 
     def of(self, engine: SearchEngine) -> Shadow:
         """Return the running shadow of an engine's gallery, else the shadow that ended last.
@@ -160,9 +160,7 @@ class Shadows:
 
     async def close(self) -> None:
         """Cancel the running tasks. The shadows stay open; each engine closes its own shadow."""
-        for task in [*self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _start(self, engine: SearchEngine, terms: ShadowTerms) -> Shadow:
         async with self._changing:
@@ -283,12 +281,6 @@ class Shadows:
         elif shadow.ended is None:
             _log("shadow started", shadow)
 
-    def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
 
 async def _answer(engine: SearchEngine, data: bytes, parameters: SearchParameters) -> Answer:
     """Return the shadow's answer, computed like an answer to a caller."""
@@ -304,21 +296,14 @@ def _require_common_item(live: Bundle, tried: Bundle) -> None:
     """
     gallery, after = tried.retriever.gallery, None
     while (rows := gallery.page(after, _LOOKED_AT_ONCE)).size:
-        if any(_has(live.retriever.gallery, item.id) for item in gallery.items(rows)):
+        served = live.retriever.gallery
+        if any(find_row(served, item.id) is not None for item in gallery.items(rows)):
             return
         after = int(rows[-1])
     raise ActivationRefused(
         f"The bundle {tried.manifest.id} has no item in common with the served gallery "
         f"{live.name!r}, so their answers cannot be compared."
     )
-
-
-def _has(gallery: Gallery, item_id: str) -> bool:
-    try:
-        gallery.row(item_id)
-    except ItemNotFound:
-        return False
-    return True
 
 
 def _differs(engine: SearchEngine, terms: ShadowTerms | None) -> bool:

@@ -11,9 +11,10 @@ from typing import TypeVar
 import numpy as np
 
 from model_store.bundles.bundle import Bundle
-from model_store.errors import GroupNotFound, ItemNotFound, QueryNotFound
+from model_store.errors import GroupNotFound, QueryNotFound
 from model_store.feedback import CaseReason, KeptQueries, ReviewQueue
 from model_store.gallery import NewItem, Thumbnail, Upsert, Vector
+from model_store.gallery.protocol import find_row
 from model_store.identities import Group, Grouping, Points, group_id
 from service.schemas import ItemOfQuery
 
@@ -166,7 +167,7 @@ class QueryGrouper:
         is_open = [
             row
             for row, query_id in enumerate(kept.query_ids)
-            if kept.is_open[row] and not _is_item(bundle, query_id)
+            if kept.is_open[row] and find_row(bundle.retriever.gallery, query_id) is None
         ]
         queries = kept.at(is_open)
         key = state, precision, queries.query_ids
@@ -229,14 +230,6 @@ def enrolled(
         for name, row in rows.items()
         if query_ids is None or name in query_ids
     ]
-
-
-def _is_item(bundle: Bundle, query_id: str) -> bool:
-    try:
-        bundle.retriever.gallery.row(query_id)
-    except ItemNotFound:
-        return False
-    return True
 
 
 def _remember(

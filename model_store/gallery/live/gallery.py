@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import FaissGallery
 from model_store.gallery.live.log import ChangesFile, Transaction
 from model_store.gallery.live.snapshot import DeltaSegment, GallerySnapshot, LogColumns
@@ -21,6 +20,7 @@ from model_store.gallery.protocol import (
     Retry,
     Vector,
     Write,
+    find_row,
     plan_writes,
     with_whole_items,
 )
@@ -175,7 +175,7 @@ class LiveGallery:
         relative = vector.variance / np.linalg.norm(vector.mean) ** 2
         columns = self._columns
         columns.sequences.append(change.sequence)
-        columns.is_new.append(self._row_in_base(change.id) is None)
+        columns.is_new.append(find_row(self._base, change.id) is None)
         columns.directions.append(unit_direction(vector.mean))
         columns.variances.append(relative)
         columns.total_variances.append(relative.sum())
@@ -188,13 +188,7 @@ class LiveGallery:
         """Return the current row of an item; None if the item does not exist."""
         if item_id in self._rows:
             return self._rows[item_id]
-        return self._row_in_base(item_id)
-
-    def _row_in_base(self, item_id: str) -> int | None:
-        try:
-            return self._base.row(item_id)
-        except ItemNotFound:
-            return None
+        return find_row(self._base, item_id)
 
     def _at(self, version: int) -> GallerySnapshot:
         """Return the snapshot after the change ``version``."""

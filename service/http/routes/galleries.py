@@ -48,6 +48,7 @@ from service.serving.calibration_runs import LastCalibration, n_item_queries
 from service.serving.lease import Lease
 from service.serving.registry import Switched
 from service.serving.reviewing import Audit
+from service.settings import Settings
 
 from .dependencies import LeaseOf, ServiceState, StateOf, gallery_router, leased
 
@@ -85,11 +86,7 @@ async def list_galleries(request: Request, state: StateOf) -> schemas.GalleryLis
 @router.get("/{gallery}", operation_id="get_gallery", responses=responses(GalleryNotFound))
 async def get_gallery(lease: LeaseOf, state: StateOf) -> schemas.GalleryDetail:
     """Describe a gallery: size, encoder, calibration, measured quality, and sample queries."""
-    return gallery_detail(
-        lease,
-        state.settings.record_urls.get(lease.bundle.name),
-        state.settings.image_origins,
-    )
+    return gallery_detail(lease, state.settings)
 
 
 @router.get("/{gallery}/facets", operation_id="list_facets", responses=responses(GalleryNotFound))
@@ -218,9 +215,7 @@ async def get_operating_point(
     return schemas.OperatingPointAnswer(max_error=max_error, point=point)
 
 
-def gallery_detail(
-    lease: Lease, record_url: str | None, image_origins: Sequence[str]
-) -> schemas.GalleryDetail:
+def gallery_detail(lease: Lease, settings: Settings) -> schemas.GalleryDetail:
     """One gallery."""
     bundle = lease.bundle
     manifest, labels = bundle.manifest, bundle.retriever.gallery.held_labels
@@ -248,8 +243,8 @@ def gallery_detail(
             )
             for sample in manifest.samples
         ],
-        record_url=record_url,
-        image_origins=list(image_origins),
+        record_url=settings.record_urls.get(bundle.name),
+        image_origins=list(settings.image_origins),
     )
 
 
@@ -484,12 +479,7 @@ async def rollback_bundle(gallery: str, state: StateOf) -> schemas.Activation:
 
 def activation(gallery: str, switched: Switched) -> schemas.Activation:
     """Describe the outcome of an activation."""
-    return schemas.Activation(
-        gallery=gallery,
-        bundle_id=switched.bundle_id,
-        previous_id=switched.previous_id,
-        persisted=switched.persisted,
-    )
+    return schemas.Activation(gallery=gallery, **asdict(switched))
 
 
 CHANGE_ERRORS = (GalleryNotFound, Forbidden, InvalidRequest, WriteRefused, StorageFull, WriteError)
@@ -630,9 +620,7 @@ async def drop_gallery(
 
 async def _detail(name: str, state: ServiceState) -> schemas.GalleryDetail:
     async with leased(name, state) as lease:
-        settings = state.settings
-        url = settings.record_urls.get(name)
-        return gallery_detail(lease, url, settings.image_origins)
+        return gallery_detail(lease, state.settings)
 
 
 def _require_allowed(caller: Caller, name: str) -> None:

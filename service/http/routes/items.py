@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Literal
 
@@ -434,10 +435,5 @@ def _batch_written(gallery: str, ids: Sequence[str], receipt: Receipt) -> schema
 
 
 def _written(gallery: str, receipt: Receipt, written: Written) -> schemas.ItemWritten:
-    return schemas.ItemWritten(
-        request_id=receipt.note["request_id"],
-        gallery=gallery,
-        id=written.id,
-        existed=written.existed,
-        version=written.version,
-    )
+    request_id = receipt.note["request_id"]
+    return schemas.ItemWritten(request_id=request_id, gallery=gallery, **asdict(written))
