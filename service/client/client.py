@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import EllipsisType, TracebackType
+from types import EllipsisType
 from typing import Any, Literal, Self, TypeVar, Unpack
 
 import httpx2
@@ -98,12 +98,7 @@ class VouchClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -315,13 +310,8 @@ class VouchClient:
         >>> ids = [item.id for item in vouch.items("demo")]
         >>> chairs = list(vouch.items("demo", filter={"label": "chair"}))
         """
-        options = {**fields_of(limit=page_size, filter=filter)}
-        while True:
-            page = self._get(path_of(gallery, "items"), schemas.ItemList, options)
-            yield from page.items
-            if page.next_cursor is None:
-                return
-            options["cursor"] = page.next_cursor
+        options = fields_of(limit=page_size, filter=filter)
+        yield from self._listed(path_of(gallery, "items"), schemas.ItemList, options)
 
     def item(self, gallery: str, item_id: str) -> schemas.ItemDetail:
         """One item.
@@ -370,7 +360,7 @@ class VouchClient:
         ...     print(error.item.id, error.item.label, error.suggested_label)
         """
         path, options = path_of(gallery, "label-errors"), {"confidence": confidence, "order": order}
-        yield from self._examined(path, schemas.LabelErrorList, options)
+        yield from self._listed(path, schemas.LabelErrorList, options)
 
     def near_duplicates(
         self, gallery: str, *, threshold: float = 0.99, order: Literal["id", "similarity"] = "id"
@@ -386,15 +376,12 @@ class VouchClient:
         >>> for one in vouch.near_duplicates("demo"):
         ...     print(one.item.id, [(near.id, near.similarity) for near in one.duplicates])
         """
-        path, options = (
-            path_of(gallery, "near-duplicates"),
-            {"threshold": threshold, "order": order},
-        )
-        yield from self._examined(path, schemas.NearDuplicateList, options)
+        path = path_of(gallery, "near-duplicates")
+        options = {"threshold": threshold, "order": order}
+        yield from self._listed(path, schemas.NearDuplicateList, options)
 
-    def _examined(
-        self, path: str, answer: type[Any], options: Mapping[str, float | str]
-    ) -> Iterator[Any]:
+    def _listed(self, path: str, answer: type[Any], options: Fields) -> Iterator[Any]:
+        """Iterate over the items of a list; a page is requested when the one before is read."""
         cursor: dict[str, str] = {}
         while True:
             page = self._get(path, answer, {**options, **cursor})

@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -154,8 +154,7 @@ def to_page_after(
     """Return the cursor to the page after the item in row ``last``; None if ``last`` is None."""
     if last is None:
         return None
-    of_list = {"parameter": selection.parameter, "value": selection.value}
-    return write(ItemsCursor(bundle=bundle, after=last, **of_list), secret)
+    return write(ItemsCursor(bundle=bundle, after=last, **asdict(selection)), secret)
 
 
 def row_before(
@@ -178,8 +177,8 @@ def row_before(
 def to_page_from(place: Place | None, bundle: str, secret: bytes, selection: ListSelection) -> str:
     """Return the cursor to the page after a place in a ranking; None for the first page."""
     strength, row = place or (None, None)
-    of_list = {"parameter": selection.parameter, "value": selection.value}
-    return write(RankedCursor(bundle=bundle, strength=strength, after=row, **of_list), secret)
+    cursor = RankedCursor(bundle=bundle, strength=strength, after=row, **asdict(selection))
+    return write(cursor, secret)
 
 
 def place_before(
