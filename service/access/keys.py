@@ -120,18 +120,9 @@ def rotated(key: ApiKey, grace: timedelta) -> tuple[ApiKey, ApiKey, str]:
     if (state := key.state(now)) != "active":
         raise KeysError(f"The key {key.id} is {state}; only an active key is rotated. Create one.")
     life = None if key.expires_at is None else key.expires_at - key.created_at
-    until = None if life is None else now + life
-    new, text = mint(
-        key.name,
-        key.scope,
-        expires_at=until,
-        rate_limit=key.rate_limit,
-        expected_absent=key.expected_absent,
-        galleries=key.galleries,
-        searches=key.searches,
-        max_items=key.max_items,
-        max_galleries=key.max_galleries,
-    )
+    options: KeyOptions = key.model_dump(include={*KeyOptions.__annotations__})  # type: ignore[assignment]
+    options["expires_at"] = None if life is None else now + life
+    new, text = mint(key.name, key.scope, **options)
     ends = now + grace if key.expires_at is None else min(now + grace, key.expires_at)
     return key.model_copy(update={"expires_at": ends}), new, text
 
