@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from urllib.parse import urlsplit, urlunsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import VouchError
-from service.access.caller import Caller
+from service.access.access import Caller
 from service.http.admission import ClientGone, Drain
 from service.http.bodies import BoundedBodies
 from service.http.problems import internal_error, problem_response
@@ -120,19 +121,13 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(uuid.uuid4().hex, scope["method"], scope["path"])
-        end_trace = _nothing
-        if self._tracing is not None:
-            end_trace = self._tracing.begin(record, Headers(scope=scope))
-        with recorded(record):
-            await self._answer(scope, receive, send, record, end_trace)
+        with recorded(record), ExitStack() as ends:
+            if self._tracing is not None:
+                ends.callback(self._tracing.begin(record, Headers(scope=scope)))
+            await self._answer(scope, receive, send, record)
 
     async def _answer(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        record: RequestRecord,
-        end_trace: Callable[[], None],
+        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord
     ) -> None:
         started = time.perf_counter()
         request_id = record.request_id
@@ -183,16 +178,11 @@ class RequestContext:
                 record.key_id, record.key_name = caller.id, caller.name
             self._telemetry.request(record)
             logger.log(_level(record), "request", extra={"fields": record.fields()})
-            end_trace()
 
 
 def _level(record: RequestRecord) -> int:
     of_probe = record.path in _PROBES and record.status == 200
     return logging.DEBUG if of_probe else logging.INFO
-
-
-def _nothing() -> None:
-    """Do nothing. If tracing is off, the middleware calls this function to end a trace."""
 
 
 def _add_headers(
