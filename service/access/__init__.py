@@ -2,8 +2,7 @@
 
 ::
 
-    access       keys, scopes and rate limits of requests
-    caller       the caller of a request, and the limits of its key
+    access       the caller of a request; its scope, rate limit and quotas
     keys         API keys in a file
     hosts        allowed host names
     command      ``vouch-keys``

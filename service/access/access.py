@@ -14,6 +14,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,9 +33,8 @@ from model_store.errors import (
     SearchesUsedUp,
     Unauthenticated,
 )
-from service.access.caller import Caller, KeyLimits, account_of_address, account_of_key
 from service.access.hosts import ip_of, is_forwarded_by_a_stranger, is_loopback
-from service.access.keys import SCOPES, Keyring, KeyScope, allows
+from service.access.keys import SCOPES, ApiKey, Keyring, KeyScope, allows
 from service.access.rate_limits import Rates, Standing
 from service.settings import Settings, parse_rate
 
@@ -63,6 +64,94 @@ _SEND_A_KEY = (
     "Send a valid key as `Authorization: Bearer vouch_…` or as `X-API-Key`; the service's operator "
     "creates keys with `vouch-keys create`."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """The galleries and quotas of a key; see `ApiKey`."""
+
+    galleries: tuple[str, ...] | None = None
+    searches: RateLimitItem | None = None
+    max_items: int | None = None
+    max_galleries: int | None = None
+
+    @classmethod
+    def of(cls, key: ApiKey) -> KeyLimits:
+        """Return the galleries that a key allows, and the quotas of the key."""
+        searches = None if key.searches is None else parse_rate(key.searches)
+        return cls(key.galleries, searches, key.max_items, key.max_galleries)
+
+    def sees(self, gallery: str) -> bool:
+        """Return whether the key allows the gallery with this name."""
+        if self.galleries is None:
+            return True
+        return any(fnmatchcase(gallery, pattern) for pattern in self.galleries)
+
+
+NO_LIMITS = KeyLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller of a request.
+
+    Attributes
+    ----------
+    id : id of the key, or the address of a caller without a key.
+    account : name under which requests are counted; a key and an address never share a name.
+    name : name of the key; None without a key.
+    scope : what the caller may do.
+    rate : rate limit of its requests; None for no limit.
+    expected_absent : share of the caller's queries without a match in a gallery; None if the key
+        sets no share.
+    limits : the galleries and quotas of the key.
+    """
+
+    id: str
+    account: str
+    name: str | None
+    scope: KeyScope
+    rate: RateLimitItem | None
+    expected_absent: float | None = None
+    limits: KeyLimits = NO_LIMITS
+
+    @property
+    def stream(self) -> str:
+        """Return the name of the caller in the drift test.
+
+        For a caller with a key, the name is made from the key. For other callers, it is made from
+        the IPv4 address, or from the /64 network of the IPv6 address.
+        """
+        if self.name is not None:
+            return self.account
+        network = _network_of(self.id)
+        return self.account if network is None else account_of_address(network)
+
+    def sees(self, gallery: str) -> bool:
+        """Return whether the caller can see the gallery with this name."""
+        return self.limits.sees(gallery)
+
+
+@lru_cache(maxsize=1024)  # one call in each request, mostly with the same addresses
+def _network_of(text: str) -> str | None:
+    """Return the IPv4 address or the IPv6 /64 network of an address; None for other texts."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None  # of a Unix socket
+    return str(
+        ipaddress.ip_network((address, 64), strict=False) if address.version == 6 else address
+    )
+
+
+def account_of_key(key_id: str) -> str:
+    """Return the name under which the requests of a key are counted."""
+    return f"key {key_id}"
+
+
+def account_of_address(address: str) -> str:
+    """Return the name under which the requests of an address are counted."""
+    return f"address {address}"
 
 
 class Access:
@@ -290,18 +379,6 @@ async def counts_as_search(request: Request) -> None:
     await access.count_searches(request)
 
 
-def _require_seen(request: Request) -> None:
-    """If the caller's key does not allow a gallery, raise the same error as for a missing gallery.
-
-    Raises
-    ------
-    GalleryNotFound
-    """
-    gallery = request.path_params.get("gallery")
-    if gallery is not None and not request.state.caller.sees(gallery):
-        raise gallery_not_found(gallery)
-
-
 def requires(scope: KeyScope) -> Check:
     """Return a dependency for a `GuardedRoute` or a router: it requires ``scope`` from callers."""
     return CHECKS[scope]
@@ -360,8 +437,9 @@ class GuardedRoute(APIRoute):
         """Check the scopes, the gallery and the search quota of the caller's key."""
         for scope in self.scopes:
             await CHECKS[scope](request)
-        if self.scopes:
-            _require_seen(request)
+        gallery = request.path_params.get("gallery")
+        if self.scopes and gallery is not None and not request.state.caller.sees(gallery):
+            raise gallery_not_found(gallery)  # as for a missing gallery
         if self.is_search:
             await counts_as_search(request)
 

@@ -22,11 +22,13 @@ from model_store.errors import KeysError, KeysRequired
 from service.access.access import (
     SECURITY_SCHEMES,
     GuardedRoute,
+    KeyLimits,
+    account_of_address,
+    account_of_key,
     counts_as_search,
     open_access,
     requires,
 )
-from service.access.caller import KeyLimits, account_of_address, account_of_key
 from service.access.hosts import is_loopback
 from service.access.keys import SCOPES, KeyScope, revoked
 from service.app import create_api

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from model_store.errors import MisdirectedRequest
-from service.access.caller import Caller, KeyLimits
+from service.access.access import Caller, KeyLimits
 from service.access.hosts import AllowedHosts, _without, is_loopback
 from service.access.keys import SCOPES, KeyScope, allows, mint, rotated
 from service.access.rate_limits import MAX_COUNT, Rates, Standing, Tallies, Tally

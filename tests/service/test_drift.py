@@ -23,7 +23,7 @@ from model_store.curation import COPY
 from model_store.decision import Calibration
 from model_store.errors import ConfigError, PointerUnreadable
 from model_store.retriever import Retriever
-from service.access.caller import Caller, account_of_address, account_of_key
+from service.access.access import Caller, account_of_address, account_of_key
 from service.app import create_app
 from service.serving.watch import MAX_STREAMS, DriftWatch, Watch
 from service.settings import Settings

@@ -38,8 +38,7 @@ from model_store.messages import message
 from model_store.records import FeedbackSummary
 from model_store.verdicts import Order
 from service import schemas
-from service.access.access import requires
-from service.access.caller import Caller
+from service.access.access import Caller, requires
 from service.access.hosts import root_path
 from service.http import answers
 from service.http.problems import responses

@@ -37,8 +37,7 @@ from model_store.gallery.filters.grammar import MAX_BYTES
 from model_store.images import encode_icon
 from model_store.messages import message
 from service import schemas, serializers
-from service.access.access import counts_as_search, requires
-from service.access.caller import Caller
+from service.access.access import Caller, counts_as_search, requires
 from service.http import answers, cursors
 from service.http.problems import problem_document, responses
 from service.http.routing import JSON, MULTIPART, DirectRoute, body_of

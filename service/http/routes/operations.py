@@ -13,8 +13,7 @@ from pydantic import BaseModel, Field
 from model_store.encoder.placement import Placement
 from model_store.errors import Forbidden, InternalError, NotReady
 from service import schemas
-from service.access.access import Access, requires
-from service.access.caller import Caller
+from service.access.access import Access, Caller, requires
 from service.http.problems import responses
 from service.http.routes.dependencies import StateOf
 from service.http.routing import CheckedRoute

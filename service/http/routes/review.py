@@ -27,8 +27,7 @@ from model_store.errors import (
 from model_store.feedback import CASE_REASONS, Case, Decided, FeedbackLog, ReviewQueue
 from model_store.gallery import Receipt
 from service import schemas
-from service.access.access import requires
-from service.access.caller import Caller
+from service.access.access import Caller, requires
 from service.http import answers, labelling
 from service.http.problems import responses
 from service.http.routing import JSON, body_of
