@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.deadline import interrupted_when_late
-from model_store.errors import ItemNotFound
 from model_store.gallery.filters.grammar import Filter, Scalar
 from model_store.gallery.filters.selection import fields_of, select
 from model_store.gallery.filters.sql import as_stored, metadata_json, to_sql
 from model_store.gallery.index.allowed import Allowed, MaskedRows
-from model_store.gallery.protocol import Item, NewItem, Thumbnail
+from model_store.gallery.protocol import Item, NewItem, Thumbnail, item_not_found
 
 from .fields import FieldColumns, FieldsSeen, FilteredRows
 
@@ -261,7 +260,7 @@ class Items(_Reader):
             "SELECT row FROM items WHERE id = ?", (item_id,)
         ).fetchone()
         if found is None:
-            raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
+            raise item_not_found(item_id)
         return int(found[0])
 
 

@@ -38,6 +38,7 @@ from model_store.gallery.protocol import (
     Thumbnail,
     Upsert,
     Vector,
+    item_not_found,
 )
 from model_store.records import Facet
 from model_store.table import HalfRows
@@ -499,7 +500,7 @@ class GallerySnapshot:
         if row is None:
             row = self._base.row(item_id)
         if self._removed[row]:
-            raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
+            raise item_not_found(item_id)
         return row
 
     def item(self, item_id: str) -> Item:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import ItemNotFound
 from model_store.gallery.entities import (
     READ_AT_ONCE,
     Entity,
@@ -48,7 +47,15 @@ from model_store.gallery.milvus.entities import (
     rows_of,
     write_entity,
 )
-from model_store.gallery.protocol import Candidates, Item, NewItem, Thumbnail, Upsert, Vector
+from model_store.gallery.protocol import (
+    Candidates,
+    Item,
+    NewItem,
+    Thumbnail,
+    Upsert,
+    Vector,
+    item_not_found,
+)
 from model_store.verdicts import Plan
 
 from .filter import EVERYTHING, literal, to_expression
@@ -454,7 +461,7 @@ class MilvusGallery(EntityGallery):
         for found in self.by_number.of_id(item_id, self.head.since, fields):
             if self._is_current(found["row"]):
                 return found
-        raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
+        raise item_not_found(item_id)
 
     def _read(self, rows: list[int]) -> dict[int, Entity]:
         found = self.by_number.at(rows, self.head.since, ENTITY_FIELDS)
