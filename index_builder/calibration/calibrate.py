@@ -15,9 +15,9 @@ from index_builder.calibration.item_queries import (
     ENOUGH_WITH_PARENTS,
     DetectorFolds,
     ItemQueries,
-    PutItems,
     group_numbers,
     leave_one_out_queries,
+    put_queries,
     rows_of_groups,
 )
 from index_builder.calibration.queries import (
@@ -26,11 +26,6 @@ from index_builder.calibration.queries import (
     CalibrationQueries,
     LeaveOneOut,
     TruthRule,
-)
-from index_builder.calibration.retrieval import (
-    RetrievedQueries,
-    look_up,
-    look_up_hidden,
 )
 from index_builder.calibration.setup import Earlier, PlainItems, RetrievalSetup, plain_items
 from index_builder.configuration.build import CalibrationConfig
@@ -71,55 +66,32 @@ def calibration_queries(
         similar to other items.
     seen : callback for each matched query that is decoded.
     """
-    matched, folds = queries.matched, setup.label_folds
-    withheld = None
-    clusters = group_numbers(matched)
-    if folds is None:
+    matched, withheld, absent_of = queries.matched, None, None
+    if setup.label_folds is None:
         of_matched = setup.observe(matched, seen)
         absent = setup.observe_absent(queries.withheld)
-        absent_of = None
     else:
         embeddings = embed_with_features(setup.encoder, matched, "calibration queries", seen)
-        scores = setup.detector.scores(embeddings)
-        of_matched = look_up(
-            *(setup.gallery, setup.means, matched, embeddings, scores, setup.n_candidates),
-            correlation=setup.correlation,
-        )
+        of_matched = setup.look_up(matched, embeddings, setup.detector.scores(embeddings))
         withheld = setup.observe_absent(queries.withheld) if len(queries.withheld) else None
         if plain is None:
-            absent, absent_of = _observe_hidden(setup, matched, embeddings)
+            absent, absent_of = setup.observe_hidden(matched, embeddings)
         else:
             places, items, of_items = plain
-            absent, kept = _observe_hidden(setup, items, of_items)
+            absent, kept = setup.observe_hidden(items, of_items)
             absent_of = places[kept]
     return CalibrationQueries(
         matched=of_matched,
         absent=absent,
         absent_of=absent_of,
         are_views=are_views,
-        clusters=clusters,
+        clusters=group_numbers(matched),
         sources=matched.sources,
         withheld=withheld,
         absent_sources=queries.withheld.sources,
         absent_labels=queries.withheld.labels,
         absent_rivals=1.0 if setup.earlier is None else setup.earlier.rivals,
         unseen=unseen,
-    )
-
-
-def _observe_hidden(
-    setup: RetrievalSetup, images: LabelledImages, embeddings: Embeddings
-) -> tuple[RetrievedQueries, NDArray[np.int64]]:
-    """Find candidates for images whose label is hidden; see `look_up_hidden`."""
-    assert setup.label_folds is not None  # noqa: S101 - the caller has looked
-    return look_up_hidden(
-        setup.gallery,
-        setup.means,
-        images,
-        embeddings,
-        setup.label_folds,
-        setup.n_candidates,
-        setup.objects,
     )
 
 
@@ -205,22 +177,20 @@ def observe_gallery(
     """
     embeddings = embed_with_features(encoder, images, "features of the gallery")
     matched = queries.matched if items is None else items.images
-    put = None if was_put is None else PutItems.of(gallery, images, was_put, len(matched))
+    was_put = np.zeros(len(images), dtype=bool) if was_put is None else was_put
+    put = put_queries(gallery, images, was_put, len(matched))
     if rule.hierarchy is not None:
         enough = max(enough, ENOUGH_WITH_PARENTS)
     enough = enough if unseen and items is None else 0
-    left_out = leave_one_out_queries(images, len(matched), enough, put)
+    left_out = leave_one_out_queries(images, len(matched), enough, was_put, put)
     hidden = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
-    n_put = 0 if was_put is None else int(was_put[left_out].sum())
     n_withheld = len(set(queries.withheld.labels))
     few = len(queries.withheld) < MIN_QUERIES or n_withheld < LEAST_LABELS
     hide_labels = items is not None or n_withheld == 0 or (unseen and few)
     own = None if items is None else items.own_rows(gallery, images)
-    earlier = (
-        None
-        if len(queries.withheld) == 0
-        else Earlier.of(gallery, images, embeddings, known_labels)
-    )
+    earlier = None
+    if len(queries.withheld):
+        earlier = Earlier.of(gallery, images, embeddings, known_labels)
     n_since = 0 if earlier is None else int((~earlier.rows).sum())
     setup = RetrievalSetup.of(
         encoder,
@@ -244,6 +214,7 @@ def observe_gallery(
             seen=seen,
         )
     if hidden is not None:
+        n_put = int(was_put[left_out].sum())
         observed = _with_gallery_images(
             observed, setup, matched, images, embeddings, left_out, hidden, n_put
         )
@@ -270,21 +241,11 @@ def _observe_items(
     groups = group_numbers(images, items.images)
     of_images, of_items = groups[: len(images)], groups[len(images) :]
     detectors = DetectorFolds.of(embeddings, images.label_codes(), of_images)
-
-    found = look_up(
-        setup.gallery,
-        setup.means,
-        items.images,
-        items.alone,
-        detectors.scores(items.alone, of_items),
-        setup.n_candidates,
-        hidden=own,
-        correlation=setup.correlation,
-    )
-    absent, absent_of = _observe_hidden(setup, items.images, items.unlabelled)
+    scores = detectors.scores(items.alone, of_items)
+    absent, absent_of = setup.observe_hidden(items.images, items.unlabelled)
     withheld = setup.observe_absent(queries.withheld) if len(queries.withheld) else None
     return CalibrationQueries(
-        matched=found,
+        matched=setup.look_up(items.images, items.alone, scores, hidden=own),
         absent=absent,
         absent_of=absent_of,
         are_views=False,
@@ -351,19 +312,10 @@ def _with_gallery_images(
     groups = group_numbers(images)
     scores = DetectorFolds.of(embeddings, images.label_codes(), groups).scores(embeddings, groups)
     some, of_some = images.at(rows), embeddings.at(rows)
-    found = look_up(
-        setup.gallery,
-        setup.means,
-        some,
-        of_some,
-        scores[rows],
-        setup.n_candidates,
-        hidden=hidden,
-        correlation=setup.correlation,
-    )
+    found = setup.look_up(some, of_some, scores[rows], hidden=hidden)
     absent, absent_of = None, None
     if setup.label_folds is not None:
-        absent, absent_of = _observe_hidden(setup, some, of_some)
+        absent, absent_of = setup.observe_hidden(some, of_some)
     clusters = group_numbers(matched, some)
     return replace(
         observed,

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from index_builder.calibration.detector import fit_detector
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
@@ -18,7 +17,6 @@ from index_builder.calibration.item_queries import DetectorFolds
 from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries
 from index_builder.calibration.retrieval import (
     Named,
-    RetrievedQueries,
     fit_label_folds,
     look_up,
     look_up_hidden,
@@ -26,7 +24,7 @@ from index_builder.calibration.retrieval import (
 from index_builder.calibration.setup import list_length
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.progress import track_parts
-from model_store.decision import Calibration, LabelMeans, OutlierDetector, label_means
+from model_store.decision import Calibration, label_means
 from model_store.encoder.contract import Embeddings, TextEncoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
@@ -96,78 +94,33 @@ def calibrate_texts(
     about = np.array([label is not None for label in captions.labels], np.bool_)
     matched, absent = captions.at(np.flatnonzero(about)), captions.at(np.flatnonzero(~about))
     _require_enough(matched, absent)
-    searched = _searched(encoder, gallery, matched, hide_labels=len(absent) == 0)
+    named, embeddings = matched.named, _embedded(encoder, matched.texts)
+    codes = np.unique(np.array(named.labels), return_inverse=True)[1]
+    clusters = np.unique(np.array(matched.clusters), return_inverse=True)[1].astype(np.int64)
+    means, n_listed = label_means(gallery), list_length(gallery, 0, hide_labels=len(absent) == 0)
+    detector = fit_detector(embeddings, codes)
+    scores = DetectorFolds.of(embeddings, codes, clusters).scores(embeddings, clusters)
+    found = look_up(gallery, means, named, embeddings, scores, n_listed)
     if len(absent) == 0:
-        folds = fit_label_folds(searched.embeddings, matched.named.labels, seed)
-        of_absent, absent_of = look_up_hidden(
-            gallery, searched.means, matched.named, searched.embeddings, folds, searched.n_listed
-        )
+        folds = fit_label_folds(embeddings, named.labels, seed)
+        of_absent, absent_of = look_up_hidden(gallery, means, named, embeddings, folds, n_listed)
     else:
-        of_absent, absent_of = searched.observe(encoder, gallery, absent.texts, absent.named), None
+        absent_of, embedded = None, _embedded(encoder, absent.texts)
+        scores = detector.scores(embedded)
+        of_absent = look_up(gallery, means, absent.named, embedded, scores, n_listed)
     queries = CalibrationQueries(
-        matched=searched.found,
+        matched=found,
         absent=of_absent,
         absent_of=absent_of,
         are_views=False,
-        clusters=searched.clusters,
+        clusters=clusters,
         sources=matched.sources,
         absent_sources=absent.sources,
         unseen=True,
     )
-    setup = CalibratedGallery.of(
-        encoder, gallery, searched.detector, searched.means, searched.n_listed
-    )
+    setup = CalibratedGallery.of(encoder, gallery, detector, means, n_listed)
     calibration = fit_calibration(setup, queries, config, seed, quality_limits={})
     return replace(calibration, report={**calibration.report, "queries": "captions"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Searched:
-    """The captions with a match, and the models fitted to them.
-
-    Attributes
-    ----------
-    embeddings : embeddings of N captions.
-    clusters : (N,) cluster of each caption.
-    found : search results of each caption.
-    detector : outlier detector fitted to the captions.
-    means : mean direction of each label of the gallery.
-    n_listed : number of items in every result list.
-    """
-
-    embeddings: Embeddings
-    clusters: NDArray[np.int64]
-    found: RetrievedQueries
-    detector: OutlierDetector
-    means: LabelMeans
-    n_listed: int
-
-    def observe(
-        self, encoder: TextEncoder, gallery: Gallery, texts: Sequence[str], named: Named
-    ) -> RetrievedQueries:
-        """Embed ``texts`` and search the gallery with them."""
-        embeddings = _embedded(encoder, texts)
-        scores = self.detector.scores(embeddings)
-        return look_up(gallery, self.means, named, embeddings, scores, self.n_listed)
-
-
-def _searched(
-    encoder: TextEncoder, gallery: Gallery, matched: Captions, *, hide_labels: bool
-) -> _Searched:
-    """Search the gallery with the captions that have a match."""
-    named, embeddings = matched.named, _embedded(encoder, matched.texts)
-    codes = np.unique(np.array(named.labels), return_inverse=True)[1]
-    clusters = np.unique(np.array(matched.clusters), return_inverse=True)[1].astype(np.int64)
-    means, n_listed = label_means(gallery), list_length(gallery, 0, hide_labels=hide_labels)
-    scores = DetectorFolds.of(embeddings, codes, clusters).scores(embeddings, clusters)
-    return _Searched(
-        embeddings,
-        clusters,
-        look_up(gallery, means, named, embeddings, scores, n_listed),
-        fit_detector(embeddings, codes),
-        means,
-        n_listed,
-    )
 
 
 def _require_enough(matched: Captions, absent: Captions) -> None:

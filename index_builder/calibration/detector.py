@@ -121,6 +121,21 @@ def fit_detectors(
         )
 
 
+def scores_by_fold(
+    detectors: Sequence[OutlierDetector | None], embeddings: Embeddings, folds: Indices
+) -> NDArray[np.float64]:
+    """Return the outlier score of each query from the detector of its fold, (B,).
+
+    The score is NaN if the fold has no detector.
+    """
+    scores = np.full(len(embeddings), np.nan)
+    for fold, detector in enumerate(detectors):
+        rows = np.flatnonzero(folds == fold)
+        if detector is not None and len(rows):
+            scores[rows] = detector.scores(embeddings.at(rows))
+    return scores
+
+
 def _references(label_codes: Codes, n_references: int) -> Indices:
     """Choose reference images: first `LEAST_OF_LABEL` images of each label, then further images."""
     order = np.argsort(label_codes, kind="stable")

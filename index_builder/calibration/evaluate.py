@@ -230,45 +230,42 @@ class Answers:
         return len(self.answers)
 
     @property
-    def first_probabilities(self) -> NDArray[np.float64]:
+    def first_probabilities(self) -> Floats:
         """Match probability of each query's first item, (B,)."""
-        return np.array(
-            [answer.matches[0].match_probability for answer in self.answers], dtype=float
-        )
+        return self._values(lambda answer: answer.matches[0].match_probability)
 
     @property
-    def first_similarities(self) -> NDArray[np.float64]:
+    def first_similarities(self) -> Floats:
         """Similarity of each query's first item, (B,)."""
-        return np.array([answer.matches[0].similarity for answer in self.answers], dtype=float)
+        return self._values(lambda answer: answer.matches[0].similarity)
 
     @property
-    def uncertainties(self) -> NDArray[np.float64]:
+    def uncertainties(self) -> Floats:
         """`Answer.uncertainty` of each query, (B,); 0 if the encoder gives no variance."""
-        return np.array([answer.uncertainty or 0 for answer in self.answers], dtype=float)
+        return self._values(lambda answer: answer.uncertainty or 0)
 
     @property
-    def p_values(self) -> NDArray[np.float64]:
+    def p_values(self) -> Floats:
         """Outlier p-value of each query, (B,)."""
-        return np.array(
-            [answer.decision.assessment.outlier_p_value for answer in self.answers], dtype=float
-        )
+        return self._values(lambda answer: answer.decision.assessment.outlier_p_value)
 
     @property
-    def outlier_scores(self) -> NDArray[np.float64]:
+    def outlier_scores(self) -> Floats:
         """Outlier score of each query, (B,)."""
-        return np.array([answer.predictive.outlier_score for answer in self.answers])
+        return self._values(lambda answer: answer.predictive.outlier_score)
 
     @property
-    def set_sizes(self) -> NDArray[np.int64]:
+    def set_sizes(self) -> Floats:
         """Size of each query's result set, (B,)."""
-        return np.array([len(answer.result_set) for answer in self.answers])
+        return self._values(lambda answer: len(answer.result_set))
 
     @property
-    def no_match_probabilities(self) -> NDArray[np.float64]:
+    def no_match_probabilities(self) -> Floats:
         """P(no match in the gallery) of each query, (B,)."""
-        return np.array(
-            [answer.decision.no_match_probability for answer in self.answers], dtype=float
-        )
+        return self._values(lambda answer: answer.decision.no_match_probability)
+
+    def _values(self, value: Callable[[Answer], float | None]) -> Floats:
+        return np.array([value(answer) for answer in self.answers], dtype=float)
 
     def verdicts(self) -> dict[str, float]:
         """Share of each verdict."""

@@ -6,19 +6,20 @@ Also measures the most probable parents of calibration queries, for example genu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.probabilities import (
+    CrossFit,
     Examples,
-    LabelChoices,
     QueryGroup,
     cross_fitted,
     fit_choice,
     numbers_of_signals,
+    set_outcomes,
 )
 from index_builder.calibration.queries import (
     LEAST_LABELS,
@@ -27,12 +28,10 @@ from index_builder.calibration.queries import (
     Integers,
     Names,
 )
-from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, calibration_error, calibration_spread, reliability
 from model_store.decision import (
     SIGNALS,
-    Absence,
     Calibration,
     Evidence,
     Hierarchy,
@@ -66,20 +65,6 @@ COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Queries of one kind.
-
-    ``labels`` is None except for queries of withheld labels.
-    """
-
-    observed: RetrievedQueries
-    clusters: Integers
-    absent: bool
-    sources: Names | None
-    labels: Names | None = None
-
-
 def fit_calibration(
     gallery: CalibratedGallery,
     queries: CalibrationQueries,
@@ -106,8 +91,11 @@ def fit_calibration(
     CalibrationError : too few matched or absent queries.
     """
     _require_enough(queries)
-    matched, parts = queries.matched, _parts(queries)
-    fitted = _cross_fit(queries, parts, gallery, seed)
+    matched, groups = queries.matched, _groups(queries)
+    assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
+    examples = Examples.of(_weighted(groups, assumed))
+    fitted = cross_fitted(examples, seed, numbers_of_signals(queries.absence, examples))
+    absent_scores = _absent_scores(queries)
     calibration = Calibration(
         encoder_fingerprint=gallery.encoder_fingerprint,
         search=gallery.search,
@@ -118,31 +106,39 @@ def fit_calibration(
         max_error=config.max_error,
         max_false_match_rate=config.max_false_match_rate,
         delta=config.delta,
-        assumed_absent=fitted.assumed,
+        assumed_absent=assumed,
         expected_absent=config.expected_absent,
         order=config.order,
-        outlier_scores=_ordinary_scores(parts, queries.n_put),
+        outlier_scores=_ordinary_scores(groups, queries.n_put),
         means=gallery.means,
         label_classes=size_classes(gallery.label_counts),
         n_labels=gallery.n_labels(),
         detector=gallery.detector,
-        match=fit_choice(fitted.examples, fitted.n_signals),
+        match=fit_choice(examples, fitted.n_signals),
         feedback=Recalibration(),
-        evidence=fitted.evidence,
+        evidence=_evidence(gallery, queries, groups, examples, fitted.probabilities),
         quality_limits=quality_limits,
         report={},
         hierarchy=gallery.rule.hierarchy,
         within=gallery.rule.within,
         similarity_stds=np.sort(matched.similarity_stds),
-        absent_outlier_scores=_absent_scores(queries, parts),
+        absent_outlier_scores=absent_scores,
         largest_similarity=float(matched.similarities[:, 0].max()),
     )
-    near = _absent_scores(queries, parts)
-    told = {"outlier_auroc": {"near": auroc(near, calibration.outlier_scores)}}
-    measured = _measured(calibration, fitted.choices, fitted.examples) | told
-    report = _described(queries, parts, fitted.n_signals, measured)
-    given = _guarantee_share(calibration, seed)
-    return replace(calibration, report={**report, "guarantee_share": given})
+    report = {
+        "n_matched": len(matched),
+        "n_leave_one_out": sum(len(one.observed) for one in groups[1:] if not one.absent),
+        "n_absent": sum(len(one.observed) for one in groups if one.absent),
+        "absence": queries.absence,
+        "queries": queries.origin,
+        "signals": list(SIGNALS[: fitted.n_signals]),
+        "cross_fitted": {
+            **_measured(calibration, examples, fitted),
+            "outlier_auroc": {"near": auroc(absent_scores, calibration.outlier_scores)},
+        },
+        "guarantee_share": _guarantee_share(calibration, seed),
+    }
+    return replace(calibration, report=report)
 
 
 def _guarantee_share(calibration: Calibration, seed: int) -> float:
@@ -177,66 +173,18 @@ def _guarantee_share(calibration: Calibration, seed: int) -> float:
     return n_given / N_RESAMPLED
 
 
-def _ordinary_scores(parts: Sequence[_Part], n_put: int) -> Floats:
+def _ordinary_scores(groups: Sequence[QueryGroup], n_put: int) -> Floats:
     """Return the outlier scores of held-out queries and of items added later, sorted together."""
-    ordered: Floats = np.sort(
-        np.r_[parts[0].observed.outlier_scores, parts[1].observed.outlier_scores[:n_put]]
-    )
+    held_out, others = (one.observed.outlier_scores for one in groups[:2])
+    ordered: Floats = np.sort(np.r_[held_out, others[:n_put]])
     return ordered
 
 
-def _absent_scores(queries: CalibrationQueries, parts: Sequence[_Part]) -> Floats:
+def _absent_scores(queries: CalibrationQueries) -> Floats:
     """Return the sorted outlier scores of those absent queries that are not gallery images."""
-    kinds = queries.absent, queries.withheld
-    scores = [
-        part.observed.outlier_scores for part in parts if any(part.observed is one for one in kinds)
-    ]
-    ordered: Floats = np.sort(np.concatenate(scores))
+    kinds = [one for one in (queries.absent, queries.withheld) if one is not None]
+    ordered: Floats = np.sort(np.concatenate([one.outlier_scores for one in kinds]))
     return ordered
-
-
-@dataclass(frozen=True, slots=True)
-class _CrossFitted:
-    """Cross-fitted match probabilities.
-
-    Attributes
-    ----------
-    examples : the labels that queries find.
-    probabilities : (N,) match probability of each label in ``examples``.
-    assumed : total weight of absent queries in the fit, divided by the total weight of all queries.
-    n_signals : number of signals, see `fit_choice`.
-    choices : the labels that each query finds.
-    evidence : the outcome of each query.
-    """
-
-    examples: Examples
-    probabilities: Floats
-    assumed: float
-    n_signals: int
-    choices: LabelChoices
-    evidence: Evidence
-
-
-def _cross_fit(
-    queries: CalibrationQueries, parts: list[_Part], gallery: CalibratedGallery, seed: int
-) -> _CrossFitted:
-    """Cross-fit the match probabilities and collect the evidence."""
-    assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
-    examples = Examples.of(_weighted(parts, assumed))
-    fitted = cross_fitted(examples, seed, numbers_of_signals(queries.absence, examples))
-    probabilities = fitted.probabilities
-    choices = LabelChoices.of(examples, probabilities, fitted.folds)
-    n_labels = int(gallery.n_labels().sum())
-    rivals = queries.absent_rivals
-    if queries.absent_of is not None:
-        rivals = n_labels / max(n_labels - 1, 1)
-    evidence = _evidence(parts, examples, probabilities, choices, queries.absence, rivals)
-    evidence = replace(evidence, outlier_p_values=_outlier_p_values(parts, queries.n_put))
-    if gallery.rule.hierarchy is not None:
-        withheld = [name for part in parts for name in part.labels or [None] * len(part.observed)]
-        known = gallery.rule.hierarchy, gallery.labels, withheld
-        evidence = replace(evidence, levels=level_evidence(*known, examples, probabilities))
-    return _CrossFitted(examples, probabilities, assumed, fitted.n_signals, choices, evidence)
 
 
 def _require_enough(queries: CalibrationQueries) -> None:
@@ -252,24 +200,6 @@ def _require_enough(queries: CalibrationQueries) -> None:
             )
 
 
-def _described(
-    queries: CalibrationQueries,
-    parts: Sequence[_Part],
-    n_signals: int,
-    measured: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the report of a calibration: counts of queries, and the measured results."""
-    return {
-        "n_matched": len(queries.matched),
-        "n_leave_one_out": sum(len(part.observed) for part in parts[1:] if not part.absent),
-        "n_absent": sum(len(part.observed) for part in parts if part.absent),
-        "absence": queries.absence,
-        "queries": queries.origin,
-        "signals": list(SIGNALS[:n_signals]),
-        "cross_fitted": measured,
-    }
-
-
 def _is_known(queries: CalibrationQueries) -> bool:
     """Return whether the absent queries represent truly absent queries."""
     if queries.absence == "hidden_labels":
@@ -278,9 +208,7 @@ def _is_known(queries: CalibrationQueries) -> bool:
     return queries.absence != "hidden_trained_labels"
 
 
-def _measured(
-    calibration: Calibration, choices: LabelChoices, examples: Examples
-) -> dict[str, Any]:
+def _measured(calibration: Calibration, examples: Examples, fitted: CrossFit) -> dict[str, Any]:
     """Measure cross-fitted probabilities and result sets at the assumed share of absent queries.
 
     Results are in the gallery's default order; the key ``orders`` has results for both orders, by
@@ -294,7 +222,7 @@ def _measured(
         "absent_auroc": auroc(
             evidence.no_match_probabilities[~present], evidence.no_match_probabilities[present]
         ),
-        "result_sets": choices.outcomes(COVERAGES, evidence, calibration),
+        "result_sets": set_outcomes(examples, fitted, COVERAGES, evidence, calibration),
         **levels_measured(calibration, examples.weights),
     }
 
@@ -316,56 +244,48 @@ def _of_order(calibration: Calibration, order: Order, examples: Examples) -> dic
     }
 
 
-def _parts(queries: CalibrationQueries) -> list[_Part]:
+def _groups(queries: CalibrationQueries) -> list[QueryGroup]:
     """Return the queries of all kinds, matched queries first."""
-    left_out = queries.leave_one_out
-    parts = [_Part(queries.matched, queries.clusters, absent=False, sources=queries.sources)]
+    left_out, hidden = queries.leave_one_out, queries.absent_of
+    groups = [QueryGroup(queries.matched, queries.clusters, False, queries.sources)]
     if left_out is not None:
-        parts.append(_Part(left_out.matched, left_out.clusters, False, left_out.sources))
-    hidden = queries.absent_of
-    withheld = queries.withheld if hidden is not None else queries.absent
+        groups.append(QueryGroup(left_out.matched, left_out.clusters, False, left_out.sources))
+    withheld = queries.absent if hidden is None else queries.withheld
     if hidden is not None:
         of_hidden = queries.clusters[hidden], True, _some(queries.sources, hidden)
-        parts.append(_Part(queries.absent, *of_hidden))
+        groups.append(QueryGroup(queries.absent, *of_hidden))
     if withheld is not None:
-        taken = [queries.clusters] if left_out is None else [queries.clusters, left_out.clusters]
-        own = 1 + max(int(numbers.max()) for numbers in taken) + np.arange(len(withheld))
-        sources, labels = queries.absent_sources, queries.absent_labels
-        parts.append(_Part(withheld, own, True, sources, labels))
+        n_clusters = 1 + max(int(one.clusters.max()) for one in groups if not one.absent)
+        own = n_clusters + np.arange(len(withheld))
+        groups.append(
+            QueryGroup(withheld, own, True, queries.absent_sources, queries.absent_labels)
+        )
     if left_out is not None and left_out.absent is not None:
         assert left_out.absent_of is not None  # noqa: S101 - both are set together
         places = left_out.absent_of
         sources = _some(left_out.sources, places)
-        parts.append(_Part(left_out.absent, left_out.clusters[places], True, sources))
-    return parts
+        groups.append(QueryGroup(left_out.absent, left_out.clusters[places], True, sources))
+    return groups
 
 
-def _some(names: Names | None, places: Integers | None) -> Names | None:
-    return None if names is None or places is None else tuple(names[place] for place in places)
+def _some(names: Names | None, places: Integers) -> Names | None:
+    return None if names is None else tuple(names[place] for place in places)
 
 
-def _weighted(parts: list[_Part], assumed: float) -> list[QueryGroup]:
-    """Give matched queries weight 1; weight absent queries so that their share is ``assumed``."""
-    n_present = sum(len(part.observed) for part in parts if not part.absent)
-    n_absent = sum(len(part.observed) for part in parts if part.absent)
+def _weighted(groups: Sequence[QueryGroup], assumed: float) -> list[QueryGroup]:
+    """Weight absent queries so that their share is ``assumed``; matched queries have weight 1."""
+    n_present = sum(len(one.observed) for one in groups if not one.absent)
+    n_absent = sum(len(one.observed) for one in groups if one.absent)
     of_absent = assumed / (1 - assumed) * n_present / n_absent
-    return [
-        QueryGroup(
-            part.observed,
-            of_absent if part.absent else 1.0,
-            part.clusters,
-            part.absent,
-        )
-        for part in parts
-    ]
+    return [replace(one, weight=of_absent) if one.absent else one for one in groups]
 
 
-def _outlier_p_values(parts: list[_Part], n_put: int) -> Floats:
+def _outlier_p_values(groups: Sequence[QueryGroup], n_put: int) -> Floats:
     """Return the outlier p-value of each query, (N,); no query is compared with itself."""
-    ordinary = _ordinary_scores(parts, n_put)
+    ordinary = _ordinary_scores(groups, n_put)
     n, p_values = len(ordinary), []
-    for place, part in enumerate(parts):
-        scores = part.observed.outlier_scores
+    for place, group in enumerate(groups):
+        scores = group.observed.outlier_scores
         at_least = n - np.searchsorted(ordinary, scores)
         n_ordinary = {0: len(scores), 1: n_put}.get(place, 0)
         is_ordinary = np.arange(len(scores)) < n_ordinary
@@ -374,43 +294,48 @@ def _outlier_p_values(parts: list[_Part], n_put: int) -> Floats:
 
 
 def _evidence(
-    parts: list[_Part],
+    gallery: CalibratedGallery,
+    queries: CalibrationQueries,
+    groups: Sequence[QueryGroup],
     examples: Examples,
     probabilities: Floats,
-    choices: LabelChoices,
-    absence: Absence,
-    rivals: float,
 ) -> Evidence:
-    """Return the cross-fitted outcome of each query; for ``rivals`` see `Evidence`."""
-    absent = np.concatenate([np.full(len(part.observed), part.absent) for part in parts])
-    own_sizes = np.concatenate([part.observed.own_sizes for part in parts])
+    """Return the cross-fitted outcome of each query."""
+    absent, matches = examples.absent, examples.matches
+    own_sizes = np.concatenate([one.observed.own_sizes for one in groups])
     first, likeliest = examples.starts, examples.likeliest(probabilities)
+    of_match = np.maximum.reduceat(np.where(matches, probabilities, -1.0), first)
     # Absent queries of one label are right or wrong together, so they form one cluster.
-    of_label = np.concatenate([part.observed.codes for part in parts]).astype(np.int64)
-    clusters = np.concatenate([part.clusters for part in parts])
-    numbers = np.unique(
-        np.where(absent, -1 - np.abs(of_label) * 2 - (of_label < 0), clusters), return_inverse=True
-    )[1]
-    names: list[str] = []
-    for part in parts:
-        names += part.sources or [""] * len(part.observed)
+    of_label = examples.labels.astype(np.int64)
+    of_absent = -1 - np.abs(of_label) * 2 - (of_label < 0)
+    clusters = np.unique(np.where(absent, of_absent, examples.clusters), return_inverse=True)[1]
+    names = [name for one in groups for name in one.sources or [""] * len(one.observed)]
     source_names, sources = np.unique(np.array(names), return_inverse=True)
+    rivals, hierarchy, levels = queries.absent_rivals, gallery.rule.hierarchy, None
+    if queries.absent_of is not None:
+        n_labels = int(gallery.n_labels().sum())
+        rivals = n_labels / max(n_labels - 1, 1)
+    if hierarchy is not None:
+        withheld = [name for one in groups for name in one.labels or [None] * len(one.observed)]
+        levels = level_evidence(hierarchy, gallery.labels, withheld, examples, probabilities)
     return Evidence(
         first_probabilities=probabilities[first],
-        no_match_probabilities=1 - np.add.reduceat(probabilities, examples.starts),
-        correct=examples.matches[first],
+        no_match_probabilities=1 - np.add.reduceat(probabilities, first),
+        correct=matches[first],
         absent=absent,
         first_classes=size_classes(examples.sizes[first]),
         likeliest_probabilities=probabilities[likeliest],
-        likeliest_correct=examples.matches[likeliest],
+        likeliest_correct=matches[likeliest],
         likeliest_classes=size_classes(examples.sizes[likeliest]),
         true_classes=np.where(absent, -1, size_classes(own_sizes)).astype(np.int8),
-        critical=choices.critical(),
-        clusters=numbers.astype(np.int64),
+        critical=np.where(matches[likeliest], np.inf, of_match),
+        clusters=clusters.astype(np.int64),
         sources=sources.astype(np.int16),
         source_names=source_names.tolist(),
-        absence=absence,
+        absence=queries.absence,
         rivals=rivals,
+        outlier_p_values=_outlier_p_values(groups, queries.n_put),
+        levels=levels,
     )
 
 

@@ -140,6 +140,10 @@ def fit_again(
         observed = calibration_queries(setup, queries)
     else:
         images, was_put = stored_items(items, gallery, kept.seed)
+        item_queries = None  # the queries are held-out images
+        if unlabelled is not None:
+            alone = _embeddings(encoder, queries.matched)
+            item_queries = ItemQueries(queries.matched, alone, replace(alone, mean=unlabelled))
         setup, observed = observe_gallery(
             encoder,
             gallery,
@@ -151,7 +155,7 @@ def fit_again(
             was_put=was_put,
             known_labels=kept.labels,
             rule=rule,
-            items=_item_queries(encoder, queries.matched, unlabelled),
+            items=item_queries,
         )
     fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)
     # A fit of these two values needs images and the encoder, which are not available.
@@ -205,23 +209,7 @@ def _queries(
     if kept.unlabelled is not None:
         others = kept.withheld.mean.whole()[of_withheld]
         unlabelled = np.concatenate([kept.unlabelled.whole()[rows], others])
-    return (
-        QuerySet(present, absent, None),
-        unlabelled,
-    )
-
-
-def _item_queries(
-    encoder: KeptVectors,
-    matched: LabelledImages,
-    unlabelled: NDArray[np.float32] | None,
-) -> ItemQueries | None:
-    """Return the stored items as queries; if the queries are held-out images, return None."""
-    if unlabelled is None:
-        return None
-    alone = _embeddings(encoder, matched)
-    of_label = replace(alone, mean=unlabelled)
-    return ItemQueries(matched, alone, of_label)
+    return QuerySet(present, absent, None), unlabelled
 
 
 def _held(kept: CalibrationInputs, items: ItemFeatures | None, gallery: Gallery) -> set[str]:
@@ -258,14 +246,6 @@ def stored_items(
     return images.at(named), items.was_put[named]
 
 
-def _put_queries(queries: CalibrationQueries, was_put: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the positions of the leave-one-out queries that are items added later."""
-    left_out = queries.leave_one_out
-    if left_out is None:
-        return np.empty(0, dtype=np.int64)
-    return np.flatnonzero(was_put[left_out.places])
-
-
 def _compared(
     fitted: Calibration,
     before: Calibration,
@@ -283,17 +263,15 @@ def _compared(
     and to reviewed queries. For these items and these reviewed queries, the loss of the new
     calibration is computed from cross-fitted probabilities.
     """
-    held_out = queries.matched
+    held_out, left_out = queries.matched, queries.leave_one_out
     of_held_out = _embeddings(encoder, matched)
     unseen = _unseen_losses(fitted)
     after = np.where(was_decided, unseen[: len(held_out)], _losses(fitted, held_out, of_held_out))
     if before.outdated is not None:  # nothing to compare
         return Refit(fitted, float(after.mean()), float(after.mean()), 0.0)
     old = _losses(before, held_out, of_held_out)
-    put = _put_queries(queries, was_put)
-    if len(put):
-        assert queries.leave_one_out is not None  # noqa: S101 - or nothing was put
-        left_out = queries.leave_one_out
+    if left_out is not None and was_put[left_out.places].any():
+        put = np.flatnonzero(was_put[left_out.places])
         after = np.concatenate([after, unseen[len(held_out) + put]])
         of_put = _embeddings(encoder, items.at(left_out.places[put]))
         old = np.concatenate([old, _losses(before, left_out.matched.at(put), of_put)])

@@ -25,7 +25,7 @@ from model_store.encoder.contract import Embeddings, Encoder
 from model_store.errors import CalibrationError, ItemNotFound
 from model_store.gallery import Gallery
 
-from .detector import MIN_REFERENCES, fit_detectors
+from .detector import MIN_REFERENCES, fit_detectors, scores_by_fold
 
 ENOUGH = 1000
 """Sufficient number of matched queries. If there are fewer matched queries than this number,
@@ -43,47 +43,35 @@ the image, and the distance to this copy would be zero. With 20 folds, each dete
 good as a detector fitted to all images."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutItems:
-    """Gallery images that were added after the queries were held out.
+def put_queries(
+    gallery: Gallery, images: LabelledImages, was_put: NDArray[np.bool_], n_held_out: int
+) -> NDArray[np.int64]:
+    """Choose added images as queries; their share is the same among the queries as in the gallery.
 
-    Attributes
+    The label of a chosen image also belongs to another gallery item.
+
+    Parameters
     ----------
-    places : (m,) indices of these images.
-    n_queries : number of these images that become queries. With this number, the share of added
-        images is the same among the queries as in the gallery.
+    images : gallery images in random order.
+    was_put : (N,) mask of the images that were added after the queries were held out.
+    n_held_out : number of held-out matched queries. The held-out queries are representative only of
+        the gallery without the added images.
     """
-
-    places: NDArray[np.int64]
-    n_queries: int
-
-    @classmethod
-    def of(
-        cls, gallery: Gallery, images: LabelledImages, was_put: NDArray[np.bool_], n_held_out: int
-    ) -> PutItems:
-        """Choose the added images whose label also belongs to another gallery item.
-
-        Parameters
-        ----------
-        images : gallery images in random order.
-        was_put : (N,) mask of the images that were added later.
-        n_held_out : number of held-out matched queries. The held-out queries are representative
-            only of the gallery without the added images.
-        """
-        codes = gallery.label_codes(np.arange(gallery.n_items))
-        counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
-        several = {gallery.labels[code] for code in np.flatnonzero(counts > 1).tolist()}
-        known = np.array([label in several for label in images.labels], dtype=bool)
-        share = float(was_put.mean()) if len(images) else 0.0
-        n_queries = round(n_held_out * share / max(1 - share, 0.5 / max(len(images), 1)))
-        return cls(np.flatnonzero(was_put & known), n_queries)
+    codes = gallery.label_codes(np.arange(gallery.n_items))
+    counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
+    several = {gallery.labels[code] for code in np.flatnonzero(counts > 1).tolist()}
+    known = np.array([label in several for label in images.labels], dtype=bool)
+    share = float(was_put.mean()) if len(images) else 0.0
+    n_queries = round(n_held_out * share / max(1 - share, 0.5 / max(len(images), 1)))
+    return np.flatnonzero(was_put & known)[:n_queries]
 
 
 def leave_one_out_queries(
     images: LabelledImages,
     n_held_out: int,
     enough: int = ENOUGH,
-    put: PutItems | None = None,
+    was_put: NDArray[np.bool_] | None = None,
+    put: Sequence[int] | NDArray[np.int64] = (),
 ) -> NDArray[np.int64]:
     """Choose gallery images as additional queries, if there are too few held-out queries.
 
@@ -92,22 +80,20 @@ def leave_one_out_queries(
     images : gallery images in random order; the encoder was not trained on them.
     n_held_out : number of held-out matched queries.
     enough : wanted total of matched queries.
-    put : items added later. Items added later are chosen first, because the held-out queries do not
-        represent these items.
+    was_put, put : see `put_queries`, and its result.
 
     Returns
     -------
-    (m,) indices of the chosen images. Images of ``put`` come first. For each other chosen image, an
-    image of another group has the same label.
+    (m,) indices of the chosen images. Images of ``put`` come first, because the held-out queries do
+    not represent added images. For each other chosen image, an image of another group has the same
+    label.
     """
     if len(images) * (N_FOLDS - 1) // N_FOLDS < MIN_REFERENCES:
         return np.empty(0, dtype=np.int64)
-    paired = np.flatnonzero(has_partner(images))
-    if put is None:
-        return paired[: max(enough - n_held_out, 0)]
-    of_put = put.places[: put.n_queries]
-    others = np.setdiff1d(paired, put.places)  # keeps the random order
-    return np.concatenate([of_put, others[: max(enough - n_held_out - len(of_put), 0)]])
+    paired = has_partner(images)
+    others = np.flatnonzero(paired if was_put is None else paired & ~was_put)
+    chosen = others[: max(enough - n_held_out - len(put), 0)]
+    return np.concatenate([np.array(put, dtype=np.int64), chosen])
 
 
 def has_partner(images: LabelledImages) -> NDArray[np.bool_]:
@@ -191,7 +177,7 @@ def group_keys(images: LabelledImages) -> list[str]:
 class DetectorFolds:
     """Outlier detectors of a gallery; each is fitted without one fold of the gallery's groups."""
 
-    detectors: tuple[OutlierDetector | None, ...]
+    detectors: tuple[OutlierDetector, ...]
 
     @classmethod
     def of(
@@ -223,8 +209,9 @@ class DetectorFolds:
         kept = [np.flatnonzero(groups % n_folds != fold) for fold in range(n_folds)]
         is_empty = [len(rows) == len(groups) and n_folds > 1 for rows in kept]
         subsets = [rows for rows, empty in zip(kept, is_empty, strict=True) if not empty]
-        fitted = fit_detectors(embeddings, codes, subsets)
-        return cls(tuple(None if empty else next(fitted) for empty in is_empty))
+        fitted = list(fit_detectors(embeddings, codes, subsets))
+        others = iter(fitted)
+        return cls(tuple(fitted[0] if empty else next(others) for empty in is_empty))
 
     def scores(self, embeddings: Embeddings, groups: NDArray[np.int64]) -> NDArray[np.float64]:
         """Score each image with a detector fitted without the image's group; return (B,).
@@ -234,13 +221,7 @@ class DetectorFolds:
         groups : (B,) group numbers. The detectors must have been fitted with the same group
             numbers.
         """
-        scores = np.empty(len(embeddings))
-        known = next(one for one in self.detectors if one is not None)
-        for fold, detector in enumerate(self.detectors):
-            rows = np.flatnonzero(groups % len(self.detectors) == fold)
-            if len(rows):
-                scores[rows] = (detector or known).scores(embeddings.at(rows))
-        return scores
+        return scores_by_fold(self.detectors, embeddings, groups % len(self.detectors))
 
 
 MOST_QUERIES = 2_000

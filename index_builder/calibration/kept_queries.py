@@ -6,7 +6,7 @@ A stored query consists of an embedding, in half precision, and a label. Item fe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,6 @@ class Kept(Table):
     @classmethod
     def of(cls, images: LabelledImages, embeddings: Embeddings) -> Kept:
         """Return images and their embeddings as stored queries."""
-        features = averaged_features(embeddings.features, averaging(embeddings.features.shape[1]))
         return cls(
             images.ids,
             images.labels,
@@ -70,7 +69,7 @@ class Kept(Table):
             images.sources,
             HalfRows.of(embeddings.mean),
             HalfRows.of(embeddings.variance),
-            HalfRows.of(features),
+            _half_features(embeddings.features),
         )
 
     def embeddings(self) -> Embeddings:
@@ -136,14 +135,19 @@ class CalibrationInputs:
 
     def save(self, directory: Path) -> None:
         """Write to ``directory``."""
-        arrays: dict[str, NDArray[Any]] = dict(_arrays(self))
-        settings = [self.are_views, self.unseen, self.seed]
-        np.savez(
-            directory / KEPT_QUERIES_FILE,
-            settings=np.array(settings, np.int64),
-            labels=packed_names([self.labels]),
-            **arrays,  # type: ignore[arg-type] # numpy's stub
-        )
+        arrays: dict[str, NDArray[Any]] = {
+            "settings": np.array([self.are_views, self.unseen, self.seed], np.int64),
+            "labels": packed_names([self.labels]),
+        }
+        rows = {} if self.unlabelled is None else {"unlabelled": self.unlabelled}
+        for kind in _KINDS:
+            queries: Kept = getattr(self, kind)
+            names = [queries.ids, queries.labels, queries.groups, queries.sources]
+            arrays[f"{kind}.names"] = packed_names(names)
+            rows |= {f"{kind}.{part}": getattr(queries, part) for part in _PARTS}
+        for name, some in rows.items():
+            arrays |= {name: some.values, f"{name}.scales": some.scales}
+        np.savez(directory / KEPT_QUERIES_FILE, **arrays)  # type: ignore[arg-type] # numpy's stub
 
     @classmethod
     def load(cls, directory: Path) -> CalibrationInputs | None:
@@ -152,14 +156,15 @@ class CalibrationInputs:
         if not path.exists():
             return None
         with np.load(path, allow_pickle=False) as arrays:
+
+            def half_rows(name: str) -> HalfRows:
+                return HalfRows(arrays[name], arrays[f"{name}.scales"])
+
             are_views, unseen, seed = arrays["settings"].tolist()
             kinds = {}
             for kind in _KINDS:
                 ids, labels, groups, *sources = unpacked_names(arrays[f"{kind}.names"])
-                parts = [
-                    HalfRows(arrays[f"{kind}.{part}"], arrays[f"{kind}.{part}.scales"])
-                    for part in _PARTS
-                ]
+                parts = [half_rows(f"{kind}.{part}") for part in _PARTS]
                 known = None if sources[0] is None else tuple(sources[0])
                 kinds[kind] = Kept(tuple(ids), tuple(labels), tuple(groups), known, *parts)
             return cls(
@@ -168,9 +173,7 @@ class CalibrationInputs:
                 unseen=bool(unseen),
                 seed=seed,
                 labels=tuple(unpacked_names(arrays["labels"])[0]) if "labels" in arrays else (),
-                unlabelled=HalfRows(arrays["unlabelled"], arrays["unlabelled.scales"])
-                if "unlabelled" in arrays
-                else None,
+                unlabelled=half_rows("unlabelled") if "unlabelled" in arrays else None,
             )
 
 
@@ -180,20 +183,6 @@ def _label_of(gallery: Gallery, item_id: str) -> str | None:
         return gallery.item(item_id).label
     except ItemNotFound:
         return None
-
-
-def _arrays(kept: CalibrationInputs) -> Iterator[tuple[str, NDArray[Any]]]:
-    for kind in _KINDS:
-        queries: Kept = getattr(kept, kind)
-        names = [queries.ids, queries.labels, queries.groups, queries.sources]
-        yield f"{kind}.names", packed_names(names)
-        for part in _PARTS:
-            rows: HalfRows = getattr(queries, part)
-            yield f"{kind}.{part}", rows.values
-            yield f"{kind}.{part}.scales", rows.scales
-    if kept.unlabelled is not None:
-        yield "unlabelled", kept.unlabelled.values
-        yield "unlabelled.scales", kept.unlabelled.scales
 
 
 def keep(
@@ -238,27 +227,19 @@ def keep(
         unlabelled,
     ).save(directory)
     if len(images):
-        kept_items(encoder, images, gallery.n_items).save(directory)
+        images = images.at(whole_groups(images.groups, np.arange(len(images)), MOST_ITEMS))
+        ItemFeatures(
+            images.ids,
+            tuple(group_keys(images)),
+            _half_features(_embedded(encoder, images).features),
+            np.zeros(len(images), dtype=bool),
+            len(images) / gallery.n_items,
+        ).save(directory)
 
 
-def kept_items(encoder: Encoder, images: LabelledImages, gallery_size: int) -> ItemFeatures:
-    """Return the features of a random sample of the gallery's items.
-
-    Parameters
-    ----------
-    images : gallery images in random order.
-    gallery_size : number of items in the gallery.
-    """
-    order = np.arange(len(images))
-    images = images.at(whole_groups(images.groups, order, MOST_ITEMS))
-    features = _embedded(encoder, images).features
-    return ItemFeatures(
-        images.ids,
-        tuple(group_keys(images)),
-        HalfRows.of(averaged_features(features, averaging(features.shape[1]))),
-        np.zeros(len(images), dtype=bool),
-        len(images) / gallery_size,
-    )
+def _half_features(features: NDArray[np.float32]) -> HalfRows:
+    """Return features in half precision; if there are many, adjacent features are averaged."""
+    return HalfRows.of(averaged_features(features, averaging(features.shape[1])))
 
 
 def _embedded(encoder: Encoder, images: LabelledImages) -> Embeddings:
@@ -375,17 +356,14 @@ def _joined(kept: Kept, drawn: Sequence[DrawnQuery], labels: Sequence[str]) -> K
         return kept
     ids = tuple(one.embedded.query_id for one in drawn)
     names = [name or f"absent {one}" for name, one in zip(labels, ids, strict=True)]
-    rows = [_rows(drawn, part) for part in ("mean", "variance", "features")]
-    whole = rows[2].whole()
-    rows[2] = HalfRows.of(averaged_features(whole, averaging(whole.shape[1])))
     return Kept(
         kept.ids + ids,
         kept.labels + tuple(names),
         kept.groups + tuple(f"query {one}" for one in ids),
         None if kept.sources is None else kept.sources + (SOURCE,) * len(ids),
-        HalfRows.concatenate([kept.mean, rows[0]]),
-        HalfRows.concatenate([kept.variance, rows[1]]),
-        HalfRows.concatenate([kept.features, rows[2]]),
+        HalfRows.concatenate([kept.mean, _rows(drawn, "mean")]),
+        HalfRows.concatenate([kept.variance, _rows(drawn, "variance")]),
+        HalfRows.concatenate([kept.features, _half_features(_rows(drawn, "features").whole())]),
     )
 
 

@@ -29,7 +29,7 @@ from model_store.search import N_CANDIDATES, pair_uncertainty
 from model_store.table import Table
 from model_store.truth import SameLabel, Truth, Within, wgs84
 
-from .detector import MIN_REFERENCES, fit_detectors
+from .detector import MIN_REFERENCES, fit_detectors, scores_by_fold
 
 N_FOLDS = 20
 """Maximum number of label folds. A detector fitted without a fold lacks all labels of the fold, not
@@ -68,13 +68,8 @@ class LabelFolds:
 
         The score is NaN if no such detector exists.
         """
-        scores = np.full(len(embeddings), np.nan)
         folds = np.array([self.fold_of.get(label, 0) for label in labels], dtype=np.int64)
-        for fold, detector in enumerate(self.detectors):
-            rows = np.flatnonzero(folds == fold)
-            if detector is not None and len(rows):
-                scores[rows] = detector.scores(embeddings.at(rows))
-        return scores
+        return scores_by_fold(self.detectors, embeddings, folds)
 
 
 def fit_label_folds(

@@ -14,12 +14,19 @@ from index_builder.vectors.images import Seen
 from model_store.decision import LabelMeans, OutlierDetector, label_means
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
-from model_store.pairs import Correlation, correlation_of
+from model_store.pairs import correlation_of
 from model_store.search import N_CANDIDATES
 
 from .detector import MIN_REFERENCES, fit_detector
 from .queries import BY_LABEL, CalibratedGallery, TruthRule
-from .retrieval import LabelFolds, RetrievedQueries, fit_label_folds, look_up, observe
+from .retrieval import (
+    LabelFolds,
+    RetrievedQueries,
+    fit_label_folds,
+    look_up,
+    look_up_hidden,
+    observe,
+)
 
 PARTS = 4
 """If labels are hidden, a result list has at most 1 / `PARTS` of the gallery's items. If a label is
@@ -222,11 +229,6 @@ class RetrievalSetup:
             *(self.n_candidates, self.rule),
         )
 
-    @property
-    def correlation(self) -> Correlation:
-        """Correlation between the errors of two embeddings; see `correlation_of`."""
-        return correlation_of(self.encoder.metadata)
-
     def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:
         """Embed queries, and search the gallery with them; call ``seen`` for each decoded query."""
         return observe(
@@ -239,9 +241,32 @@ class RetrievalSetup:
         if self.earlier is None:
             return self.observe(queries)
         embeddings = embed_with_features(self.encoder, queries, "queries without a match")
-        return look_up(
+        scores = self.earlier.detector.scores(embeddings)
+        return self.look_up(queries, embeddings, scores, among=self.earlier.rows)
+
+    def observe_hidden(
+        self, queries: LabelledImages, embeddings: Embeddings
+    ) -> tuple[RetrievedQueries, NDArray[np.int64]]:
+        """Search the gallery with queries whose label is hidden; see `look_up_hidden`."""
+        assert self.label_folds is not None  # noqa: S101 - the caller hides labels
+        return look_up_hidden(
             *(self.gallery, self.means, queries, embeddings),
-            self.earlier.detector.scores(embeddings),
-            self.n_candidates,
-            among=self.earlier.rows,
+            *(self.label_folds, self.n_candidates, self.objects),
+        )
+
+    def look_up(
+        self,
+        queries: LabelledImages,
+        embeddings: Embeddings,
+        outlier_scores: NDArray[np.float64],
+        *,
+        hidden: NDArray[np.int64] | None = None,
+        among: NDArray[np.bool_] | None = None,
+    ) -> RetrievedQueries:
+        """Search the gallery with embedded queries; see `look_up`."""
+        return look_up(
+            *(self.gallery, self.means, queries, embeddings, outlier_scores, self.n_candidates),
+            hidden=hidden,
+            among=among,
+            correlation=correlation_of(self.encoder.metadata),
         )

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from index_builder.calibration.detector import _whitening
-from index_builder.calibration.fit import _Part, _weighted
+from index_builder.calibration.fit import _weighted
+from index_builder.calibration.probabilities import QueryGroup
 
 
-def part(n: int, *, absent: bool) -> _Part:
+def part(n: int, *, absent: bool) -> QueryGroup:
     observed: Any = range(n)
-    return _Part(observed, np.arange(n), absent, None)
+    return QueryGroup(observed, np.arange(n), absent)
 
 
 @pytest.mark.parametrize("assumed", [0.05, 0.5, 0.8])
