@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from index_builder.calibration.item_queries import (
     put_queries,
     rows_of_groups,
 )
+from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.queries import (
     BY_LABEL,
     LEAST_LABELS,
@@ -108,6 +110,7 @@ def calibrate_gallery(
     enough: int = ENOUGH,
     rule: TruthRule = BY_LABEL,
     items: ItemQueries | None = None,
+    kept_in: Path | None = None,
 ) -> Calibration:
     """Search the gallery with all queries, and fit the decision layer to the results.
 
@@ -122,6 +125,7 @@ def calibrate_gallery(
         results. If labels have parents, ``enough`` is at least `ENOUGH_WITH_PARENTS`.
     rule : the rule for a match, and the parents of labels.
     items : items that replace the matched queries of ``queries``.
+    kept_in : directory of the bundle that stores the queries, see `keep`; None to store nothing.
 
     Raises
     ------
@@ -146,6 +150,9 @@ def calibrate_gallery(
     )
     limits = pictures.limits(queries.matched if items is None else items.images)
     calibration = fit_calibration(setup.calibrated, observed, config, seed, limits)
+    if kept_in is not None:
+        known = kept_in, encoder, images, queries, gallery, seed
+        keep(*known, are_views=are_views, unseen=unseen, items=items)
     return replace(calibration, picture=fit_picture_state(encoder, images, seed))
 
 
@@ -267,6 +274,8 @@ def calibrate_with_queries(
     config: CalibrationConfig,
     seed: int,
     rule: TruthRule = BY_LABEL,
+    *,
+    kept_in: Path | None = None,
 ) -> Calibration:
     """Fit the decision layer to queries; reuse the gallery's outlier detector.
 
@@ -275,6 +284,7 @@ def calibrate_with_queries(
     detector : the gallery's outlier detector, from an earlier calibration.
     queries : queries with a match, and queries without a match.
     rule : the rule for a match, and the parents of labels.
+    kept_in : see `calibrate_gallery`.
 
     Raises
     ------
@@ -284,6 +294,9 @@ def calibrate_with_queries(
     pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
     observed = calibration_queries(setup, queries, seen=pictures.look_at)
     limits = pictures.limits(queries.matched)
+    if kept_in is not None:
+        known = kept_in, encoder, queries.matched.at([]), queries, gallery, seed
+        keep(*known, are_views=False, unseen=False)
     return fit_calibration(setup.calibrated, observed, config, seed, limits)
 
 

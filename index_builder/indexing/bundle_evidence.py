@@ -23,7 +23,6 @@ from index_builder.calibration.calibrate import (
 from index_builder.calibration.captions import Captions, calibrate_texts
 from index_builder.calibration.evaluate import evaluated
 from index_builder.calibration.item_queries import whole_groups
-from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.environment import open_with_access, signing
@@ -48,13 +47,12 @@ from .assemble import summarise, text_described
 from .comparison import Side, compared
 from .comparison import page as comparison_page
 from .evaluation_page import page
-from .own_queries import TEXTS, label_of_item, read_gallery, read_queries
+from .own_queries import TEXTS, QueryReader, label_of_item
 from .parents import NO_PARENTS, Parents
 from .sources import VectorSource, open_source
 from .sources.manifest import Line, lines_of, text_of
 
 if TYPE_CHECKING:
-    from index_builder.datasets import LabelledImages
     from index_builder.datasets.splits import QuerySet
     from model_store.bundles.bundle import Bundle
     from model_store.decision import Calibration
@@ -233,6 +231,10 @@ class OpenedEvidence:
         table.require(self.encoder.metadata.input)
         return VectorSource(table, items, texts=TEXTS)
 
+    def reader(self, gallery: Gallery) -> QueryReader:
+        """Return the reader of queries of ``gallery``."""
+        return QueryReader(self.encoder, gallery, self.scratch, _LIMITS, self.storage)
+
 
 def _fitted(
     room: OpenedEvidence,
@@ -263,20 +265,15 @@ def _fitted(
             )
             queries = replace(queries, withheld=queries.withheld.at([]))
         source = room.source(named, room.evidence.gallery_items)
-        images = read_gallery(source, room.encoder, gallery, room.scratch, _LIMITS, room.storage)
+        images = room.reader(gallery).items(source)
         order = np.random.default_rng(seed).permutation(len(images))
         images = images.at(whole_groups(images.groups, order, N_DETECTOR_IMAGES))
-        _keep(room, images, queries, gallery, staging, seed)
         return calibrate_gallery(
-            room.encoder,
-            gallery,
-            images,
-            queries,
-            config,
-            seed,
+            *(room.encoder, gallery, images, queries, config, seed),
             are_views=False,
             unseen=False,
             rule=rule,
+            kept_in=staging,
         )
     if before is None:
         raise CalibrationError(
@@ -290,31 +287,10 @@ def _fitted(
             "to name the source of the gallery: the calibration then hides the true matches of "
             "some queries."
         )
-    _keep(room, queries.matched.at([]), queries, gallery, staging, seed)
     calibration = calibrate_with_queries(
-        room.encoder, gallery, before.detector, queries, config, seed, rule
+        room.encoder, gallery, before.detector, queries, config, seed, rule, kept_in=staging
     )
     return replace(calibration, picture=before.picture)
-
-
-def _keep(
-    room: OpenedEvidence,
-    images: LabelledImages,
-    queries: QuerySet,
-    gallery: Gallery,
-    staging: Path,
-    seed: int,
-) -> None:
-    keep(
-        staging,
-        room.encoder,
-        images,
-        queries,
-        gallery,
-        seed,
-        are_views=False,
-        unseen=False,
-    )
 
 
 def _config(before: Calibration | None, promises: Mapping[str, float]) -> CalibrationConfig:
@@ -335,14 +311,12 @@ def _queries(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> QuerySe
 def queries_of(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> QuerySet:
     """Read the queries; print the unreadable queries."""
     source = room.source(room.evidence.queries, room.evidence.items)
-    own = read_queries(
-        source, room.encoder, gallery, room.scratch, _LIMITS, room.storage, rule.within
-    )
-    for name, failure in list(own.failures.items())[:_N_SHOWN]:
+    queries, failures = room.reader(gallery).queries(source, rule.within)
+    for name, failure in list(failures.items())[:_N_SHOWN]:
         console.print(f"left out: {name}: {failure.reason}", markup=False, soft_wrap=True)
-    if len(own.failures) > _N_SHOWN:
-        console.print(f"left out: {len(own.failures) - _N_SHOWN:,} more")
-    return own.queries
+    if len(failures) > _N_SHOWN:
+        console.print(f"left out: {len(failures) - _N_SHOWN:,} more")
+    return queries
 
 
 @contextmanager

@@ -19,7 +19,6 @@ import numpy as np
 from index_builder.calibration import MIN_QUERIES
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.calibration.item_queries import whole_groups
-from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.plan import Plan
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig
@@ -180,24 +179,13 @@ def calibrate_collection(
             again = int(np.random.default_rng(seed).integers(2**32))
             matched = views(images.at(range(min(N_QUERIES, len(images)))), again)
     queries = QuerySet(matched, matched.at([]), None)
-    are_views, unseen = not labelled, labelled
-    calibration = calibrate_gallery(
+    return calibrate_gallery(
         *(encoder, gallery, images, queries, config, seed),
-        are_views=are_views,
-        unseen=unseen,
+        are_views=not labelled,
+        unseen=labelled,
         rule=TruthRule(hierarchy),
+        kept_in=work.bundle,
     )
-    keep(
-        work.bundle,
-        encoder,
-        images,
-        queries,
-        gallery,
-        seed,
-        are_views=are_views,
-        unseen=unseen,
-    )
-    return calibration
 
 
 def _some_of_the_gallery(

@@ -35,7 +35,7 @@ from model_store.truth import Within, label_or_id, wgs84
 from .blocks import Entry, Failure
 from .catalogue import Catalogue
 from .engines import local_engine
-from .fetching import Fetching, ReadAgain, reader
+from .fetching import Fetching, reader
 from .prepare import read_vector
 from .sources import Source
 from .sources.manifest import COLUMNS
@@ -84,92 +84,114 @@ begins with this character."""
 
 
 @dataclass(frozen=True, slots=True)
-class OwnQueries:
-    """Queries with their true matches.
+class QueryReader:
+    """Reads and embeds queries; the embeddings are stored in the cache of the encoder.
 
     Attributes
-    ----------
-    queries : the queries; queries without a match are in ``queries.withheld``.
-    failures : errors of unreadable queries, by id. Unreadable queries are left out.
-    """
-
-    queries: QuerySet
-    failures: Mapping[str, Failure]
-
-
-def read_queries(
-    source: Source,
-    encoder: StoredEncoder,
-    gallery: Gallery,
-    scratch: Path,
-    limits: ImageLimits,
-    storage: Storage,
-    within: float | None = None,
-) -> OwnQueries:
-    """Read and embed queries; the embeddings are stored in the cache of ``encoder``.
-
-    Parameters
     ----------
     scratch : directory for temporary files.
     limits : maximum size of an image.
     storage : reads remote images.
-    within : maximum distance in metres between a query and its matches; None if equal labels define
-        matches.
-
-    Raises
-    ------
-    DatasetError : the source is invalid, or names an item that the gallery does not have.
     """
-    entries = _entries(source, scratch)
-    places: NDArray[np.float64] | None = None
-    if within is None:
-        truth = {entry.id: _truth(entry, gallery) for entry in entries}  # fail before the embedding
-        _warn_of_similar(set(truth.values()), set(gallery.labels))
-    else:
-        places, truth = _by_place(entries, gallery, within)
-        place_of = dict(zip([entry.id for entry in entries], places, strict=True))
-    entries, hashes, failures = _embedded(entries, encoder, scratch, limits, storage)
-    labels = [truth[entry.id] for entry in entries]
-    images = _images(entries, labels, hashes, _read(encoder, storage, limits))
-    if places is not None:
-        images = replace(images, places=np.array([place_of[entry.id] for entry in entries]))
-    held = set(gallery.labels)
-    if not held:
-        held = {item.id for item in gallery.items(gallery.rows())}
-    matched = np.array([label in held for label in labels], dtype=bool)
-    queries = QuerySet(
-        images.at(np.flatnonzero(matched)), images.at(np.flatnonzero(~matched)), None
-    )
-    return OwnQueries(queries, failures)
 
+    encoder: StoredEncoder
+    gallery: Gallery
+    scratch: Path
+    limits: ImageLimits
+    storage: Storage
 
-def read_gallery(
-    source: Source,
-    encoder: StoredEncoder,
-    gallery: Gallery,
-    scratch: Path,
-    limits: ImageLimits,
-    storage: Storage,
-) -> LabelledImages:
-    """Read the source of a gallery again, but only images that are items; see `read_queries`.
+    def queries(
+        self, source: Source, within: float | None = None
+    ) -> tuple[QuerySet, Mapping[str, Failure]]:
+        """Return queries with their true matches, and the errors of unreadable queries by id.
 
-    Raises
-    ------
-    DatasetError : the source is invalid, or has none of the gallery's items.
-    """
-    label_of = {item.id: label_or_id(item) for item in gallery.items(np.arange(gallery.n_items))}
-    kept = [entry for entry in _entries(source, scratch) if entry.id in label_of]
-    if not kept:
-        raise DatasetError(
-            "The source named by --gallery has none of the gallery's items. Name the source that "
-            "the gallery was indexed from; ids must be equal."
+        Parameters
+        ----------
+        within : maximum distance in metres between a query and its matches; None if equal labels
+            define matches.
+
+        Raises
+        ------
+        DatasetError : the source is invalid, or names an item that the gallery does not have.
+        """
+        gallery, entries = self.gallery, _entries(source, self.scratch)
+        places: NDArray[np.float64] | None = None
+        if within is None:
+            truth = {entry.id: _truth(entry, gallery) for entry in entries}  # before the embedding
+            _warn_of_similar(set(truth.values()), set(gallery.labels))
+        else:
+            places, truth = _by_place(entries, gallery, within)
+            place_of = dict(zip([entry.id for entry in entries], places, strict=True))
+        entries, hashes, failures = self._embedded(entries)
+        labels = [truth[entry.id] for entry in entries]
+        images = self._images(entries, labels, hashes)
+        if places is not None:
+            images = replace(images, places=np.array([place_of[entry.id] for entry in entries]))
+        held = set(gallery.labels) or {item.id for item in gallery.items(gallery.rows())}
+        matched = np.array([label in held for label in labels], dtype=bool)
+        present, absent = np.flatnonzero(matched), np.flatnonzero(~matched)
+        return QuerySet(images.at(present), images.at(absent), None), failures
+
+    def items(self, source: Source) -> LabelledImages:
+        """Read the source of the gallery again, but only images that are items.
+
+        Raises
+        ------
+        DatasetError : the source is invalid, or has none of the gallery's items.
+        """
+        rows = np.arange(self.gallery.n_items)
+        label_of = {item.id: label_or_id(item) for item in self.gallery.items(rows)}
+        kept = [entry for entry in _entries(source, self.scratch) if entry.id in label_of]
+        if not kept:
+            raise DatasetError(
+                "The source named by --gallery has none of the gallery's items. Name the source "
+                "that the gallery was indexed from; ids must be equal."
+            )
+        if len(kept) < len(label_of):
+            n_missing = len(label_of) - len({entry.id for entry in kept})
+            _warn(f"{n_missing:,} of {len(label_of):,} items are not in --gallery.")
+        kept, hashes, _ = self._embedded(kept)
+        return self._images(kept, [label_of[entry.id] for entry in kept], hashes)
+
+    def _embedded(
+        self, entries: Sequence[Entry]
+    ) -> tuple[list[Entry], dict[str, str], dict[str, Failure]]:
+        """Embed entries; return the embedded entries, their hashes by id, and the failures."""
+        fetching = Fetching(self.storage, self.scratch / "fetched", self.limits)
+        n_processes = usable_processors()
+        hashes: dict[str, str] = {}
+        failures: dict[str, Failure] = {}
+        with (
+            closing(Catalogue(self.scratch / "queries.sqlite", entries)) as catalogue,
+            closing(local_engine(self.encoder, n_processes, self.limits, fetching)) as engine,
+        ):
+            tasks = ((block, "") for block in catalogue.blocks())
+            for shard in track(engine.shards(tasks), "embedding", catalogue.n_blocks):
+                hashes.update(zip(shard.ids, shard.hashes, strict=True))
+                failures.update(shard.failures)
+        return [entry for entry in entries if entry.id in hashes], hashes, failures
+
+    def _images(
+        self, entries: Sequence[Entry], labels: Sequence[str], hashes: Mapping[str, str]
+    ) -> LabelledImages:
+        """Convert entries to images; exact copies become a group if they have no group yet."""
+        read_image = reader(self.storage, self.limits)
+
+        def read(row: int, smallest_side: int | None) -> Pixels:
+            place = entries[row].place
+            takes_images = self.encoder.metadata.takes_images
+            return read_image(place, smallest_side) if takes_images else read_vector(place)
+
+        sources = tuple(entry.source or "" for entry in entries)
+        return LabelledImages(
+            tuple(entry.id for entry in entries),
+            tuple(labels),
+            read,
+            np.arange(len(entries)),
+            tuple(entry.group or hashes[entry.id] for entry in entries),
+            sources if any(sources) else None,
+            lambda row: bytes.fromhex(hashes[entries[row].id]),
         )
-    if len(kept) < len(label_of):
-        n_missing = len(label_of) - len({entry.id for entry in kept})
-        _warn(f"{n_missing:,} of {len(label_of):,} items are not in --gallery.")
-    kept, hashes, _ = _embedded(kept, encoder, scratch, limits, storage)
-    labels = [label_of[entry.id] for entry in kept]
-    return _images(kept, labels, hashes, _read(encoder, storage, limits))
 
 
 def _entries(source: Source, scratch: Path) -> list[Entry]:
@@ -182,28 +204,6 @@ def _entries(source: Source, scratch: Path) -> list[Entry]:
     for sentence in left_out.sentences:
         _warn(sentence)
     return entries
-
-
-def _embedded(
-    entries: Sequence[Entry],
-    encoder: StoredEncoder,
-    scratch: Path,
-    limits: ImageLimits,
-    storage: Storage,
-) -> tuple[list[Entry], dict[str, str], dict[str, Failure]]:
-    """Embed entries; return the embedded entries, their hashes by id, and the failures by id."""
-    fetching = Fetching(storage, scratch / "fetched", limits)
-    hashes: dict[str, str] = {}
-    failures: dict[str, Failure] = {}
-    with (
-        closing(Catalogue(scratch / "queries.sqlite", entries)) as catalogue,
-        closing(local_engine(encoder, usable_processors(), limits, fetching)) as engine,
-    ):
-        tasks = ((block, "") for block in catalogue.blocks())
-        for shard in track(engine.shards(tasks), "embedding", catalogue.n_blocks):
-            hashes.update(zip(shard.ids, shard.hashes, strict=True))
-            failures.update(shard.failures)
-    return [entry for entry in entries if entry.id in hashes], hashes, failures
 
 
 def _truth(entry: Entry, gallery: Gallery) -> str:
@@ -265,32 +265,3 @@ def _by_place(
             (item,) = gallery.items(np.array([row]))
             truth[entry.id] = label_or_id(item)
     return near.queries, truth
-
-
-def _read(encoder: StoredEncoder, storage: Storage, limits: ImageLimits) -> ReadAgain:
-    if encoder.metadata.takes_images:
-        return reader(storage, limits)
-    return lambda place, _smallest_side: read_vector(place)
-
-
-def _images(
-    entries: Sequence[Entry],
-    labels: Sequence[str],
-    hashes: Mapping[str, str],
-    read_again: ReadAgain,
-) -> LabelledImages:
-    """Convert entries to images; exact copies become a group if they have no group yet."""
-
-    def read(row: int, smallest_side: int | None) -> Pixels:
-        return read_again(entries[row].place, smallest_side)
-
-    sources = tuple(entry.source or "" for entry in entries)
-    return LabelledImages(
-        tuple(entry.id for entry in entries),
-        tuple(labels),
-        read,
-        np.arange(len(entries)),
-        tuple(entry.group or hashes[entry.id] for entry in entries),
-        sources if any(sources) else None,
-        lambda row: bytes.fromhex(hashes[entries[row].id]),
-    )
