@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -177,10 +176,9 @@ def _value(name: str, value: object, wanted: Any) -> Any:  # noqa: ANN401 - an a
         return Path(_text(name, value)).expanduser()
     if name == "root" and value is not None:  # a folder or an address
         return _text(name, value)
-    is_choice = isinstance(wanted, type) and issubclass(wanted, StrEnum)
     try:
-        return TypeAdapter(wanted).validate_python(value, strict=not is_choice)
+        return TypeAdapter(wanted).validate_python(value, strict=True)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-    kind = ValueError if problem["type"] in {"enum", "literal_error"} else TypeError
+    kind = ValueError if problem["type"] == "literal_error" else TypeError
     raise kind(f"{name}: {problem['msg']} (received {type(value).__name__} {str(value)[:80]!r}).")

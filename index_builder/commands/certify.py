@@ -91,11 +91,10 @@ def verify_command(
     """
     files = importlib.import_module("index_builder.certificates.verification")
     signing = importlib.import_module("model_store.signing")
-    verification = importlib.import_module("index_builder.certificates.verification")
     read = files.read_certificate(certificate)
     wanted = None if public_key is None else signing.read_public_key(public_key)
     with working("verifying"):
-        found = verification.differences(read, bundle, wanted)
+        found = files.differences(read, bundle, wanted)
     for line in found:
         print(line)
     if found:

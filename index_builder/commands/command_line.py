@@ -39,14 +39,21 @@ def with_options(
         def called(**given: Any) -> None:  # noqa: ANN401 - typer has checked them
             command(options(**given))
 
-        called.__annotations__.update(get_type_hints(options, include_extras=True))
-        vars(called)["__signature__"] = inspect.signature(options, eval_str=True)
+        hints = get_type_hints(options, include_extras=True)
+        called.__annotations__.update(hints)
+        signature = inspect.signature(options)
+        parameters = [
+            one.replace(annotation=hints[one.name]) for one in signature.parameters.values()
+        ]
+        vars(called)["__signature__"] = signature.replace(parameters=parameters)
         return called
 
     return decorated
 
 
-_PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
+PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
+"""Options that are settings of ``[calibration]``."""
+
 _OUTCOME = ("require", "as_json")
 
 PANELS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -58,7 +65,7 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
     "index": {
         "Source": ("items", "labels", "root", "config"),
         "Encoder": ("encoder", "encoder_name", "provider"),
-        "Calibration": ("calibrate", *_PROMISES, "parents", "levels"),
+        "Calibration": ("calibrate", *PROMISES, "parents", "levels"),
         "Index": ("index", "memory_budget", "min_recall", "filter_field", "previews", "database"),
         "Limits": ("max_bad", "strict", "max_pixels", "max_bytes", "fetch_seconds"),
         "Work": ("resume", "workers", "engine"),
@@ -76,7 +83,7 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
     "calibrate": {
         "Queries": ("queries", "items", "gallery", "gallery_items", "captions"),
         "True matches": ("parents", "levels", "within"),
-        "Promises": _PROMISES,
+        "Promises": PROMISES,
         "Reviewers": ("feedback", "decisions"),
         "Configuration": ("config", "run"),
         "Output": _OUTCOME,

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from index_builder.commands.command_line import given_options, with_options
+from index_builder.commands.command_line import PROMISES, given_options, with_options
 from index_builder.commands.index import (
-    PROMISES,
     LevelsOption,
     ParentsOption,
+    PromiseOptions,
     named_parents,
-    promise,
 )
 from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
 from index_builder.commands.steps import RunOption, opened_run, step_of
@@ -80,7 +79,7 @@ _OF_LABELS = "parents", "levels", "within"
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrateOptions:
+class CalibrateOptions(PromiseOptions):
     """Options of ``calibrate``."""
 
     bundles: BundlesArgument = None
@@ -106,11 +105,6 @@ class CalibrateOptions:
     parents: ParentsOption = None
     levels: LevelsOption = None
     within: WithinOption = None
-    max_error: Annotated[float | None, promise("max_error")] = None
-    max_false_match_rate: Annotated[float | None, promise("max_false_match_rate")] = None
-    expected_absent: Annotated[float | None, promise("expected_absent")] = None
-    alpha: Annotated[float | None, promise("alpha")] = None
-    coverage: Annotated[float | None, promise("coverage")] = None
     config: ConfigOption = None
     run: RunOption = None
     feedback: Annotated[
@@ -147,14 +141,12 @@ def calibrate_command(options: CalibrateOptions) -> None:
 
 def _calibrated(options: CalibrateOptions, shown: OutcomeReport) -> Path | None:
     """Calibrate and return the published bundle; None for a step, which publishes no bundle."""
-    promises = {name: getattr(options, name) for name in PROMISES}
-    named = {name: value for name, value in promises.items() if value is not None}
     if options.captions is not None:
-        return _calibrate_texts(options, options.captions, named, shown.check)
+        return _calibrate_texts(options, options.captions, options.promises, shown.check)
     parents = named_parents(options.parents, options.levels)
     elsewhere = _given(options, "queries", *_OF_QUERIES, "config")
     if options.bundles is not None and not elsewhere:
-        return _calibrate_again(options, options.bundles, named, shown.check)
+        return _calibrate_again(options, options.bundles, options.promises, shown.check)
     if options.decisions is not None:
         raise UsageError(
             "--decisions recalibrates BUNDLES with its stored queries. "
@@ -184,7 +176,9 @@ def _calibrated(options: CalibrateOptions, shown: OutcomeReport) -> Path | None:
             *(options.queries, options.items, options.gallery, options.gallery_items),
             *(parents, options.within),
         )
-        bundle: Path = _module().calibrate_bundle(options.bundles, found, named, check=shown.check)
+        bundle: Path = _module().calibrate_bundle(
+            options.bundles, found, options.promises, check=shown.check
+        )
     return bundle
 
 

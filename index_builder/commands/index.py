@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -37,7 +36,7 @@ from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE, ImageLimits
 from model_store.lists import as_list
 from model_store.processors import ProviderChoice, usable_processors
 
-from .command_line import given_options, with_options
+from .command_line import PROMISES, given_options, with_options
 from .outcome import JsonOption, OutcomeReport, RequireOption
 from .steps import opened_run, step_of
 
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
     from index_builder.indexing.sources import Source
     from index_builder.vectors.table import VectorTable
 
-
-PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
-"""Options that are settings of ``[calibration]``."""
 
 _OF_CONFIG = frozenset({"config", "run", "database"})
 """Options that the step of a configuration takes."""
@@ -82,23 +78,6 @@ DatabaseOptionOfAll = Annotated[
 ]
 
 
-class EngineName(StrEnum):
-    """The engine that decodes and encodes the images."""
-
-    local = "local"
-    ray = "ray"
-
-
-class Index(StrEnum):
-    """The kind of a gallery's index; see `IndexConfig`."""
-
-    auto = "auto"
-    flat = "flat"
-    ivf_sq8 = "ivf_sq8"
-    ivf_pq = "ivf_pq"
-    hnsw = "hnsw"
-
-
 def promise(name: str) -> Any:  # noqa: ANN401 - typer's
     """Return an option that is a setting of ``[calibration]``."""
     field = CalibrationConfig.model_fields[name]
@@ -107,7 +86,24 @@ def promise(name: str) -> Any:  # noqa: ANN401 - typer's
 
 
 @dataclass(frozen=True, slots=True)
-class IndexOptions:
+class PromiseOptions:
+    """Options that are settings of ``[calibration]``."""
+
+    max_error: Annotated[float | None, promise("max_error")] = None
+    max_false_match_rate: Annotated[float | None, promise("max_false_match_rate")] = None
+    expected_absent: Annotated[float | None, promise("expected_absent")] = None
+    alpha: Annotated[float | None, promise("alpha")] = None
+    coverage: Annotated[float | None, promise("coverage")] = None
+
+    @property
+    def promises(self) -> dict[str, float]:
+        """The given error bounds."""
+        named = {name: getattr(self, name) for name in PROMISES}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOptions(PromiseOptions):
     """Options of the command."""
 
     source: Annotated[
@@ -188,8 +184,9 @@ class IndexOptions:
         int | None, typer.Option(min=1, help="Number of processes. [default: usable processors]")
     ] = None
     engine: Annotated[
-        EngineName, typer.Option(help="local: this machine; ray: a Ray cluster (extra `ray`).")
-    ] = EngineName.local
+        Literal["local", "ray"],
+        typer.Option(help="local: this machine; ray: a Ray cluster (extra `ray`)."),
+    ] = "local"
     calibrate: Annotated[
         bool,
         typer.Option(
@@ -200,19 +197,14 @@ class IndexOptions:
             "images.",
         ),
     ] = False
-    max_error: Annotated[float | None, promise("max_error")] = None
-    max_false_match_rate: Annotated[float | None, promise("max_false_match_rate")] = None
-    expected_absent: Annotated[float | None, promise("expected_absent")] = None
-    alpha: Annotated[float | None, promise("alpha")] = None
-    coverage: Annotated[float | None, promise("coverage")] = None
     parents: ParentsOption = None
     levels: LevelsOption = None
     index: Annotated[
-        Index,
+        Literal["auto", "flat", "ivf_sq8", "ivf_pq", "hnsw"],
         typer.Option(
             help="Kind of index. auto: exact for small galleries, else by size and memory budget."
         ),
-    ] = Index.auto
+    ] = "auto"
     memory_budget: Annotated[
         str,
         typer.Option(help="Maximum memory of the index: 512MiB, 4GiB, or bytes."),
@@ -272,18 +264,12 @@ class IndexOptions:
         names = tuple(as_list(self.filter_field)) if self.filter_field else None
         named_fields(names)
         return IndexSettings(
-            self.index.value,
+            self.index,
             budget,
             self.min_recall,
             filter_fields=names,
             preview_side=self.previews,
         )
-
-    @property
-    def promises(self) -> dict[str, float]:
-        """The given error bounds."""
-        named = {name: getattr(self, name) for name in PROMISES}
-        return {name: value for name, value in named.items() if value is not None}
 
     def require_consistent(self) -> None:
         """Refuse options that contradict each other.
@@ -352,7 +338,7 @@ class IndexOptions:
             NONE if self.strict else parse_tolerance(self.max_bad),
             self.resume,
             self.workers or usable_processors(),
-            self.engine.value,
+            self.engine,
             self.provider,
             self.settings,
             self.database,

@@ -25,7 +25,7 @@ from model_store.item_metadata import check_metadata
 if TYPE_CHECKING:
     from model_store.bundles.backup import Summaries
     from model_store.bundles.bundle import Bundle
-    from model_store.gallery import Upsert
+    from model_store.gallery import Upsert, Writable
 
 
 PUT_TOGETHER = 32
@@ -114,12 +114,9 @@ def delete_command(
     directory: Root, ids: Annotated[list[str], typer.Argument(help="Ids of the items.")]
 ) -> None:
     """Delete items from the current gallery; if an item is missing, nothing is deleted."""
-    from index_builder.configuration.environment import database_access  # noqa: PLC0415
-    from model_store.bundles.changes import open_writable  # noqa: PLC0415
-    from model_store.gallery import Delete, open_gallery  # noqa: PLC0415
+    from model_store.gallery import Delete  # noqa: PLC0415
 
-    current = locate(directory)
-    live = open_writable(directory, current, open_gallery(current, database_access()))
+    live = _writable(directory)
     live.commit([Delete(item_id) for item_id in ids])
     print(f"{len(ids)} items deleted, the gallery has {live.snapshot().n_items}")
 
@@ -131,15 +128,21 @@ def label_command(
     label: Annotated[str, typer.Option(help="The new label; an empty text removes the label.")],
 ) -> None:
     """Change the label of items; their pictures stay. If an item is missing, no item is changed."""
-    from index_builder.configuration.environment import database_access  # noqa: PLC0415
-    from model_store.bundles.changes import open_writable  # noqa: PLC0415
-    from model_store.gallery import Edit, open_gallery  # noqa: PLC0415
+    from model_store.gallery import Edit  # noqa: PLC0415
 
     _check_label(label)
-    current = locate(directory)
-    live = open_writable(directory, current, open_gallery(current, database_access()))
-    live.commit([Edit(item_id, {"label": label or None}) for item_id in ids])
+    _writable(directory).commit([Edit(item_id, {"label": label or None}) for item_id in ids])
     print(f"{len(ids)} items labelled")
+
+
+def _writable(directory: Path) -> Writable:
+    """Open the current gallery of a directory for writing; no encoder is opened."""
+    from index_builder.configuration.environment import database_access  # noqa: PLC0415
+    from model_store.bundles.changes import open_writable  # noqa: PLC0415
+    from model_store.gallery import open_gallery  # noqa: PLC0415
+
+    current = locate(directory)
+    return open_writable(directory, current, open_gallery(current, database_access()))
 
 
 def compact_command(directory: Root) -> None:
