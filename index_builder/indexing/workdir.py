@@ -232,7 +232,6 @@ _OF_A_RUN = (
 """Files and folders that together identify a run directory. Builds of Vouch 0.2 had no lock."""
 
 
-@dataclass(frozen=True, slots=True)
 class Work:
     """A run directory and its files.
 
@@ -254,67 +253,20 @@ class Work:
       bundle/           the unfinished bundle
     """
 
-    directory: Path
-
-    @property
-    def summary(self) -> Path:
-        """File with input, state and result of the run, as JSON."""
-        return self.directory / "index.json"
-
-    @property
-    def quarantine(self) -> Path:
-        """File of images that are not in the gallery, with reasons; one JSON object per line."""
-        return self.directory / "quarantine.jsonl"
-
-    @property
-    def duplicates(self) -> Path:
-        """File with the ids of images with equal content; one JSON object per line."""
-        return self.directory / "duplicates.jsonl"
-
-    @property
-    def losses(self) -> Path:
-        """File of images that lost data in decoding; one JSON object per line."""
-        return self.directory / "losses.jsonl"
-
-    @property
-    def held_out(self) -> Path:
-        """File with the ids of held-out images; one JSON object per line."""
-        return self.directory / "held_out.jsonl"
-
-    @property
-    def calibration_table(self) -> Path:
-        """File with all results of the calibration, as a Markdown table."""
-        return self.directory / CALIBRATION_TABLE
-
-    @property
-    def catalogue(self) -> Path:
-        """File with the catalogue: all entries of the source."""
-        return self.directory / "catalogue.sqlite"
-
-    @property
-    def source(self) -> Path:
-        """Directory for copied or unpacked files of the source."""
-        return self.directory / "source"
-
-    @property
-    def fetched(self) -> Path:
-        """Directory for downloaded images, until they are decoded."""
-        return self.directory / "fetched"
-
-    @property
-    def vectors(self) -> Path:
-        """File with cached embeddings, see `VectorFile`; the calibration reads them again."""
-        return self.directory / "vectors.sqlite"
-
-    @property
-    def bundle(self) -> Path:
-        """Directory of the unfinished bundle."""
-        return self.directory / "bundle"
-
-    @property
-    def store(self) -> ShardStore:
-        """The store of the finished shards."""
-        return ShardStore(self.directory / "shards")
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.summary = directory / "index.json"
+        self.quarantine = directory / "quarantine.jsonl"
+        self.duplicates = directory / "duplicates.jsonl"
+        self.losses = directory / "losses.jsonl"
+        self.held_out = directory / "held_out.jsonl"
+        self.calibration_table = directory / CALIBRATION_TABLE
+        self.catalogue = directory / "catalogue.sqlite"
+        self.source = directory / "source"
+        self.fetched = directory / "fetched"
+        self.vectors = directory / "vectors.sqlite"
+        self.store = ShardStore(directory / "shards")
+        self.bundle = directory / "bundle"
 
     def begin(self, *, resume: bool) -> None:
         """Create the directories. If ``resume`` is true, the shards of earlier runs are kept."""

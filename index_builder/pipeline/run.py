@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ EVALUATION_TABLE = "evaluation.md"
 """File with all results of an evaluation as a Markdown table."""
 
 
-@dataclass(frozen=True, slots=True)
 class Run:
     """The directory in which the steps of `index_builder.pipeline.steps` read and write files.
 
@@ -48,51 +46,20 @@ class Run:
           bundle/                                   export, index, calibrate, evaluate
     """
 
-    directory: Path
-
-    @property
-    def checkpoint(self) -> Path:
-        """The trained encoder's weights."""
-        return self.directory / "checkpoint.safetensors"
-
-    @property
-    def objective(self) -> Path:
-        """The file with the parameters of the objective."""
-        return self.directory / "objective.safetensors"
-
-    @property
-    def posterior(self) -> Path:
-        """The file with the posterior."""
-        return self.directory / "posterior.safetensors"
-
-    @property
-    def trunk(self) -> Path:
-        """The graph of a frozen trunk; see `index_builder.vectors.halves`."""
-        return self.directory / "trunk.onnx"
-
-    @property
-    def head(self) -> Path:
-        """The graph from a frozen trunk's features to embeddings."""
-        return self.directory / "head.onnx"
-
-    @property
-    def vectors(self) -> Path:
-        """Cache of features and embeddings of all steps; see `VectorFile`."""
-        return self.directory / "vectors.sqlite"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.checkpoint = directory / "checkpoint.safetensors"
+        self.objective = directory / "objective.safetensors"
+        self.posterior = directory / "posterior.safetensors"
+        self.trunk = directory / "trunk.onnx"
+        self.head = directory / "head.onnx"
+        self.vectors = directory / "vectors.sqlite"
+        self.members = directory / "members"
+        self.staging = directory / "bundle"
 
     def member(self, number: int) -> Run:
         """Return the run of one member of an ensemble; it has the files of one encoder."""
         return Run(self.members / str(number))
-
-    @property
-    def members(self) -> Path:
-        """The folder with the runs of an ensemble's members."""
-        return self.directory / "members"
-
-    @property
-    def staging(self) -> Path:
-        """The unfinished bundle; `publish` copies it."""
-        return self.directory / "bundle"
 
     @contextmanager
     def occupied(self, *, to_write: bool = True) -> Iterator[None]:
