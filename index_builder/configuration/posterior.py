@@ -10,10 +10,20 @@ from pydantic import Discriminator, Field, Tag
 from index_builder.configuration.section import Contradiction, Section
 
 
-class _LaplaceConfig(Section):
-    """The settings of both kinds of Laplace posterior."""
+class _Posterior(Section):
+    """What all posteriors have."""
 
     method: str
+
+    @property
+    def name(self) -> str:
+        """The name of the posterior in served answers."""
+        return self.method
+
+
+class _LaplaceConfig(_Posterior):
+    """The settings of both kinds of Laplace posterior."""
+
     approximation: Literal["full", "positives", "fixed"] = Field(
         "fixed",
         description="How to keep the curvature positive, because negative pairs can make it "
@@ -105,7 +115,7 @@ class OnlineLaplaceConfig(_LaplaceConfig):
     )
 
 
-class BayesianTripletConfig(Section):
+class BayesianTripletConfig(_Posterior):
     """A variance head on the features, trained with the Bayesian triplet loss."""
 
     method: Literal["bayesian_triplet"]
@@ -150,18 +160,13 @@ class BayesianTripletConfig(Section):
         return f"{self.method}_{self.variance}_{self.prior}{form}"
 
 
-class DeterministicConfig(Section):
+class DeterministicConfig(_Posterior):
     """The encoder has no posterior, so embeddings have no variance."""
 
     method: Literal["deterministic"]
 
-    @property
-    def name(self) -> str:
-        """The name of the posterior in served answers."""
-        return self.method
 
-
-class MonteCarloDropoutConfig(Section):
+class MonteCarloDropoutConfig(_Posterior):
     """Monte Carlo dropout: embeddings with dropout at inference (Gal 2016)."""
 
     method: Literal["mc_dropout"]
@@ -172,13 +177,8 @@ class MonteCarloDropoutConfig(Section):
         "not set: 20. Dropout on the features alone needs no forward passes.",
     )
 
-    @property
-    def name(self) -> str:
-        """The name of the posterior in served answers."""
-        return self.method
 
-
-class EnsembleConfig(Section):
+class EnsembleConfig(_Posterior):
     """Independently trained encoders; their disagreement is the variance of an embedding."""
 
     method: Literal["ensemble"]
@@ -190,7 +190,7 @@ class EnsembleConfig(Section):
         return f"{self.method}_of_{self.n_members}"
 
 
-class EmbeddingNormConfig(Section):
+class EmbeddingNormConfig(_Posterior):
     """The length of an embedding is the concentration of a von Mises-Fisher distribution."""
 
     method: Literal["embedding_norm"]
@@ -201,13 +201,8 @@ class EmbeddingNormConfig(Section):
         "images that the encoder was not trained on. It is 1 without such images.",
     )
 
-    @property
-    def name(self) -> str:
-        """The name of the posterior in served answers."""
-        return self.method
 
-
-class LossPredictionConfig(Section):
+class LossPredictionConfig(_Posterior):
     """An uncertainty trained to predict the retrieval loss of an image."""
 
     method: Literal["loss_prediction"]
@@ -231,30 +226,20 @@ class LossPredictionConfig(Section):
         return f"{self.method}_{self.form}"
 
 
-class FaceEmbeddingConfig(Section):
+class FaceEmbeddingConfig(_Posterior):
     """Probabilistic face embeddings: variances learned for a fixed encoder."""
 
     method: Literal["pfe"]
     epochs: int = Field(5, ge=1, description="Epochs of the variances.")
     learning_rate: float = Field(1e-3, gt=0)
 
-    @property
-    def name(self) -> str:
-        """The name of the posterior in served answers."""
-        return self.method
 
-
-class HedgedInstanceConfig(Section):
+class HedgedInstanceConfig(_Posterior):
     """Hedged instance embeddings: means and variances learned together."""
 
     method: Literal["hib"]
     kl_weight: float = Field(1e-4, ge=0, description="Weight of the KL divergence from the prior.")
     n_samples: int = Field(8, ge=1, description="Samples per embedding and training step.")
-
-    @property
-    def name(self) -> str:
-        """The name of the posterior in served answers."""
-        return self.method
 
 
 POST_HOC = frozenset(

@@ -13,12 +13,18 @@ from index_builder.configuration.posterior import (
     BayesianTripletConfig,
     FaceEmbeddingConfig,
     HedgedInstanceConfig,
+    LossPredictionConfig,
 )
 from index_builder.datasets import Splits
 from index_builder.methods.method import Method, Report, Trained
 from index_builder.networks import MetricEncoder
 from index_builder.networks.features import all_features
-from index_builder.objectives import BayesianTripletLoss, HedgedInstanceLoss, MutualLikelihoodLoss
+from index_builder.objectives import (
+    BayesianTripletLoss,
+    HedgedInstanceLoss,
+    MutualLikelihoodLoss,
+    Objective,
+)
 from index_builder.posteriors.learned_variances import (
     UNIT_MEAN,
     UncertaintyModule,
@@ -84,22 +90,36 @@ class FaceEmbeddings(Method):
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[UncertaintyModulePosterior, Report]:
         """Train an uncertainty module on the features of the training images."""
-        encoder, images = members[0].encoder, splits.training
+        encoder = members[0].encoder
         generator = torch.Generator().manual_seed(config.seed)
-        encoder.requires_grad_(requires_grad=False)
-        features = all_features(encoder, images)
         module = UncertaintyModule.beside(encoder, generator)
-        training = {"epochs": self.settings.epochs, "learning_rate": self.settings.learning_rate}
-        history = train(
-            encoder,
-            MutualLikelihoodLoss(module),
-            lambda rows: features[rows],
-            torch.from_numpy(images.label_codes()),
-            config.training.model_copy(update=training),
-            generator,
-        )
+        loss = MutualLikelihoodLoss(module)
+        report = trained_on_features(encoder, loss, splits, config, self.settings, generator)
         posterior = UncertaintyModulePosterior(encoder.last_layer, module, unit_mean=True)
-        return posterior, {"epochs": [asdict(epoch) for epoch in history]}
+        return posterior, report
+
+
+def trained_on_features(
+    encoder: MetricEncoder,
+    objective: Objective,
+    splits: Splits,
+    config: EncoderConfig,
+    settings: FaceEmbeddingConfig | LossPredictionConfig,
+    generator: torch.Generator,
+) -> Report:
+    """Train the parameters of ``objective`` beside a frozen encoder; return the epochs."""
+    encoder.requires_grad_(requires_grad=False)
+    features = all_features(encoder, splits.training)
+    training = {"epochs": settings.epochs, "learning_rate": settings.learning_rate}
+    history = train(
+        encoder,
+        objective,
+        lambda rows: features[rows],
+        torch.from_numpy(splits.training.label_codes()),
+        config.training.model_copy(update=training),
+        generator,
+    )
+    return {"epochs": [asdict(epoch) for epoch in history]}
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,13 +13,14 @@ import torch
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import EmbeddingNormConfig, LossPredictionConfig
 from index_builder.datasets import Splits
+from index_builder.methods.learned_variances import trained_on_features
 from index_builder.methods.method import Method, Report, Trained
-from index_builder.methods.validation import chosen_temperature, votes
+from index_builder.methods.validation import Tempered, chosen_temperature, votes
+from index_builder.networks import MetricEncoder
 from index_builder.networks.features import all_features
 from index_builder.objectives import LossPrediction
 from index_builder.posteriors.baselines import EmbeddingNormPosterior
 from index_builder.posteriors.learned_variances import LossHead, PredictedLossPosterior
-from index_builder.training.loop import train
 
 TEMPERATURES = np.logspace(-3, 3, 25)
 """Temperatures that validation tries."""
@@ -44,14 +46,25 @@ class EmbeddingNorm(Method):
         """
         (trained,) = members
         posterior = EmbeddingNormPosterior.of(trained.encoder.last_layer)
-        if self.settings.temperature != "validation":
-            value = self.settings.temperature
-            return posterior.at(value), {"temperature": value}
-        if not len(splits.validation):
-            return posterior, {"temperature": 1.0}
-        criterion = votes(partial(all_features, trained.encoder), posterior, splits, config.seed)
-        value, search = chosen_temperature(posterior, TEMPERATURES, criterion)
-        return posterior.at(value), {"temperature": value, "temperature_search": search}
+        asked = self.settings.temperature
+        value, report = temperature_of(posterior, asked, trained.encoder, splits, config.seed)
+        return posterior.at(value), report
+
+
+def temperature_of(
+    posterior: Tempered,
+    asked: float | Literal["validation"],
+    encoder: MetricEncoder,
+    splits: Splits,
+    seed: int,
+) -> tuple[float, Report]:
+    """Return the temperature that is configured or chosen by a validation, and a report."""
+    if asked != "validation" or not len(splits.validation):
+        value = 1.0 if asked == "validation" else asked
+        return value, {"temperature": value}
+    criterion = votes(partial(all_features, encoder), posterior, splits, seed)
+    value, search = chosen_temperature(posterior, TEMPERATURES, criterion)
+    return value, {"temperature": value, "temperature_search": search}
 
 
 @dataclass(frozen=True)
@@ -64,29 +77,15 @@ class LossPredictor(Method):
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[PredictedLossPosterior, Report]:
         """Train a head on the features of the training images, and choose its temperature."""
-        encoder, images = members[0].encoder, splits.training
+        encoder, settings = members[0].encoder, self.settings
         generator = torch.Generator().manual_seed(config.seed)
-        encoder.requires_grad_(requires_grad=False)
-        features = all_features(encoder, images)
         head = LossHead(encoder.trunk.n_features, generator)
-        training = {"epochs": self.settings.epochs, "learning_rate": self.settings.learning_rate}
-        history = train(
-            encoder,
-            LossPrediction(head, self.settings.form),
-            lambda rows: features[rows],
-            torch.from_numpy(images.label_codes()),
-            config.training.model_copy(update=training),
-            generator,
-        )
+        loss = LossPrediction(head, settings.form)
+        epochs = trained_on_features(encoder, loss, splits, config, settings, generator)
         posterior = PredictedLossPosterior(encoder.last_layer, head)
-        report: Report = {"epochs": [asdict(epoch) for epoch in history]}
-        if self.settings.temperature != "validation" or not len(splits.validation):
-            asked = self.settings.temperature
-            value = 1.0 if asked == "validation" else asked
-            return posterior.at(value), {**report, "temperature": value}
-        criterion = votes(partial(all_features, encoder), posterior, splits, config.seed)
-        value, search = chosen_temperature(posterior, TEMPERATURES, criterion)
-        return posterior.at(value), {**report, "temperature": value, "temperature_search": search}
+        asked = settings.temperature
+        value, report = temperature_of(posterior, asked, encoder, splits, config.seed)
+        return posterior.at(value), epochs | report
 
 
 CLASSES = {"embedding_norm": EmbeddingNorm, "loss_prediction": LossPredictor}

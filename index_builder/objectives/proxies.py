@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -271,19 +271,10 @@ class ExpectedLikelihoodLoss(NonIsotropicProxyLoss):
         n_labels: int,
         *,
         n_samples: int,
-        concentration: float,
-        temperature: float,
         generator: torch.Generator,
-        learning_rate: float | None = None,
+        **others: Any,  # noqa: ANN401 - of the base class
     ) -> None:
-        super().__init__(
-            embedding_dim,
-            n_labels,
-            concentration=concentration,
-            temperature=temperature,
-            generator=generator,
-            learning_rate=learning_rate,
-        )
+        super().__init__(embedding_dim, n_labels, generator=generator, **others)
         self.n_samples = n_samples
         self.generator = generator
 
@@ -314,21 +305,9 @@ class RegularisedProxyAnchorLoss(ExpectedLikelihoodLoss):
         weight: float,
         margin: float,
         alpha: float,
-        n_samples: int,
-        concentration: float,
-        temperature: float,
-        generator: torch.Generator,
-        learning_rate: float | None = None,
+        **others: Any,  # noqa: ANN401 - of the base class
     ) -> None:
-        super().__init__(
-            embedding_dim,
-            n_labels,
-            n_samples=n_samples,
-            concentration=concentration,
-            temperature=temperature,
-            generator=generator,
-            learning_rate=learning_rate,
-        )
+        super().__init__(embedding_dim, n_labels, **others)
         self.weight = weight
         self.margin = margin
         self.alpha = alpha

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -17,8 +18,20 @@ from model_store.sphere.normaliser import CORRECTIONS, LOWEST_ORDER
 POINT_FORMAT = "point-posterior/1"
 
 
+class _OfTensors:
+    """A posterior whose fields are tensors."""
+
+    __slots__ = ()
+    FORMAT: ClassVar[str]
+
+    def save(self, path: Path) -> None:
+        """Write the tensors as safetensors."""
+        tensors = {one.name: getattr(self, one.name).contiguous() for one in fields(self)}  # type: ignore[arg-type] # a dataclass
+        save_file(tensors, path, metadata={"format": self.FORMAT})
+
+
 @dataclass(frozen=True, slots=True)
-class PointPosterior:
+class PointPosterior(_OfTensors):
     """A last layer h = W φ + b whose embedding has variance zero.
 
     Attributes
@@ -27,6 +40,7 @@ class PointPosterior:
     bias : (D,)
     """
 
+    FORMAT = POINT_FORMAT
     weight: Tensor
     bias: Tensor
 
@@ -40,21 +54,15 @@ class PointPosterior:
         mean = torch.addmm(self.bias, features, self.weight.T)
         return mean, torch.zeros_like(mean)
 
-    def save(self, path: Path) -> None:
-        """Write the layer as safetensors."""
-        tensors = {"weight": self.weight.contiguous(), "bias": self.bias.contiguous()}
-        save_file(tensors, path, metadata={"format": POINT_FORMAT})
-
 
 DROPOUT_FORMAT = "dropout-posterior/1"
-_TENSORS = ("weight", "bias", "share", "masks")
 
 _SHORTEST = 1e-12
 """Minimum norm of an embedding; it prevents division by zero."""
 
 
 @dataclass(frozen=True, slots=True)
-class DropoutPosterior:
+class DropoutPosterior(_OfTensors):
     """Monte Carlo dropout (Gal 2016); the dropout of the last layer is averaged in closed form.
 
     Each pass drops a share p of the features and scales up the rest. Over infinitely many passes,
@@ -75,6 +83,7 @@ class DropoutPosterior:
     masks : (T, ...) bool, for activations in the trunk; T = 0 if the trunk has no dropout.
     """
 
+    FORMAT = DROPOUT_FORMAT
     weight: Tensor
     bias: Tensor
     share: Tensor
@@ -105,17 +114,12 @@ class DropoutPosterior:
         within = torch.stack([variance for _, variance in moments]).mean(0)
         return mean, (means - mean).square().mean(0) + within
 
-    def save(self, path: Path) -> None:
-        """Write the four tensors as safetensors."""
-        tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
-        save_file(tensors, path, metadata={"format": DROPOUT_FORMAT})
-
 
 ENSEMBLE_FORMAT = "ensemble-posterior/1"
 
 
 @dataclass(frozen=True, slots=True)
-class EnsemblePosterior:
+class EnsemblePosterior(_OfTensors):
     """Last layers of M members, rotated so that their embeddings can be compared.
 
     An image has M unit embeddings, one from each member. The posterior's mean and variance are the
@@ -128,6 +132,7 @@ class EnsemblePosterior:
     bias : (M, D)
     """
 
+    FORMAT = ENSEMBLE_FORMAT
     weight: Tensor
     bias: Tensor
 
@@ -147,11 +152,6 @@ class EnsemblePosterior:
         )
         mean = directions.mean(0)
         return mean, (directions - mean).square().mean(0)
-
-    def save(self, path: Path) -> None:
-        """Write both tensors as safetensors."""
-        tensors = {"weight": self.weight.contiguous(), "bias": self.bias.contiguous()}
-        save_file(tensors, path, metadata={"format": ENSEMBLE_FORMAT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ EMBEDDING_NORM_FORMAT = "embedding-norm/1"
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingNormPosterior:
+class EmbeddingNormPosterior(_OfTensors):
     """The direction of h = W φ + b is von Mises-Fisher with concentration κ = ‖h‖ / T.
 
     The method is from Kirchhof et al. 2022, sec. 3.2; the temperature T is added for objectives
@@ -232,6 +232,7 @@ class EmbeddingNormPosterior:
     temperature : scalar T > 0.
     """
 
+    FORMAT = EMBEDDING_NORM_FORMAT
     weight: Tensor
     bias: Tensor
     temperature: Tensor
@@ -259,15 +260,6 @@ class EmbeddingNormPosterior:
         total = (temperature / ratio).square() - squared
         variance = (total / dim).clamp_min(0).to(mean.dtype)
         return mean, variance.expand(-1, dim)
-
-    def save(self, path: Path) -> None:
-        """Write layer and temperature as safetensors."""
-        tensors = {
-            "weight": self.weight.contiguous(),
-            "bias": self.bias.contiguous(),
-            "temperature": self.temperature,
-        }
-        save_file(tensors, path, metadata={"format": EMBEDDING_NORM_FORMAT})
 
 
 def mean_over_concentration(concentration: Tensor, dim: int) -> Tensor:
