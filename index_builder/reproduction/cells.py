@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -102,11 +102,22 @@ def methods_named(wanted: str) -> list[str]:
     names = [*METHODS, DECISION]
     if wanted == "all":
         return names
+    chosen = chosen_names(wanted, names, "method")
+    return chosen if DECISION in chosen else [*chosen, DECISION]
+
+
+def chosen_names(wanted: str, known: Collection[str], kind: str) -> list[str]:
+    """Return the names in a comma-separated list, in the order of ``known``.
+
+    Raises
+    ------
+    ConfigError : a name is not in ``known``.
+    """
     chosen = [name.strip() for name in wanted.split(",") if name.strip()]
-    unknown = [name for name in chosen if name not in names]
+    unknown = [name for name in chosen if name not in known]
     if unknown or not chosen:
-        raise ConfigError(f"No method {', '.join(unknown)!r}. There are: {', '.join(names)}.")
-    return [name for name in names if name in {*chosen, DECISION}]
+        raise ConfigError(f"No {kind} {', '.join(unknown)!r}. There are: {', '.join(known)}.")
+    return [name for name in known if name in chosen]
 
 
 def title_of(method: str) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from index_builder.calibration import CalibratedGallery, fit_calibration
+from index_builder.calibration import fit_calibration
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibration_queries
 from index_builder.calibration.item_queries import DetectorFolds, group_numbers, rows_of_groups
 from index_builder.calibration.retrieval import RetrievedQueries, look_up
@@ -110,11 +110,7 @@ def world_of(
 
 
 def fit_decision(
-    encoder: Encoder,
-    world: World,
-    data: ProtocolData,
-    config: CalibrationConfig,
-    seed: int,
+    world: World, data: ProtocolData, config: CalibrationConfig, seed: int
 ) -> Calibration:
     """Fit the decision layer to the development task in its gallery ``world``.
 
@@ -122,16 +118,8 @@ def fit_decision(
     ------
     CalibrationError : there are too few queries.
     """
-    setup = world.setup
-    return fit_calibration(
-        CalibratedGallery.of(
-            encoder, setup.gallery, setup.detector, setup.means, setup.n_candidates
-        ),
-        calibration_queries(setup, data.splits().calibration),
-        config,
-        seed,
-        {},
-    )
+    queries = calibration_queries(world.setup, data.splits().calibration)
+    return fit_calibration(world.setup.calibrated, queries, config, seed, {})
 
 
 def decide_test(
@@ -144,10 +132,7 @@ def decide_test(
     else:
         observed = world.setup.observe(task.queries)
     outliers = {
-        name: decided(
-            calibration,
-            world.setup.observe(kind.images),
-        )
+        name: decided(calibration, world.setup.observe(kind.images))
         for name, kind in data.test_outliers.items()
     }
     return decided(calibration, observed), outliers
@@ -311,7 +296,7 @@ def measure_decision(
         config.seed,
         hide_labels=len(data.splits().calibration.withheld) == 0,
     )
-    calibration = fit_decision(encoder, development, data, config.calibration, config.seed)
+    calibration = fit_decision(development, data, config.calibration, config.seed)
     test = development if same else world_of(encoder, data.test, directory / "test", config.seed)
     ordinary, outliers = decide_test(encoder, _asking(test, data), calibration, data, config.seed)
     results = search(encoder, data.test)

@@ -333,7 +333,7 @@ def _table(methods: Sequence[Mapping[str, Any]], columns: Sequence[MetricColumn]
         [method["title"], *(figure(method["metrics"].get(column.metric)) for column in columns)]
         for method in methods
     ]
-    return _lines(head, rows)
+    return markdown_table(head, rows)
 
 
 def _costs(methods: Sequence[Mapping[str, Any]]) -> str:
@@ -348,7 +348,7 @@ def _costs(methods: Sequence[Mapping[str, Any]]) -> str:
             shared = " (shared)" if cost["shared"] else ""
             row += [f"{cost['seconds']['mean']:.1f}{shared}", gibibytes(cost["peak_bytes"])]
         rows.append(row)
-    return _lines(head, rows)
+    return markdown_table(head, rows)
 
 
 def gibibytes(value: Mapping[str, Any]) -> str:
@@ -367,9 +367,10 @@ def _published(
         [titles.get(name, name), *(row.get(column.metric, "–") for column in columns)]
         for name, row in published.items()
     ]
-    return _lines(["published results", *(column.title for column in columns)], rows)
+    return markdown_table(["published results", *(column.title for column in columns)], rows)
 
 
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table; all columns except the first are aligned to the right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -13,9 +13,9 @@ from index_builder.objectives.registry import OBJECTIVES
 from index_builder.output import templates_of
 from index_builder.pipeline.run import Run
 from index_builder.progress import console
-from index_builder.reproduction.cells import write_cell
+from index_builder.reproduction.cells import chosen_names, write_cell
 from index_builder.reproduction.protocols import PROTOCOLS, ProtocolConfig, protocol_config
-from index_builder.reproduction.summary import publish, summarised
+from index_builder.reproduction.summary import figure, markdown_table, publish, summarised
 from model_store.errors import BuildError, ConfigError
 
 from .measure import DECISION, LAPLACE, NORM, PRIORS, Cell, measure_encoder
@@ -172,12 +172,12 @@ def _table(data_set: Mapping[str, Any]) -> str:
     for one in data_set["objectives"]:
         figures = one["figures"]
         recall, euclidean, at_r, clusters, _ = figures["finds"]
-        row = [f"`{one['name']}`", str(one["n_seeds"]), _spread(recall), _mean(euclidean)]
-        row += [_spread(at_r), _mean(clusters)]
+        row = [f"`{one['name']}`", str(one["n_seeds"]), figure(recall), _mean(euclidean)]
+        row += [figure(at_r), _mean(clusters)]
         row += [" / ".join(map(_mean, figures[group])) for group in list(GROUPS)[1:4]]
         row.append(_ratio(one, baseline))
         rows.append(row)
-    return _lines(head, rows)
+    return markdown_table(head, rows)
 
 
 def _ratio(one: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
@@ -189,24 +189,12 @@ def _ratio(one: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
 
 
 def _prior_table(priors: Sequence[Mapping[str, Any]]) -> str:
-    rows = [[prior["name"], *(_spread(figure) for figure in prior["figures"])] for prior in priors]
-    return _lines(["Laplace posterior", "errors", "outliers", "ECE"], rows)
+    rows = [[prior["name"], *(figure(one) for one in prior["figures"])] for prior in priors]
+    return markdown_table(["Laplace posterior", "errors", "outliers", "ECE"], rows)
 
 
 def _mean(figure: Mapping[str, Any]) -> str:
     return "–" if figure["mean"] is None else f"{figure['mean']:.2f}"
-
-
-def _spread(figure: Mapping[str, Any]) -> str:
-    if figure["mean"] is None:
-        return "–"
-    mean = f"{figure['mean']:.3f}"
-    return mean if figure["sd"] is None else f"{mean} ± {figure['sd']:.3f}"
-
-
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def write_page(summary: Summary, path: Path) -> None:
@@ -215,7 +203,7 @@ def write_page(summary: Summary, path: Path) -> None:
     text = environment.get_template("comparison.html.jinja").render(
         summary=summary,
         groups=GROUPS,
-        spread=_spread,
+        spread=figure,
         sizes_in_words=sizes_in_words,
         best={one["name"]: _best(one) for one in summary["data_sets"]},
     )
@@ -227,13 +215,13 @@ def _best(data_set: Mapping[str, Any]) -> dict[str, list[float | None]]:
     found: dict[str, list[float | None]] = {}
     for group, figures in GROUPS.items():
         found[group] = []
-        for place, figure in enumerate(figures):
+        for place, column in enumerate(figures):
             known = [
                 value
                 for one in data_set["objectives"]
                 if (value := one["figures"][group][place]["mean"]) is not None
             ]
-            wanted = max if figure.larger_is_better else min
+            wanted = max if column.larger_is_better else min
             found[group].append(wanted(known) if known else None)
     return found
 
@@ -300,15 +288,7 @@ def objectives_named(wanted: str | None) -> list[str]:
     ------
     ConfigError : a name is not in `OBJECTIVES`.
     """
-    if wanted is None:
-        return list(OBJECTIVES)
-    chosen = [name.strip() for name in wanted.split(",") if name.strip()]
-    unknown = [name for name in chosen if name not in OBJECTIVES]
-    if unknown or not chosen:
-        raise ConfigError(
-            f"No objective {', '.join(unknown)!r}. There are: {', '.join(OBJECTIVES)}."
-        )
-    return [name for name in OBJECTIVES if name in chosen]
+    return [*OBJECTIVES] if wanted is None else chosen_names(wanted, OBJECTIVES, "objective")
 
 
 def run_grid(grid: Grid) -> tuple[list[Cell], list[str]]:

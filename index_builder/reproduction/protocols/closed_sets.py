@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.small_images import digits, outliers
+from index_builder.datasets.small_images import digits
 from index_builder.datasets.splits import stratified, with_label
 from index_builder.reproduction.datasets import Origin
 from index_builder.reproduction.datasets.small import chars74k, cifar10, mnist_like, svhn
@@ -17,6 +17,7 @@ from index_builder.reproduction.protocols.protocol import (
     Task,
     all_against_all,
     held_out_task,
+    photographs,
 )
 
 HELD_OUT = 1 / 12
@@ -82,7 +83,7 @@ def load_fashion_mnist_authors(
         training,
         validation,
         held_out_task(held_out, generator),
-        _photographs(0, generator),
+        photographs(0, generator),
         all_against_all(parts["test"]),
         test_outliers,
     )
@@ -124,7 +125,7 @@ def load_digits(
     known = everyone.at(with_label(everyone, WITHHELD_DIGITS, wanted=False))
     learning, queries = stratified(known, 0.75, np.random.default_rng(0))
     test_outliers = {
-        "photographs": Outliers(_photographs(1, generator), "far"),
+        "photographs": Outliers(photographs(1, generator), "far"),
         "3 and 8": Outliers(
             everyone.at(with_label(everyone, WITHHELD_DIGITS, wanted=True)), "near"
         ),
@@ -150,14 +151,8 @@ def _in_training(
         training,
         validation,
         Task(development, gallery),
-        _photographs(0, generator),
+        photographs(0, generator),
         Task(queries, gallery),
         test_outliers,
         partial or {},
     )
-
-
-def _photographs(part: int, generator: np.random.Generator) -> LabelledImages:
-    images = outliers("photographs", part, generator)
-    assert images is not None  # noqa: S101 - none only for the kind of that name
-    return images

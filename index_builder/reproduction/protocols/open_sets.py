@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
-from index_builder.datasets.small_images import outliers
 from index_builder.datasets.splits import stratified
 from index_builder.reproduction.datasets import Official, Origin
 from index_builder.reproduction.datasets.photographs import (
@@ -28,6 +28,7 @@ from index_builder.reproduction.protocols.protocol import (
     Task,
     all_against_all,
     held_out_task,
+    photographs,
     without_some_labels,
 )
 
@@ -51,34 +52,6 @@ def load_omniglot(
         "Fashion-MNIST": Outliers(clothes, "far"),
     }
     return _open_set(found, found.parts["background"], test, unrelated, generator, validation_share)
-
-
-def load_cub(
-    origin: Origin, generator: np.random.Generator, validation_share: float
-) -> ProtocolData:
-    """CUB-200-2011: the last 100 classes are queries and gallery; Cars-196 has the outliers."""
-    return _halves(cub, {"Cars-196": cars}, origin, generator, validation_share)
-
-
-def load_cars(
-    origin: Origin, generator: np.random.Generator, validation_share: float
-) -> ProtocolData:
-    """Cars-196: the last 98 classes are queries and gallery; CUB-200-2011 has the outliers."""
-    return _halves(cars, {"CUB-200-2011": cub}, origin, generator, validation_share)
-
-
-def load_lfw(
-    origin: Origin, generator: np.random.Generator, validation_share: float
-) -> ProtocolData:
-    """LFW: images of the test people are queries and gallery; CUB-200-2011 has the outliers."""
-    return _halves(lfw, {"CUB-200-2011": cub}, origin, generator, validation_share)
-
-
-def load_stanford_online_products(
-    origin: Origin, generator: np.random.Generator, validation_share: float
-) -> ProtocolData:
-    """Stanford Online Products: the images of the test products are queries and gallery."""
-    return _halves(stanford_online_products, {}, origin, generator, validation_share)
 
 
 def load_in_shop(
@@ -150,6 +123,19 @@ def _halves(
     return replace(data, partial=partial)
 
 
+load_cub = partial(_halves, cub, {"Cars-196": cars})
+"""CUB-200-2011: the last 100 classes are queries and gallery; Cars-196 has the outliers."""
+
+load_cars = partial(_halves, cars, {"CUB-200-2011": cub})
+"""Cars-196: the last 98 classes are queries and gallery; CUB-200-2011 has the outliers."""
+
+load_lfw = partial(_halves, lfw, {"CUB-200-2011": cub})
+"""LFW: images of the test people are queries and gallery; CUB-200-2011 has the outliers."""
+
+load_stanford_online_products = partial(_halves, stanford_online_products, {})
+"""Stanford Online Products: the images of the test products are queries and gallery."""
+
+
 def _open_set(
     found: Official,
     learning: LabelledImages,
@@ -162,13 +148,11 @@ def _open_set(
     training, validation = stratified(
         kept, 1 - validation_share, generator, at_least_one_left=validation_share > 0
     )
-    photographs = outliers("photographs", 0, generator)
-    assert photographs is not None  # noqa: S101 - none only for the kind of that name
     return ProtocolData(
         training,
         validation,
         held_out_task(held_out, generator),
-        photographs,
+        photographs(0, generator),
         test,
         test_outliers,
         found.partial,
@@ -180,6 +164,4 @@ def _photographs(generator: np.random.Generator) -> dict[str, Outliers]:
 
     Calibration does not use these crops.
     """
-    images = outliers("photographs", 1, generator)
-    assert images is not None  # noqa: S101 - none only for the kind of that name
-    return {"photographs": Outliers(images, "far")}
+    return {"photographs": Outliers(photographs(1, generator), "far")}

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.datasets import LabelledImages
+from index_builder.datasets.small_images import outliers
 from index_builder.datasets.splits import QuerySet, Splits, stratified, with_label
 from index_builder.reproduction.datasets import Origin
 from model_store.truth import SameLabel, Truth, Within
@@ -157,6 +158,13 @@ def held_out_task(
     """Divide held-out images into a gallery and queries with the same labels."""
     gallery, queries = stratified(images, 1 - query_share, generator, at_least_one_left=True)
     return Task(queries, gallery)
+
+
+def photographs(part: int, generator: np.random.Generator) -> LabelledImages:
+    """Return crops of a photograph as outliers: part 0 for calibration, part 1 for the test."""
+    images = outliers("photographs", part, generator)
+    assert images is not None  # noqa: S101 - none only for the kind of that name
+    return images
 
 
 def without_some_labels(
