@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,8 +142,7 @@ def assemble(
     """
     shutil.rmtree(work.bundle, ignore_errors=True)
     work.bundle.mkdir()
-    connection = sqlite3.connect(work.catalogue)
-    try:
+    with closing(sqlite3.connect(work.catalogue)) as connection:
         n_items = _note_embedded(connection, work.store, n_blocks, n_held_out)
         if n_items == 0:
             raise DatasetError(
@@ -156,8 +156,6 @@ def assemble(
             write_gallery(new, database_uri, database_access)
         except RuntimeError as error:  # FAISS raises this error if the disk is full
             raise OSError(str(error)) from error
-    finally:
-        connection.close()
     return n_items
 
 
@@ -166,16 +164,13 @@ def duplicates(catalogue: Path) -> Iterator[tuple[str, list[str]]]:
 
     Items with equal content have equal hashes. Call this function after `assemble`.
     """
-    connection = sqlite3.connect(catalogue)
-    try:
+    with closing(sqlite3.connect(catalogue)) as connection:
         rows = connection.execute(
             "SELECT hash, json_group_array(id) FROM (SELECT hash, id FROM embedded ORDER BY id)"
             " GROUP BY hash HAVING count(*) > 1 ORDER BY hash"
         )
         for content, ids in rows:
             yield content, json.loads(ids)
-    finally:
-        connection.close()
 
 
 def _note_embedded(

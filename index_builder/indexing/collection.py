@@ -65,18 +65,12 @@ def write_quarantine(
     ----------
     left_out : files of the source that were left out; the report lists them last.
     """
-    connection = sqlite3.connect(work.catalogue)
-    try:
-        rows = [
-            connection.execute("SELECT position, origin FROM entries WHERE id = ?", (one,))
-            for one in failures
-        ]
+    wanted = "SELECT position, origin FROM entries WHERE id = ?"
+    with closing(sqlite3.connect(work.catalogue)) as connection:
         found = sorted(
-            (*row.fetchone(), name, why)
-            for row, (name, why) in zip(rows, failures.items(), strict=True)
+            (*connection.execute(wanted, (name,)).fetchone(), name, why)
+            for name, why in failures.items()
         )
-    finally:
-        connection.close()
     _write_lines(
         work.quarantine,
         [

@@ -290,11 +290,7 @@ def _written_metadata(value: object, origin: str) -> Mapping[str, Any]:
         return {}
     if isinstance(value, str):
         try:
-            value = json.loads(
-                value,
-                parse_constant=_no_constant,
-                object_pairs_hook=partial(_object, origin=f"{origin}: metadata"),
-            )
+            value = _json(value, f"{origin}: metadata")
         except (ValueError, RecursionError) as error:
             raise DatasetError(f"{origin}: metadata is not JSON ({error}).") from error
     if not isinstance(value, dict):
@@ -304,6 +300,12 @@ def _written_metadata(value: object, origin: str) -> Mapping[str, Any]:
     except (TypeError, ValueError) as error:
         raise DatasetError(f"{origin}: metadata cannot be written as JSON ({error}).") from error
     return value
+
+
+def _json(text: str, origin: str) -> Any:  # noqa: ANN401 - JSON
+    """Parse JSON; refuse numbers that are not finite, and repeated names in an object."""
+    hook = partial(_object, origin=origin)
+    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=hook)
 
 
 def _no_constant(name: str) -> float:
@@ -376,11 +378,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                fields = json.loads(
-                    line,
-                    parse_constant=_no_constant,
-                    object_pairs_hook=partial(_object, origin=f"{path.name}, line {number}"),
-                )
+                fields = _json(line, f"{path.name}, line {number}")
             except (ValueError, RecursionError) as error:
                 raise DatasetError(f"{path.name}, line {number} is not JSON ({error}).") from error
             if not isinstance(fields, dict):
