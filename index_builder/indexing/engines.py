@@ -25,15 +25,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from index_builder.interrupts import children_unreached
 from index_builder.output import writing
 from index_builder.progress import progress_bar
 from index_builder.spawned import SpawnedContext
-from index_builder.vectors.encoder import StoredEncoder, batch_size, recipe
+from index_builder.vectors.encoder import StoredEncoder, recipe, stored
 from index_builder.vectors.opened import encoder_on_cpu
-from model_store.encoder.contract import Embeddings, Encoder, Inputs
+from model_store.encoder.contract import Embeddings, Encoder
 from model_store.encoder.onnx import OnnxEncoder, choose_provider
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import SourceUnavailable, TooManyBadImages
@@ -81,10 +80,10 @@ def embed(
         be bit-identical to the results of the encoder.
     """
     if encode is None:
-        mean, variance = _encoded(prepared.images, encoder)
+        embeddings = stored(encoder).encode_known(prepared.images, None)
     else:
         embeddings = encode(prepared)
-        mean, variance = embeddings.mean, embeddings.variance
+    mean, variance = embeddings.mean, embeddings.variance
     sound = np.isfinite(mean).all(1) & np.isfinite(variance).all(1) & (mean != 0).any(1)
     failures = dict(prepared.failures)
     for row, name in enumerate(prepared.ids):
@@ -104,22 +103,6 @@ def embed(
         tuple(prepared.previews[row] for row in rows),
         losses={name: said for name, said in prepared.losses.items() if name not in failures},
     )
-
-
-def _encoded(images: Inputs, encoder: Encoder) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Encode ``images`` (n, H, W, 3) in batches; the last batch is padded with zeros."""
-    size = batch_size(encoder)
-    means, variances = [], []
-    for start in range(0, len(images), size):
-        batch = images[start : start + size]
-        n_images = len(batch)
-        if n_images < size:
-            blank = np.zeros((size - n_images, *images.shape[1:]), dtype=images.dtype)
-            batch = np.concatenate([batch, blank])
-        embeddings = encoder.encode(batch)
-        means.append(embeddings.mean[:n_images])
-        variances.append(embeddings.variance[:n_images])
-    return np.concatenate(means), np.concatenate(variances)
 
 
 @dataclass(slots=True)
