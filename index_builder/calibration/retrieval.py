@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,22 +107,14 @@ BATCH = 128
 """Number of queries that are searched together."""
 
 
-class LabelledQueries(Protocol):
-    """Queries with known labels."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The label of each query; the gallery need not contain this label."""
-
-    def __len__(self) -> int:
-        """Return the number of queries."""
-
-
 @dataclass(frozen=True, slots=True)
 class Named(Table):
-    """Queries with labels and no other data."""
+    """Queries with labels and no other data. The gallery need not contain these labels."""
 
     labels: tuple[str, ...]
+
+
+LabelledQueries = LabelledImages | Named
 
 
 @dataclass(frozen=True, slots=True)
