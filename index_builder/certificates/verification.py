@@ -66,7 +66,7 @@ def write_certificate(
     ------
     CertificateError : the files cannot be written.
     """
-    signed = None if key is None else Signature.model_validate(signature(content, key))
+    signed = None if key is None else Signature.model_validate(sign(canonical(content), key))
     certificate = Certificate(content=content, signature=signed)
     path = directory / CERTIFICATE_FILE
     try:
@@ -148,16 +148,6 @@ def canonical(value: Mapping[str, Any]) -> bytes:
     return text.encode()
 
 
-def signature(value: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[str, str]:
-    """Sign the canonical JSON of ``value``."""
-    return sign(canonical(value), key)
-
-
-def is_signed(value: Mapping[str, Any], public_key: str, signed: str) -> bool:
-    """Return whether ``signed`` is the signature of ``value``, both in hexadecimal."""
-    return is_signature(canonical(value), public_key, signed)
-
-
 RELATIVE = 1e-9
 """Maximum relative difference of two numbers that count as equal. Releases of SciPy may differ in
 the last digits."""
@@ -181,7 +171,7 @@ def _of_signature(certificate: Certificate, public_key: str | None) -> Iterator[
         if public_key is not None:
             yield "signature: the certificate is not signed"
         return
-    if not is_signed(certificate.content, signed.public_key, signed.signature):
+    if not is_signature(canonical(certificate.content), signed.public_key, signed.signature):
         yield "signature: it does not fit the content and the public key in the certificate"
     if public_key is not None and signed.public_key != public_key:
         yield f"signature: by the key {signed.public_key}, wanted {public_key}"
