@@ -87,11 +87,7 @@ class ContractModule(nn.Module):
         if isinstance(found, tuple):
             mean, variance, features = found
             return mean, variance, features
-        return (
-            found,
-            torch.zeros_like(found),
-            found * 1.0,
-        )  # needs another name
+        return found, torch.zeros_like(found), found * 1.0  # the features need another name
 
 
 def reference_of(

@@ -39,9 +39,8 @@ class PooledTorchvisionModel(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return features (B, F) of standardised ``images`` (B, 3, H, W)."""
         found = self.model(images)
-        return pooled(found[_TOKENS], self.pooling, 1) if self._of_tokens else self._mapped(found)
-
-    def _mapped(self, found: Tensor) -> Tensor:
+        if self._of_tokens:
+            return pooled(found[_TOKENS], self.pooling, 1)
         return pooled(found, self.pooling)
 
 
