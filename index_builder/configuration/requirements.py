@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from index_builder.configuration.problems import did_you_mean
 from model_store.errors import UsageError
 from model_store.verdicts import OUTCOME_NUMBERS
 
@@ -76,8 +76,7 @@ def _parsed(text: str) -> Requirement:
         )
     name, operator, number = found.groups()
     if name not in OUTCOME_NUMBERS:
-        near = difflib.get_close_matches(name, OUTCOME_NUMBERS, 1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(name, OUTCOME_NUMBERS)
         raise UsageError(
             f"--require {name!r} is not a number of the outcome.{hint} Accepted: "
             f"{', '.join(OUTCOME_NUMBERS)}."
