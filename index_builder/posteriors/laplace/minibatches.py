@@ -285,7 +285,8 @@ def minibatch_targets(is_positive: Tensor, is_inside: Tensor, dtype: torch.dtype
     return torch.where(is_positive, 1 / n_positive, -(is_inside.to(dtype) / n_negative))
 
 
-def minibatch_curvature(
+def _of_minibatch(
+    of_pairs: Callable[..., Sum],
     features: Tensor,
     labels: Tensor,
     weight: Tensor,
@@ -295,8 +296,8 @@ def minibatch_curvature(
     approximation: Approximation,
     split: Split,
     drawn: Drawn | None = None,
-) -> Curvature:
-    """Curvature over all pairs of a minibatch: an unbiased estimate of the data set's curvature.
+) -> Sum:
+    """Return the sum over all pairs of a minibatch: an unbiased estimate of the data set's sum.
 
     The weight of a pair is its target divided by its sampling probability (Horvitz and Thompson
     1952). For classes of equal size, this is Eq. 20 of Warburg et al. 2023; see
@@ -305,6 +306,7 @@ def minibatch_curvature(
 
     Parameters
     ----------
+    of_pairs : `pair_curvature` or `pair_traces`.
     features : (B, F)
     labels : (B,) int64.
     weight, bias : (D, F), (D,); the last layer.
@@ -313,41 +315,8 @@ def minibatch_curvature(
     drawn : targets of the data set, and the sampling plan. If None, Eq. 20 is used, which is
         correct for classes of equal size.
     """
-    of_pairs = partial(
-        pair_curvature, features, weight, bias, approximation=approximation, split=split
-    )
+    of_pairs = partial(of_pairs, features, weight, bias, approximation=approximation, split=split)
     embeddings = torch.addmm(bias, features, weight.T)
-    return _over_all_pairs(of_pairs, embeddings, labels, margin, approximation, drawn)
-
-
-def minibatch_traces(
-    features: Tensor,
-    labels: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    margin: float,
-    approximation: Approximation,
-    split: Split,
-    drawn: Drawn | None = None,
-) -> PartialTraces:
-    """Return the partial traces of `minibatch_curvature`, with the same arguments."""
-    of_pairs = partial(
-        pair_traces, features, weight, bias, approximation=approximation, split=split
-    )
-    embeddings = torch.addmm(bias, features, weight.T)
-    return _over_all_pairs(of_pairs, embeddings, labels, margin, approximation, drawn)
-
-
-def _over_all_pairs(
-    of_pairs: Callable[..., Sum],
-    embeddings: Tensor,
-    labels: Tensor,
-    margin: float,
-    approximation: Approximation,
-    drawn: Drawn | None,
-) -> Sum:
-    """Return the sum over all pairs of a minibatch, weighted so that the sum is unbiased."""
     first, second = _distinct_pairs(len(labels), labels.device)
     inside = _is_inside(embeddings, first, second, margin)
     same = labels[first] == labels[second]
@@ -360,6 +329,13 @@ def _over_all_pairs(
         return of_pairs(first, second, forth + back)
     anchors, partners = torch.cat([first, second]), torch.cat([second, first])
     return of_pairs(anchors, partners, torch.cat([forth, back]), anchored=True)
+
+
+minibatch_curvature = partial(_of_minibatch, pair_curvature)
+"""Curvature over all pairs of a minibatch; see `_of_minibatch` for the arguments."""
+
+minibatch_traces = partial(_of_minibatch, pair_traces)
+"""Partial traces of `minibatch_curvature`, with the same arguments."""
 
 
 def minibatch_loss(embeddings: Tensor, labels: Tensor, margin: float) -> Tensor:
