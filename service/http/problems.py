@@ -207,7 +207,7 @@ def forget_frames(error: BaseException) -> None:
     """
     chain: BaseException | None = error
     while chain is not None:
-        chain.__traceback__ = None
+        chain.with_traceback(None)
         chain = chain.__cause__ or chain.__context__
 
 
