@@ -20,6 +20,8 @@ from typing import Any
 
 from filelock import FileLock
 
+from model_store.disk import naming
+
 _NUMBER_LENGTH = 8
 """Number of hexadecimal digits at the end of a work folder's name. The digits distinguish a work
 folder from a user's folders."""
@@ -80,14 +82,15 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` at the end.
 
     After a crash, ``path`` is unchanged or complete. After an error inside the block, ``path`` is
-    unchanged and the temporary file is removed.
+    unchanged and the temporary file is removed. The error of a full disk names ``path``.
     """
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
-        yield partial
-        give_to_owner(partial)
-        flush(partial)
-        partial.replace(path)
+        with naming(path):
+            yield partial
+            give_to_owner(partial)
+            flush(partial)
+            partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

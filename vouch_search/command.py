@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from model_store.disk import disk_error, naming
 from model_store.errors import VouchError
 from model_store.files import replacing
 from model_store.images import decode_image, encode_thumbnail
@@ -52,9 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             status = run(options)
         except Exception as error:
-            if not isinstance(error, _expected_errors()):
+            why = disk_error(error)
+            if why is None and not isinstance(error, _expected_errors()):
                 raise
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {why or error}", file=sys.stderr)
             status = 1
     raise SystemExit(status)
 
@@ -188,7 +190,7 @@ class Journal:
 
     def append(self, entries: Iterable[tuple[Path, list[Row]]]) -> None:
         """Append answers and flush them to disk."""
-        with self._path.open("a", encoding="utf-8") as file:
+        with naming(self._path), self._path.open("a", encoding="utf-8") as file:
             for path, rows in entries:
                 entry = {"file": _state(path), "rows": rows}
                 file.write("\n" + json.dumps(entry, default=str))  # after a line that was cut off

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 import traceback
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from index_builder.commands.command_line import (
 from index_builder.configuration.environment import explained, require_known_variables
 from index_builder.progress import error_console, is_verbose, messages_shown, set_output
 from index_builder.storage.urls import without_secrets
+from model_store.disk import disk_error
 from model_store.errors import RequirementNotMet, UsageError, VouchError
 from model_store.installation import how_to_install
 from model_store.memory import OF_INDEXING, tune_malloc
@@ -121,7 +121,6 @@ app.command("backup", rich_help_panel=OPERATIONS)(live.backup_command)
 app.command("restore", rich_help_panel=OPERATIONS)(live.restore_command)
 
 _OF_THE_BUILDER = {"torch", "torchvision", "sklearn", "onnx", "jinja2", "safetensors"}
-_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def run(program: str) -> None:
@@ -154,14 +153,11 @@ def _status_of(program: str) -> int:
         _explain(explained(error), getattr(error, "__notes__", []))
         statuses: dict[type[VouchError], int] = {RequirementNotMet: 3, UsageError: 2}
         return statuses.get(type(error), 1)
-    except OSError as error:
-        if error.errno not in _OF_THE_DISK:
+    except Exception as error:
+        why = disk_error(error)
+        if why is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        _explain(
-            f"{where}{error.strerror}. Free disk space or grant permission, or name another "
-            "directory; then run the same command again."
-        )
+        _explain(why)
         return 1
 
 

@@ -86,7 +86,7 @@ class VectorFile:
     def write(self, maker: str, contents: Sequence[bytes], vectors: Vector) -> None:
         """Store ``vectors`` (n, size) of ``maker`` for n ``contents``, if there is enough space."""
         rows = vectors.astype("<f4", copy=False)
-        with self._lock, self._connection, writing(f"the vectors in {self._path}"):
+        with self._lock, writing(f"the vectors in {self._path}"), self._connection:
             if self._n_bytes + rows.nbytes > self._most_bytes:
                 self._connection.execute("DELETE FROM vectors WHERE maker != ?", (maker,))
                 self._n_bytes = _n_bytes(self._connection)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from index_builder.datasets.images import LabelledImages, Pixels, from_files, jo
 from index_builder.datasets.small_images import digits
 from index_builder.vectors.images import AT_ONCE, ImageVectors
 from index_builder.vectors.store import Vector, VectorFile
+from model_store.errors import OutputError
 from model_store.images import Preprocessing
 
 PREPROCESSING = Preprocessing(6, 5)
@@ -123,3 +127,21 @@ def test_what_was_made_of_an_image_is_another_image(files: LabelledImages) -> No
             same = named.index(name)
             one, other = images.pixels(position), made[same // 3].pixels(same % 3)
             np.testing.assert_array_equal(one, other)
+
+
+class FullAtCommit(sqlite3.Connection):
+    """A connection to a file whose disk is full when a transaction ends."""
+
+    def __exit__(self, *_: object) -> Literal[False]:
+        self.rollback()
+        raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_a_disk_that_is_full_at_the_end_of_a_transaction_names_the_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=FullAtCommit))
+    file = VectorFile(tmp_path / "vectors.sqlite")
+    with pytest.raises(OutputError, match=r"Cannot write the vectors in .*disk is full"):
+        file.write("network", [b"1"], np.zeros((1, 3), np.float32))
+    file.close()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
@@ -454,10 +455,14 @@ def test_brackets_in_an_error_are_not_taken_for_markup(tmp_path: Path) -> None:
             "error: No space left on device. Free disk",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "a[b]"), "error: a[b]: Permission"),
+        (
+            SafetensorError("Error while serializing: I/O error: No space left on device"),
+            "error: No space left on device. Free disk",
+        ),
     ],
 )
 def test_what_a_disk_says_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     def full(_: Path) -> None:
         raise error
@@ -467,8 +472,16 @@ def test_what_a_disk_says_is_one_line(
     assert done.returncode == 1
     assert done.stderr.startswith(said)
     assert len(done.stderr.splitlines()) == 1
-    error.errno = errno.ECONNRESET
-    with pytest.raises(OSError, match=error.strerror):
+
+
+def test_an_error_of_the_system_that_is_not_of_the_disk_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reset(_: Path) -> None:
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    monkeypatch.setattr("index_builder.commands.bundles.current_id", reset)
+    with pytest.raises(ConnectionResetError):
         vouch_build("bundles", str(tmp_path), cwd=tmp_path)
 
 

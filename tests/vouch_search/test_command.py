@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,22 @@ def test_wrong_option_is_named(
     given = [str(photographs) if one == "FOLDER" else one for one in arguments]
     assert run("--gallery", digits_bundle, *given) == status
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_full_disk_names_the_file_and_says_what_to_do(
+    digits_bundle: Path,
+    photographs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("vouch_search.command.os.fsync", full)
+    assert run(photographs, "--gallery", digits_bundle, "--out", tmp_path / "m.csv") == 1
+    message = rf"error: {tmp_path}/m\.csv\.\w+\.partial: No space left on device\. Free disk .*\n"
+    assert re.fullmatch(message, capsys.readouterr().err)
 
 
 def test_service_that_cannot_be_reached_is_an_error_of_one_line(
