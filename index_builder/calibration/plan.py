@@ -37,6 +37,8 @@ class Plan:
     promises : the error bounds of the answers.
     of_vectors : whether the source has vectors. Vectors without labels give no queries, because
         they have no augmented views.
+    is_estimate : whether the numbers of items and queries may change, because images that look
+        alike are held out together and are found only after the embedding.
     """
 
     n_images: int
@@ -50,6 +52,7 @@ class Plan:
     n_withheld_labels: int
     promises: CalibrationConfig
     of_vectors: bool = False
+    is_estimate: bool = False
 
     @classmethod
     def of_splits(
@@ -90,8 +93,9 @@ class Plan:
     def lines(self) -> list[str]:
         """Return the plan as lines of text."""
         of_labels = f" of {self.n_labels:,} labels" if self.is_labelled else ""
+        about = "about " * self.is_estimate
         lines = [
-            f"{self.n_images:,} images{of_labels}; {self.n_gallery:,} in the gallery",
+            f"{self.n_images:,} images{of_labels}; {about}{self.n_gallery:,} in the gallery",
             f"queries with a match: {self._matched}",
             f"queries without a match: {self._absent}",
         ]
@@ -159,7 +163,8 @@ class Plan:
         if self.items_are_queries:
             return f"{calibration:,} items, each compared with the rest of the gallery"
         kind = "held-out images" if self.is_labelled else "augmented views of items"
-        return f"{self._halves(calibration, evaluation)} ({kind})"
+        about = "about " * self.is_estimate
+        return f"{about}{self._halves(calibration, evaluation)} ({kind})"
 
     @staticmethod
     def _halves(calibration: int, evaluation: int) -> str:

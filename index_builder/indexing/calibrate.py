@@ -94,6 +94,7 @@ def plan_of(catalogue: Catalogue, promises: CalibrationConfig, *, of_images: boo
         n_withheld=(0, 0),
         n_withheld_labels=0,
         promises=promises,
+        is_estimate=found.n_labels > 0,
     )
 
 
