@@ -164,6 +164,11 @@ class AllOptions:
             declared(self._run(self.vectors.stem), open_table(self.vectors), self.encoder_name)
 
     @property
+    def writes(self) -> bool:
+        """Whether the command writes to the run directory; a dry run writes only fetched files."""
+        return not self.dry_run or self._copied is not None or self.encoder_name is not None
+
+    @property
     def _copied(self) -> Path | None:
         """The folder to copy images to; None if the images are already in a local folder."""
         images = self.images
@@ -218,7 +223,13 @@ def run_all(options: AllOptions, shown: OutcomeReport) -> tuple[Path, Path] | No
         require_form(config.network.encoder)
     published = options.bundles or Path("bundles") / config.name
     signing().key_for(published)  # fails before the work
-    with opened_run(config, options.run, reads_trunk=True, prepare=options.prepare) as opened:
+    with opened_run(
+        config,
+        options.run,
+        to_write=options.writes,
+        reads_trunk=True,
+        prepare=options.prepare,
+    ) as opened:
         shown.table = opened.directory / EVALUATION_TABLE
         plan_of = step_of("plan_of")
         with working("reading the source"):

@@ -80,6 +80,7 @@ def test_dry_run_prints_the_plan_on_stdout(tmp_path: Path, monkeypatch: pytest.M
     plan = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert (plan["n_images"], plan["n_labels"], plan["n_needed_queries"]) == (120, 10, 45)
     assert f"{plan['n_items']} in the gallery" in shown.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["drawn"], "a dry run writes nothing"
 
 
 def test_plan_says_that_a_text_tower_is_not_used(tmp_path: Path) -> None:
