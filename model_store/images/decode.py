@@ -67,7 +67,7 @@ _ALMOST_BLACK = (
 )
 
 TOO_MUCH_MEMORY = (
-    "Decoding the image takes more memory than the limit. Send a smaller image, or a simpler kind "
+    "Decoding the image takes more memory than the limit. Use a smaller image, or a simpler kind "
     "of file (a baseline JPEG)."
 )
 
@@ -164,11 +164,11 @@ def check_size(data: bytes, limits: ImageLimits) -> None:
     EmptyImage, ImageTooLarge
     """
     if not data:
-        raise EmptyImage("The upload is empty (0 bytes). Send the bytes of one image file.")
+        raise EmptyImage("The file is empty (0 bytes). Use one image file.")
     if len(data) > limits.max_bytes:
         raise ImageTooLarge(
             f"The image has {len(data):,} bytes; at most {limits.max_bytes:,} are accepted. "
-            "Send a smaller or more compressed image."
+            "Use a smaller or more compressed image."
         )
 
 
@@ -297,7 +297,7 @@ def _open(data: bytes, limits: ImageLimits) -> Image.Image:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageTooLarge(
-            f"The image has far more than {limits.max_pixels:,} pixels. Send a smaller image."
+            f"The image has far more than {limits.max_pixels:,} pixels. Use a smaller image."
         ) from error
     except MemoryError:
         raise
@@ -314,7 +314,7 @@ def _check_pixels(size: tuple[int, int], limits: ImageLimits) -> None:
     if width * height > limits.max_pixels:
         raise ImageTooLarge(
             f"The image is {width} × {height} = {width * height:,} pixels; at most "
-            f"{limits.max_pixels:,} are accepted. Send a smaller image."
+            f"{limits.max_pixels:,} are accepted. Use a smaller image."
         )
     if width < 1 or height < 1:
         raise CorruptImage(f"The image is {width} × {height}: it has no pixels.")
@@ -335,7 +335,7 @@ def _check_frames(n_frames: int, limits: ImageLimits, warnings: list[str]) -> No
     if n_frames > limits.max_frames:
         raise ImageTooLarge(
             f"The image has more than {limits.max_frames:,} frames or pages, but only the first is "
-            "used. Send only the first."
+            "used. Use only the first."
         )
 
 
@@ -350,7 +350,7 @@ def _unsupported(data: bytes, content: Content | None) -> UnsupportedImage:
             else f" An image follows after {begin} other bytes. Remove these bytes."
         )
         return UnsupportedImage(
-            f"The {len(data):,} bytes received are not an image in an accepted format.{said} "
+            f"The {len(data):,} bytes of the file are not an image in an accepted format.{said} "
             f"{accepted}"
         )
     advice = "Convert it to JPEG or PNG." if content.is_image else content.advice
@@ -369,5 +369,5 @@ def _corrupt(data: bytes, error: Exception) -> ImageError:
         )
     return CorruptImage(
         f"The {format_of(data)} image is damaged or truncated and cannot be decoded. "
-        "Send a complete file."
+        "Use a complete file."
     )

@@ -188,7 +188,7 @@ class TiffLayout:
         if self.compression not in _READ_BY_PILLOW:
             return self.refusal()
         return CorruptImage(
-            f"The TIFF image ({self}) is damaged or truncated and cannot be decoded. Send a "
+            f"The TIFF image ({self}) is damaged or truncated and cannot be decoded. Use a "
             "complete file."
         )
 

@@ -341,7 +341,7 @@ class DecoderPool:
         if isinstance(outcome, Prepared):
             return outcome
         raise outcome or ImageTooCostly(
-            "Two processes were killed while they decoded the image. Send a smaller image."
+            "Two processes were killed while they decoded the image. Use a smaller image."
         )
 
     async def _decode(
@@ -376,7 +376,7 @@ class DecoderPool:
     def _too_costly(self) -> ImageTooCostly:
         return ImageTooCostly(
             f"Decoding the image took more than {self._budget.cpu_s:g} s and was given up. "
-            "Send a smaller image, or a plainer kind of file (a baseline JPEG)."
+            "Use a smaller image, or a plainer kind of file (a baseline JPEG)."
         )
 
     async def _take(self) -> DecoderProcess:

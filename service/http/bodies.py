@@ -504,7 +504,7 @@ def from_base64(text: str, max_bytes: int) -> bytes:
     if n_bytes > max_bytes:
         raise ImageTooLarge(
             f"The image has {n_bytes:,} bytes; at most {max_bytes:,} are accepted. "
-            "Send a smaller or more compressed image."
+            "Use a smaller or more compressed image."
         )
     try:
         # Decoded in pieces, because decoding a large text at once would block all other requests.

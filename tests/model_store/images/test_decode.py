@@ -119,7 +119,7 @@ def test_the_first_frame_of_an_animation_is_used() -> None:
 
 
 def test_nothing_is_refused_as_empty() -> None:
-    with pytest.raises(EmptyImage, match="0 bytes"):
+    with pytest.raises(EmptyImage, match=r"^The file is empty \(0 bytes\)\. Use one image file\.$"):
         decode_image(b"")
 
 
