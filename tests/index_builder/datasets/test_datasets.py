@@ -187,8 +187,10 @@ def test_folder_of_linked_labels_is_followed(photographs: Path, tmp_path: Path) 
 
 
 def test_a_folder_without_labelled_images_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="one sub-folder for each label"):
+    with pytest.raises(DatasetError, match="one sub-folder for each label") as refused:
         folder(tmp_path)
+    assert "name a CSV file with the columns path and label" in str(refused.value)
+    assert "use --no-labels" in str(refused.value)
     with pytest.raises(DatasetError, match="not a folder"):
         folder(tmp_path / "nowhere")
 
