@@ -65,6 +65,8 @@ def _read(path: object) -> tuple[str, bytes]:
     text = os.fspath(path)  # type: ignore[call-overload] # a string or a path
     if not isinstance(text, str):
         raise TypeError(f"The path {text!r} is bytes. Wanted: a path as str; use os.fsdecode.")
+    if not text:
+        raise ValueError(f"An image cannot be made from the empty text ''. Wanted: {WANTED}.")
     file = Path(text).expanduser()
     try:
         return as_unicode(file.name), file.read_bytes()

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from model_store.image_inputs import ImageInput, image_file
 from service import schemas
 from service.client import VouchClient, VouchProblem
-from service.client.contract import fields_of, headers_of, path_of, read, seconds_to_wait
+from service.client.contract import base_of, fields_of, headers_of, path_of, read, seconds_to_wait
 from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture
 from vouch_search.keywords import checked_options, checked_text, sent_options
@@ -172,7 +172,10 @@ class AsyncClient:
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._http = httpx2.AsyncClient(
-            base_url=url, headers=headers_of(api_key), timeout=timeout_s, transport=transport
+            base_url=base_of(url),
+            headers=headers_of(api_key),
+            timeout=timeout_s,
+            transport=transport,
         )
 
     async def __aenter__(self) -> Self:

@@ -108,8 +108,8 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     if not found:
         raise DatasetError(
             f"{root} holds no labelled images: wanted one sub-folder for each label, with images "
-            f"({', '.join(FORMATS)}) in it. For labels in a table, name a CSV file with the columns "
-            "path and label. If each image is its own class, use --no-labels. "
+            f"({', '.join(FORMATS)}) in it. For labels in a table, name a CSV file with the "
+            "columns path and label. If each image is its own class, use --no-labels. "
             f"{left_out.sentence}".strip()
         )
     require_readable(bad, len(items))

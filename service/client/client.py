@@ -27,6 +27,7 @@ from model_store.verdicts import Order
 from service import schemas
 from service.client.contract import (
     Fields,
+    base_of,
     body_of,
     fields_of,
     headers_of,
@@ -72,9 +73,9 @@ class VouchClient:
 
     Raises
     ------
-    TypeError : ``api_key`` is not text.
-    ValueError : ``api_key`` has characters that a header cannot carry; the message does not show
-        the key.
+    TypeError : ``url`` or ``api_key`` is not text.
+    ValueError : ``url`` does not begin with ``http://`` or ``https://``; or ``api_key`` has
+        characters that a header cannot carry, and the message does not show the key.
 
     Examples
     --------
@@ -91,7 +92,10 @@ class VouchClient:
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
         self._http = httpx2.Client(
-            base_url=url, headers=headers_of(api_key), timeout=timeout_s, transport=transport
+            base_url=base_of(url),
+            headers=headers_of(api_key),
+            timeout=timeout_s,
+            transport=transport,
         )
         self.manage = GalleryManagement(self._http.build_request, self._ask)
 

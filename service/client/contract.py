@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from model_store.addresses import split_address
 from model_store.errors import InvalidRequest
 from model_store.item_ids import check_item_id
 from service import schemas
@@ -203,6 +204,21 @@ def seconds_to_wait(response: httpx2.Response, attempt: int) -> float:
     if not passes or wait is None or attempt == MAX_ATTEMPTS:
         raise problem
     return min(wait, MAX_WAIT_S)
+
+
+def base_of(url: str) -> str:
+    """Return the URL of a service, after a check.
+
+    Raises
+    ------
+    TypeError : the URL is not text.
+    ValueError : the URL does not begin with ``http://`` or ``https://``, or is not an address.
+    """
+    try:
+        split_address(require_text("url", url), ("http", "https"))
+    except ValueError as error:
+        raise ValueError(f"url: {error}") from None
+    return url
 
 
 def headers_of(api_key: str | None) -> dict[str, str]:

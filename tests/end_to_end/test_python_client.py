@@ -490,7 +490,6 @@ class TestAtAServiceThatMisbehaves:
         ("ask", "error"),
         [
             (lambda: VouchClient("http://127.0.0.1:1").galleries(), httpx2.ConnectError),
-            (lambda: VouchClient("localhost:8471").galleries(), httpx2.UnsupportedProtocol),
             (
                 lambda: TestAtAServiceThatMisbehaves.client(undecodable).galleries(),
                 httpx2.DecodingError,

@@ -106,6 +106,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"image": object()}, r"object .*path of an image file"),
     ({"image": "missing.png"}, r"no image file 'missing.png'.*Wanted"),
     ({"image": Path("tests")}, r"'tests' is a folder.*search_many"),
+    ({"image": ""}, r"from the empty text ''\. Wanted"),
     ({"image": "a\0b"}, r"cannot be the path of a file"),
     ({"image": io.StringIO("text")}, r"reading text.*'rb'"),
     ({"image": np.zeros((3, 64, 64), np.uint8)}, r"\(3, 64, 64\).*transpose"),

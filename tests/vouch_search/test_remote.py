@@ -50,6 +50,21 @@ def asynchronous(respond: Respond) -> vouch.AsyncGallery:
     return vouch.AsyncGallery(client, DETAIL)
 
 
+@pytest.mark.parametrize("client", [vouch.Client, vouch.AsyncClient])
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("127.0.0.1:9341", r"url: must begin with http:// or https://"),
+        ("ftp://service", r"url: must begin with http:// or https://"),
+        ("", r"url: must begin with http:// or https://"),
+        (None, r"url: received NoneType, wanted text"),
+    ],
+)
+def test_wrong_url_is_named_by_the_constructor(client: Any, url: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        client(url)
+
+
 class TestErrors:
     def test_asynchronous_search_raises_the_error_itself(self, answer: str) -> None:
         gallery = asynchronous(lambda _: httpx2.Response(200, content=answer))
