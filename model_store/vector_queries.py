@@ -296,8 +296,8 @@ def _require_list(neighbours: NeighbourList, similarities: Floats, retriever: Re
         )
     if retriever.calibration is not None and n < retriever.calibration.n_candidates:
         raise InvalidVector(
-            f"The list has {n} neighbours, but the calibration needs lists of "
-            f"{retriever.calibration.n_candidates}. Send a list of this length."
+            f"The list has {n} neighbours, but the calibration needs at least "
+            f"{retriever.calibration.n_candidates}. Send more neighbours."
         )
 
 

@@ -93,6 +93,18 @@ def test_they_are_those_of_the_search(retriever: Retriever, embeddings: Embeddin
         ]
 
 
+def test_a_list_longer_than_those_of_the_calibration_is_no_error(
+    retriever: Retriever, embeddings: Embeddings
+) -> None:
+    direction = embeddings.directions[0]
+    exact, longer = (
+        decide_list(retriever, query(embeddings), found_by(retriever, direction, n), TERMS)
+        for n in (200, 300)
+    )
+    assert longer.decision.verdict == exact.decision.verdict
+    assert longer.decision.no_match_probability == exact.decision.no_match_probability
+
+
 def test_similarities_and_vectors_decide_alike(
     retriever: Retriever, embeddings: Embeddings
 ) -> None:
@@ -199,7 +211,7 @@ class TestWhatCannotBeDecided:
         ("change", "reason"),
         [
             (lambda one: replace(one, ids=[], labels=[], vectors=[]), "no neighbours|the shape"),
-            (lambda one: _some(one, 150), "has 150 neighbours, but the calibration needs"),
+            (lambda one: _some(one, 150), "has 150 neighbours, but the calibration needs at least 200"),
             (lambda one: replace(one, ids=[one.ids[0], *one.ids[:-1]]), "is in the list twice"),
             (lambda one: replace(one, labels=one.labels[1:]), "Each neighbour must have an id"),
             (lambda one: replace(one, vectors=None), "and a similarity or a vector"),
