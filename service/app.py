@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -101,7 +101,8 @@ def create_api(
                 access.rates.calls,
             )
             opened.clear()
-            yield
+            with suppress(asyncio.CancelledError):  # a second stop signal cancels the wait
+                yield
         del app.state.vouch
 
     api = FastAPIOffline(

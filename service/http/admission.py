@@ -6,12 +6,14 @@ During the drain, load balancers can remove the service.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +22,8 @@ from model_store.deadline import wanted_until
 from model_store.errors import DeadlineExceeded, Overloaded
 from service import fair_share
 from service.observability.metrics import Telemetry
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -40,8 +44,8 @@ class Drain:
     def follow_signals(self) -> None:
         """Handle SIGTERM, SIGINT and SIGHUP before the server's own handlers.
 
-        The server does not handle SIGHUP, which a closed terminal sends. The first signal begins
-        the drain. At the end of the drain, the server receives the signal
+        The server does not handle SIGHUP, which a closed terminal sends. The first signal is
+        logged and begins the drain. At the end of the drain, the server receives the signal
         and stops. A second signal stops the server immediately. Call this method in the main
         thread, on the server's event loop.
         """
@@ -50,15 +54,18 @@ class Drain:
             return
 
         def handle(number: int, frame: FrameType | None) -> None:
-            number = signal.SIGTERM if number == signal.SIGHUP else number
             if self.begun:
                 end(signal.SIGINT, frame)
                 end(signal.SIGINT, frame)  # uvicorn then stops immediately
-            elif self.seconds == 0:
-                self.begun = True
+                return
+            self.begun = True
+            fields = {"signal": signal.Signals(number).name, "drain_s": self.seconds}
+            # The signal can interrupt the writing of another log line.
+            loop.call_soon_threadsafe(partial(logger.info, "stopping", extra={"fields": fields}))
+            number = signal.SIGTERM if number == signal.SIGHUP else number
+            if self.seconds == 0:
                 end(number, frame)
             else:
-                self.begun = True
                 loop.call_soon_threadsafe(loop.call_later, self.seconds, end, number, None)
 
         for number in (signal.SIGTERM, signal.SIGINT):

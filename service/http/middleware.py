@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -14,7 +15,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from model_store.errors import VouchError
+from model_store.errors import NotReady, VouchError
 from service.access.access import Caller
 from service.http.admission import ClientGone, Drain
 from service.http.bodies import BoundedBodies
@@ -26,6 +27,12 @@ logger = logging.getLogger("service.requests")
 
 CLIENT_GONE = 499
 """Status in the log for a request whose client has disconnected; this status is never sent."""
+
+_STOPPED = NotReady(
+    "The service stopped before the request ended. Send a search again. Before you send a change "
+    "again, check whether the change was made."
+)
+"""The answer to a request that the end of the service cancels."""
 
 
 def content_security_policy(
@@ -159,10 +166,11 @@ class RequestContext:
                 await self._app(asked, bounded, send_with_headers)
         except (ClientGone, ClientDisconnect):
             record.status, record.code = CLIENT_GONE, "client_gone"
-        except VouchError as error:
+        except (VouchError, asyncio.CancelledError) as error:
             if answering:
                 raise
-            await problem_response(request, error)(scope, receive, send_with_headers)
+            problem = error if isinstance(error, VouchError) else _STOPPED
+            await problem_response(request, problem)(scope, receive, send_with_headers)
         except Exception:
             logger.exception("unhandled", extra={"fields": {"request_id": request_id}})
             if answering and not answered:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tests.end_to_end.processes import (
     wait_until,
 )
 from tests.support.certificates import write_certificate
+from tests.support.killing import halted
 
 DRAIN_S = 5
 
@@ -42,6 +45,9 @@ def test_service_drains_before_it_ends(
         assert time.monotonic() - began > DRAIN_S
         assert service.popen.wait(TIMEOUT_S) == 0
         assert "Traceback" not in service.printed()
+        (stopping,) = service.logged("stopping")
+        assert (stopping["level"], stopping["signal"]) == ("info", "SIGTERM")
+        assert stopping["drain_s"] == DRAIN_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -56,6 +62,29 @@ def test_second_signal_ends_the_service_at_once(
         began = time.monotonic()
         assert service.popen.wait(TIMEOUT_S) == 0
         assert time.monotonic() - began < 5
+        assert [line["signal"] for line in service.logged("stopping")] == [number.name]
+        lines = [json.loads(line) for line in service.printed().splitlines()]
+        assert [line for line in lines if line["level"] not in {"debug", "info"}] == []
+
+
+def test_second_signal_answers_the_requests_in_progress(
+    digits_bundle: Path, tmp_path: Path, belonging: list[bytes]
+) -> None:
+    settings = {"VOUCH_DRAIN_S": "600"}
+    with (
+        Service(digits_bundle, tmp_path / "log", settings) as service,
+        ThreadPoolExecutor(1) as caller,
+        halted(*service.encoders()),
+    ):
+        asked = caller.submit(service.ask, belonging[0])
+        service.wait_for_requests(1)
+        service.send(signal.SIGTERM)
+        wait_until(lambda: service.http.get("/readyz").status_code == 503, service)
+        service.send(signal.SIGTERM)
+        assert service.popen.wait(TIMEOUT_S) == 0
+        answer = asked.result()
+        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+        assert "Traceback" not in service.printed()
 
 
 def health(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -285,6 +285,8 @@ def test_second_signal_ends_workers_that_drain(
         wait_until(lambda: running.http.get("/livez").headers.get("connection") == "close", running)
         running.send(signal.SIGTERM)
         assert running.popen.wait(TIMEOUT_S) == 0
+        assert "Traceback" not in running.printed()
+        assert len(running.logged("stopping")) == N
 
 
 def test_workers_that_cannot_serve_end_the_service(

@@ -54,6 +54,7 @@ class TestTheEnd:
             service.send(signal.SIGINT)
             assert service.popen.wait(TIMEOUT_S) == 0
             assert "Traceback" not in service.printed()
+            assert [line["signal"] for line in service.logged("stopping")] == ["SIGINT"]
 
 
 class TestTheStart:
