@@ -14,6 +14,12 @@ SETTLE_S=${SETTLE_S:-10} # seconds for the balancer to find the new replicas and
 
 replicas() { docker compose ps --quiet service; }
 
+new_replicas() {
+  for replica in $(replicas); do
+    case "$old" in *"$replica"*) ;; *) echo "$replica" ;; esac
+  done
+}
+
 if [ "${1-}" = --build ]; then
   docker compose build service
 fi
@@ -31,13 +37,28 @@ if ! docker compose run --rm operate upgrade /bundles --check; then
   exit 1
 fi
 
-if ! docker compose up --detach --wait --no-deps --no-recreate --scale "service=$((2 * n))" service; then
+give_up() {
   echo "The new replicas are not ready. They are removed; the old replicas continue." >&2
-  for replica in $(replicas); do
-    case "$old" in *"$replica"*) ;; *) docker rm --force "$replica" ;; esac
+  for replica in $(new_replicas); do
+    docker rm --force "$replica"
   done
   exit 1
-fi
+}
+
+# `up --wait` would also wait for the old replicas, and one of them can be unhealthy.
+docker compose up --detach --no-deps --no-recreate --scale "service=$((2 * n))" service || give_up
+for replica in $(new_replicas); do
+  state="0 starting"
+  while [ "$state" = "0 starting" ]; do
+    sleep 1
+    state=$(docker inspect --format '{{.RestartCount}} {{.State.Health.Status}}' "$replica")
+  done
+  if [ "$state" != "0 healthy" ]; then
+    echo "The last log lines of the new replica $replica:" >&2
+    docker logs --tail 20 "$replica" >&2
+    give_up
+  fi
+done
 sleep "$SETTLE_S"
 for replica in $old; do
   docker stop "$replica"

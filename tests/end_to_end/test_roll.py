@@ -54,6 +54,7 @@ class Engine:
     asked : the commands.
     serves : whether the replicas are services, or processes that do nothing.
     starts_badly : whether new replicas never become ready.
+    health : what Docker says of each replica, the next first; the last stays.
     old_bundle : whether the check of the bundle fails.
     """
 
@@ -61,6 +62,7 @@ class Engine:
         self._root, self._folder, self.ports = root, folder, ports
         self._stack = ExitStack()
         self.running: dict[str, Process] = {}
+        self.health: dict[str, list[str]] = {}
         self.asked: list[str] = []
         self.serves = self.starts_badly = self.old_bundle = False
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -110,12 +112,22 @@ class Engine:
                 return 0, "\n".join(self.running)
             case ["compose", "run", "--rm", "operate", "upgrade", "/bundles", "--check"]:
                 return int(self.old_bundle), ""
-            case ["compose", "up", *_, "--no-recreate", "--scale", scale, "service"]:
+            case ["compose", "up", *options, "--no-recreate", "--scale", scale, "service"]:
+                old = set(self.running)
                 self.start(int(scale.removeprefix("service=")))
-                return int(self.starts_badly), ""
+                ends = ["unhealthy" if self.starts_badly else "healthy"]
+                self.health |= {one: ["starting", *ends] for one in self.running if one not in old}
+                waits_in_vain = any(health[-1] == "unhealthy" for health in self.health.values())
+                return int("--wait" in options and waits_in_vain), ""
+            case ["inspect", "--format", "{{.RestartCount}} {{.State.Health.Status}}", replica]:
+                health = self.health[replica]
+                return 0, f"0 {health.pop(0) if len(health) > 1 else health[0]}"
+            case ["logs", "--tail", _, replica]:
+                return 0, f"said by {replica}"
             case ["stop", replica]:
                 self.running[replica].send(signal.SIGTERM)
-                return self.running[replica].popen.wait(TIMEOUT_S), replica
+                status = self.running[replica].popen.wait(TIMEOUT_S)
+                return status if self.serves else 0, replica
             case ["rm", *_, replica]:
                 self.running.pop(replica).kill()
                 return 0, replica
@@ -218,8 +230,17 @@ def test_roll_to_replicas_that_do_not_start_leaves_the_old_ones(
     done = roll(engine, tmp_path)
     assert done.returncode == 1
     assert "the old replicas continue" in done.stderr
+    assert "said by replica-2" in done.stderr
     assert list(engine.running) == ["replica-0", "replica-1"]
     assert not any(one.startswith("stop") for one in engine.asked)
+
+
+def test_roll_replaces_an_unhealthy_replica(engine: Engine, tmp_path: Path) -> None:
+    engine.start(2)
+    engine.health["replica-1"] = ["unhealthy"]
+    done = roll(engine, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(engine.running) == ["replica-2", "replica-3"]
 
 
 def test_roll_with_an_old_bundle_starts_nothing(engine: Engine, tmp_path: Path) -> None:
