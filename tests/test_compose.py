@@ -64,9 +64,21 @@ def test_documented_settings_can_be_set_in_the_environment(services: dict[str, A
 
 def test_operator_commands_sign_with_the_keys_of_the_service(services: dict[str, Any]) -> None:
     operate = services["operate"]
-    assert set(operate["environment"]) == {"VOUCH_BUNDLE_KEYS", "VOUCH_SIGNING_KEY"}
+    assert {"VOUCH_BUNDLE_KEYS", "VOUCH_SIGNING_KEY"} <= set(operate["environment"])
     (keys,) = [one for one in services["service"]["volumes"] if ":/keys" in one]
     assert keys in operate["volumes"]
+
+
+DATABASES = {"VOUCH_POSTGRES_URI", "VOUCH_MILVUS_URI", "VOUCH_MILVUS_TOKEN", "VOUCH_MILVUS_LOG"}
+
+
+@pytest.mark.parametrize("name", ["build", "operate"])
+def test_commands_reach_the_databases_of_the_service(services: dict[str, Any], name: str) -> None:
+    """`doctor` and `compact` open galleries in PostgreSQL and Milvus."""
+    command, service = services[name], services["service"]
+    assert set(service["environment"]) >= DATABASES
+    assert {one for one in command["environment"] if one in DATABASES} == DATABASES
+    assert set(command["networks"]) == {"outside", "vectors"} < set(service["networks"])
 
 
 def test_the_service_can_be_scaled(services: dict[str, Any]) -> None:
@@ -84,10 +96,10 @@ def test_the_balancer_is_given_what_its_configuration_reads(services: dict[str, 
     assert "balanced" in networks
 
 
-def test_only_the_service_and_the_builder_reach_milvus(services: dict[str, Any]) -> None:
+def test_only_the_service_and_commands_reach_milvus(services: dict[str, Any]) -> None:
     """It asks for no password."""
     there = {name for name, one in services.items() if "vectors" in one.get("networks", [])}
-    assert there == {"service", "build", "milvus"}
+    assert there == {"service", "build", "operate", "milvus"}
 
 
 def test_the_replicas_write_beside_the_bundles_and_nowhere_else(services: dict[str, Any]) -> None:
