@@ -107,31 +107,33 @@ class Engine:
                 connection.sendall(json.dumps(self._carried_out(arguments)).encode())
 
     def _carried_out(self, arguments: list[str]) -> tuple[int, str]:
+        status, output = 0, ""
         match arguments:
             case ["compose", "ps", "--quiet", "service"]:
-                return 0, "\n".join(self.running)
+                output = "\n".join(self.running)
             case ["compose", "run", "--rm", "operate", "upgrade", "/bundles", "--check"]:
-                return int(self.old_bundle), ""
+                status = int(self.old_bundle)
             case ["compose", "up", *options, "--no-recreate", "--scale", scale, "service"]:
                 old = set(self.running)
                 self.start(int(scale.removeprefix("service=")))
                 ends = ["unhealthy" if self.starts_badly else "healthy"]
                 self.health |= {one: ["starting", *ends] for one in self.running if one not in old}
                 waits_in_vain = any(health[-1] == "unhealthy" for health in self.health.values())
-                return int("--wait" in options and waits_in_vain), ""
+                status = int("--wait" in options and waits_in_vain)
             case ["inspect", "--format", "{{.RestartCount}} {{.State.Health.Status}}", replica]:
                 health = self.health[replica]
-                return 0, f"0 {health.pop(0) if len(health) > 1 else health[0]}"
+                output = f"0 {health.pop(0) if len(health) > 1 else health[0]}"
             case ["logs", "--tail", _, replica]:
-                return 0, f"said by {replica}"
+                output = f"said by {replica}"
             case ["stop", replica]:
                 self.running[replica].send(signal.SIGTERM)
-                status = self.running[replica].popen.wait(TIMEOUT_S)
-                return status if self.serves else 0, replica
+                ended = self.running[replica].popen.wait(TIMEOUT_S)
+                status = ended if self.serves else 0
             case ["rm", *_, replica]:
                 self.running.pop(replica).kill()
-                return 0, replica
-        raise AssertionError(arguments)
+            case _:
+                raise AssertionError(arguments)
+        return status, output
 
 
 def configured(ports: list[int], front: int) -> str:

@@ -30,7 +30,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[2]
 BUILD = Path("build")
 PROJECT = "vouch-trial"
-GALLERY = "/v1/galleries/photographs"
+GALLERY = "/v1/galleries/demo"
 NAMED = {"Host": "localhost"}
 """Replicas are reached by their addresses, which without keys are none of their names (421)."""
 
