@@ -68,6 +68,7 @@ message contains only information that a client of the service may see.
     │   ├── ProviderUnavailable  the requested execution provider does not run here
     │   ├── EncoderStopped       the encoder stopped and is being restarted
     │   └── EncodingFailed       the encoder cannot embed this image
+    │       └── NoEmbedding      the embedding is not finite, or zero
     ├── ArchiveError             a backup cannot be made, or cannot be restored
     ├── BundleError              the bundle cannot be served
     │   ├── BundleNotFound       there is no bundle at the path
@@ -315,6 +316,10 @@ class EncoderStopped(EncoderError):
 
 class EncodingFailed(EncoderError):
     """The encoder is running, but cannot embed this image."""
+
+
+class NoEmbedding(EncodingFailed):
+    """The encoder's embedding of this image or text is not finite, or zero."""
 
 
 class Overloaded(VouchError):

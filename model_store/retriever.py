@@ -219,7 +219,12 @@ class Retriever:
         Parameters
         ----------
         scores : (B,) outlier scores of these images; None to compute them.
+
+        Raises
+        ------
+        NoEmbedding : an embedding is not finite, or zero.
         """
+        embeddings.require_usable()
         if scores is not None:
             return predict(embeddings, scores, self.kind)
         displacements = None

@@ -18,7 +18,7 @@ from index_builder.configuration.defaults import ENCODER_IN_THE_BOX
 from index_builder.encoders.resolve import ENCODERS, FORMS, resolve_encoder
 from index_builder.progress import error_console, say_what_is_next, track_parts, working
 from model_store.bundles.directory import locate, name_problem
-from model_store.errors import ImageError, UsageError
+from model_store.errors import ImageError, NoEmbedding, UsageError
 from model_store.item_ids import check_item_id, check_label
 from model_store.item_metadata import check_metadata
 
@@ -98,7 +98,7 @@ def put_command(
             try:
                 name = _checked(item_id or path.as_posix())
                 upserts.append(_upsert(bundle, path, name, label, known))
-            except (ImageError, UsageError, OSError) as error:
+            except (ImageError, NoEmbedding, UsageError, OSError) as error:
                 refused += 1
                 said = f"{path}: {error}"
                 error_console.print(said, markup=False, highlight=False, soft_wrap=True)
@@ -229,6 +229,7 @@ def _upsert(
     smallest_side = retriever.encoder.metadata.preprocessing.smallest_side
     decoded = decode_image(data, smallest_side=smallest_side)
     embedded = retriever.encoder.encode(retriever.prepare(decoded)[None])
+    embedded.require_usable()
     thumbnail = Thumbnail(*encode_thumbnail(decoded.pixels))
     preview = encode_preview(
         decoded.pixels,

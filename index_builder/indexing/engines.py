@@ -24,15 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from index_builder.interrupts import children_unreached
 from index_builder.output import writing
 from index_builder.progress import progress_bar
 from index_builder.spawned import SpawnedContext
 from index_builder.vectors.encoder import StoredEncoder, recipe, stored
 from index_builder.vectors.opened import encoder_on_cpu
-from model_store.encoder.contract import Embeddings, Encoder
+from model_store.encoder.contract import Embeddings, Encoder, usable_vectors
 from model_store.encoder.onnx import OnnxEncoder, choose_provider
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import SourceUnavailable, TooManyBadImages
@@ -84,7 +82,7 @@ def embed(
     else:
         embeddings = encode(prepared)
     mean, variance = embeddings.mean, embeddings.variance
-    sound = np.isfinite(mean).all(1) & np.isfinite(variance).all(1) & (mean != 0).any(1)
+    sound = usable_vectors(mean, variance)
     failures = dict(prepared.failures)
     for row, name in enumerate(prepared.ids):
         if not sound[row]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.encoder.vector_input import VectorInput
-from model_store.errors import ImagesNotTaken
+from model_store.errors import ImagesNotTaken, NoEmbedding
 from model_store.images import Preprocessing
 from model_store.sphere import spherical_variance, unit_direction
 from model_store.table import Table
@@ -114,6 +114,16 @@ def read_input(fields: Mapping[str, Any]) -> EncoderInput:
     return Preprocessing(**fields["preprocessing"])
 
 
+def usable_vectors(mean: NDArray[np.float32], variance: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return a mask (...): True where mean and variance (..., D) are finite and the mean is not 0.
+
+    Such a mean has a direction.
+    """
+    finite = np.isfinite(mean).all(-1) & np.isfinite(variance).all(-1)
+    usable: NDArray[np.bool_] = finite & (mean != 0).any(-1)
+    return usable
+
+
 @dataclass(frozen=True)
 class Embeddings(Table):
     """The encoder's outputs for B images.
@@ -128,6 +138,19 @@ class Embeddings(Table):
     mean: NDArray[np.float32]
     variance: NDArray[np.float32]
     features: NDArray[np.float32]
+
+    @property
+    def usable(self) -> NDArray[np.bool_]:
+        """Mask (B,): True for an embedding that is finite and has a non-zero mean."""
+        return usable_vectors(self.mean, self.variance)
+
+    def require_usable(self) -> None:
+        """Raise `NoEmbedding` unless all embeddings are `usable`."""
+        if not self.usable.all():
+            raise NoEmbedding(
+                "For this input, the encoder gives numbers that are not finite, or only zeros. So "
+                "it cannot be compared with other images. Send another image or text."
+            )
 
     @cached_property
     def directions(self) -> NDArray[np.float32]:

@@ -391,10 +391,17 @@ class SearchEngine:
         await self._cache.put(self._key(encoded.query_id), entry)
 
     async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail, bytes]:
-        """Return embedding, thumbnail and preview for a new item; see `encoded`."""
+        """Return embedding, thumbnail and preview for a new item; see `encoded`.
+
+        Raises
+        ------
+        ImageError : the bytes are not a usable image.
+        EncoderError : the encoder stopped, or cannot embed the image.
+        """
         side = self._retriever.gallery.preview_side
         prepared = await self.decode(data, thumbnail=True, preview_side=side)
         embeddings = await self._batcher.encode(prepared.pixels)
+        embeddings.require_usable()
         if prepared.thumbnail is None:
             raise InternalError("The decoder made no thumbnail.")
         vector = Vector(embeddings.mean[0], embeddings.variance[0], embeddings.features[0])

@@ -40,6 +40,7 @@ from model_store.gallery import (
     Retry,
     Thumbnail,
     Upsert,
+    Vector,
     parse_filter,
     write_faiss_gallery,
 )
@@ -80,6 +81,14 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def live(base: FaissGallery, path: Path) -> LiveGallery:
     return opened(base, path)
+
+
+def unusable(item_id: str, number: float) -> Upsert:
+    """What earlier releases logged if the encoder gave no usable embedding."""
+    upsert = some_upsert(item_id, "no embedding")
+    return replace(
+        upsert, vector=Vector(np.full(DIM, number, np.float32), np.ones(DIM, np.float32))
+    )
 
 
 class TestASnapshotOfWhatWasAdded(GalleryLaws):
@@ -133,6 +142,35 @@ class TestASnapshot:
                 live.snapshot().row("again")
         assert live.snapshot().n_items == 10
         assert live.snapshot().n_rows == 15
+
+    @pytest.mark.parametrize("number", [np.nan, np.inf, 0.0])
+    def test_a_logged_item_without_an_embedding_is_left_out_and_named(
+        self,
+        base: FaissGallery,
+        path: Path,
+        number: float,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        old = base.items(np.array([3]))[0]
+        writer = opened(base, path)
+        writer.commit([some_upsert("before", "seen"), some_upsert("again", seed=1)])
+        with writer.writing() as turn:
+            turn.add([unusable(old.id, number), unusable("bad", number), unusable("again", number)])
+        writer.commit([some_upsert("after", "seen", seed=2)])
+        for live in (writer, opened(base, path)):
+            now = live.snapshot()
+            assert ids_of(now) == sorted([*ids_of(base), "after", "again", "before"])
+            assert (now.n_items, now.n_changed, now.version) == (13, 3, 6)
+            assert now.item(old.id) == old
+            assert now.item("again").metadata == {"seed": 1}
+            with pytest.raises(ItemNotFound):
+                now.row("bad")
+            seen = now.matching(parse_filter({"label": "seen"}))
+            assert [one.id for one in now.items(seen.rows())] == ["before", "after"]
+            assert "no embedding" not in now.held_labels
+            assert sum(len(items) for _, items in now.parts()) == 13
+        assert "the item 'bad' is not finite, or zero" in caplog.text
+        assert "change 4 " in caplog.text
 
     def test_it_never_changes(self, live: LiveGallery, base: FaissGallery) -> None:
         live.commit([some_upsert("a"), some_upsert("b", seed=8)])

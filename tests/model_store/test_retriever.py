@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from model_store import open_bundle
-from model_store.errors import BundleMismatch, CorruptImage, ItemNotFound
+from model_store.encoder.contract import Embeddings
+from model_store.errors import BundleMismatch, CorruptImage, ItemNotFound, NoEmbedding
 from model_store.gallery import FaissGallery, write_faiss_gallery
 from model_store.retriever import Retriever
 from model_store.sphere import base_noise
@@ -95,6 +96,20 @@ def test_the_same_bytes_give_the_same_answer(retriever: Retriever) -> None:
     data = png(images_for(FakeEncoder(), 1, seed=9)[0])
     first, second = retriever.search(data), retriever.search(data)
     assert (first.matches, first.decision) == (second.matches, second.decision)
+
+
+@pytest.mark.parametrize(("mean", "variance"), [(np.nan, 1), (np.inf, 1), (0, 1), (1, np.inf)])
+def test_an_embedding_that_cannot_be_compared_is_refused(
+    retriever: Retriever, mean: float, variance: float
+) -> None:
+    dim = retriever.encoder.dim
+    embeddings = Embeddings(
+        np.full((1, dim), mean, np.float32),
+        np.full((1, dim), variance, np.float32),
+        np.ones((1, 1), np.float32),
+    )
+    with pytest.raises(NoEmbedding, match="not finite, or only zeros"):
+        retriever.predictives(embeddings)
 
 
 def test_damaged_bytes_raise(retriever: Retriever) -> None:

@@ -7,11 +7,14 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 from starlette.testclient import TestClient
@@ -22,6 +25,8 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id, locate
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.signatures import require_signature, write_signature
+from model_store.encoder.contract import Embeddings
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.gallery import ChangesFile, Delete
 from model_store.gallery.files.items import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
@@ -200,6 +205,41 @@ class TestPuttingAnItem:
         assert put(live, "new", image).json()["code"] == code
         assert live.get(f"{ITEMS}/new").status_code == 404
         assert n_items(live) == before
+
+    @pytest.mark.parametrize("number", [np.nan, 0.0])
+    def test_picture_without_an_embedding_is_refused_at_every_door(
+        self,
+        live: TestClient,
+        digit: bytes,
+        stranger: bytes,
+        number: float,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        encode = OnnxEncoder.encode
+        white = encoded(np.full((28, 28, 3), 255, np.uint8))
+
+        def encode_all_but_white(
+            encoder: OnnxEncoder, images: NDArray[np.uint8], at_once: int | None = None
+        ) -> Embeddings:
+            found = encode(encoder, images, at_once)
+            spoilt = (images == 255).all((1, 2, 3))
+            return replace(found, mean=np.where(spoilt[:, None], np.float32(number), found.mean))
+
+        monkeypatch.setattr(OnnxEncoder, "encode", encode_all_but_white)
+        n_before = n_items(live)
+        asked: list[httpx2.Response] = [
+            search(live, white),
+            live.post("/v1/galleries/digits/embed", files={"image": ("i", white)}),
+            put(live, "white", white),
+        ]
+        for response in asked:
+            assert (response.status_code, response.json()["code"]) == (422, "no_embedding")
+            assert "not finite, or only zeros" in response.json()["detail"]
+        several = put_batch(live, [{"id": "white"}, {"id": "digit"}], [white, digit])
+        assert several.status_code == 200
+        assert several.json()["items"][0]["problem"]["code"] == "no_embedding"
+        assert n_items(live) == n_before + 1
+        assert search(live, stranger).status_code == 200
 
     @pytest.mark.parametrize(
         ("item_id", "fields", "said"),

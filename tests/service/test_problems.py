@@ -107,6 +107,7 @@ STATUSES = {
     "UploadTooSlow": 408,
     "EncoderStopped": 503,
     "EncodingFailed": 500,
+    "NoEmbedding": 422,
     "BundleTampered": 503,
     "BundleUntrusted": 503,
     "SigningKeyError": 503,

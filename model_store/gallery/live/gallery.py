@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.encoder.contract import usable_vectors
 from model_store.gallery.files.gallery import FaissGallery
 from model_store.gallery.live.log import ChangesFile, Transaction
 from model_store.gallery.live.snapshot import DeltaSegment, GallerySnapshot, LogColumns
@@ -25,6 +28,8 @@ from model_store.gallery.protocol import (
     with_whole_items,
 )
 from model_store.sphere import unit_direction
+
+logger = logging.getLogger(__name__)
 
 
 class LiveGallery:
@@ -150,24 +155,44 @@ class LiveGallery:
         self._apply(log.after(self._version))
 
     def _apply(self, changes: Sequence[Change]) -> None:
-        """Apply logged changes, in order."""
+        """Apply logged changes, in order.
+
+        Earlier releases logged items without a usable embedding. Such an item gets a row that is
+        removed at once, because each logged item must have a row; see `rows.field_column`. The
+        earlier item with this id stays.
+        """
         if not changes:
             return
         for change in changes:
+            vector = change.vector
+            if vector is not None and not usable_vectors(vector.mean, vector.variance):
+                logger.error(
+                    "change %d of the gallery is left out, because the embedding of the item %r "
+                    "is not finite, or zero",
+                    change.sequence,
+                    change.id,
+                )
+                nowhere = Vector(np.ones_like(vector.mean), np.zeros_like(vector.variance))
+                self._remove(self._append(replace(change, label=None), nowhere), change)
+                continue
             row = self._row(change.id)
             if row is not None:
-                self._emptied.rows.append(row)
-                self._emptied.since.append(change.sequence)
+                self._remove(row, change)
             self._rows[change.id] = None
-            if change.vector is not None:
-                self._append(change, change.vector)
+            if vector is not None:
+                row = self._rows[change.id] = self._append(change, vector)
+                self._rows_of.setdefault(change.id, []).append(row)
         self._version = changes[-1].sequence
         self._snapshot = self._at(self._version)
 
-    def _append(self, change: Change, vector: Vector) -> None:
-        """Store the vector of an added item in the next row."""
-        row = self._rows[change.id] = self._base.n_rows + len(self._ids)
-        self._rows_of.setdefault(change.id, []).append(row)
+    def _remove(self, row: int, change: Change) -> None:
+        """Remove a row since ``change``."""
+        self._emptied.rows.append(row)
+        self._emptied.since.append(change.sequence)
+
+    def _append(self, change: Change, vector: Vector) -> int:
+        """Store the vector of an added item in the next row; return the row."""
+        row = self._base.n_rows + len(self._ids)
         self._ids.append(change.id)
         if change.label not in self._codes:
             self._codes[change.label] = len(self._labels)
@@ -180,6 +205,7 @@ class LiveGallery:
         columns.variances.append(relative)
         columns.total_variances.append(relative.sum())
         columns.label_codes.append(self._codes[change.label])
+        return row
 
     def _holds(self, item_id: str) -> bool:
         return self._row(item_id) is not None

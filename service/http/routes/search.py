@@ -21,6 +21,7 @@ from model_store.errors import (
     InvalidRequest,
     InvalidText,
     InvalidVector,
+    NoEmbedding,
     OutdatedCursor,
     QueryNotFound,
     TextUnavailable,
@@ -65,7 +66,14 @@ BATCH_CONCURRENCY = 4
 not wait for the whole batch."""
 
 BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType, InvalidRequest, InvalidFilter)
-IMAGE_ERRORS = (EmptyImage, UnsupportedImage, ImageTooCostly, CorruptImage, EncoderStopped)
+IMAGE_ERRORS = (
+    EmptyImage,
+    UnsupportedImage,
+    ImageTooCostly,
+    CorruptImage,
+    NoEmbedding,
+    EncoderStopped,
+)
 UPLOAD_ERRORS = responses(GalleryNotFound, *BODY_ERRORS, *IMAGE_ERRORS)
 
 _check_raw = body_of(*RAW, required=False)
