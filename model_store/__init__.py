@@ -31,6 +31,7 @@ all error classes.
     verdicts        the words of answers
     records         parts of answers that the service sends unchanged
     deadline        deadlines, after which work is cancelled
+    canary          a query that shows whether a gallery answers
     table           tables of columns, and rows of numbers in half precision
     processors      processors that this process may use
     threads         number of threads for arithmetic

@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from filelock import Timeout
 
 from index_builder.calibration.fit_again import NOTHING_KEPT
@@ -33,8 +32,10 @@ from model_store.bundles.directory import (
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.signatures import require_signature
 from model_store.bundles.upgrade import old_schema_of
+from model_store.canary import CANARY_PICTURE, canary_vector
 from model_store.decision import outcome_of
 from model_store.decision.drift import NOT_TESTED
+from model_store.encoder.vector_input import VectorInput
 from model_store.errors import PointerUnreadable, VouchError
 from model_store.files import lock_between_processes
 from model_store.gallery import ChangesFile
@@ -234,8 +235,10 @@ def _bundle(
             opened = opened.within(root)  # the log of the changes is needed, too
         retriever = opened.retriever
         expected = retriever.encoder.metadata.input
-        canary = np.ones((1, *expected.shape), expected.dtype)  # a vector of zeros has no direction
-        retriever.find(retriever.embed(canary)[0], 1)
+        if isinstance(expected, VectorInput):
+            retriever.find(retriever.embed(canary_vector(expected)[None])[0], 1)
+        else:
+            retriever.search(CANARY_PICTURE, 1)
     except VouchError as error:
         yield CheckResult("wrong", f"bundle {name}: {explained(error)}")
         return

@@ -13,8 +13,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TypeVar
 
-import numpy as np
-
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.manifest import BundleFiles
 from model_store.bundles.operator import (
@@ -24,13 +22,13 @@ from model_store.bundles.operator import (
     read_operator,
 )
 from model_store.bundles.signatures import secret_of
+from model_store.canary import CANARY_PICTURE, canary_vector
 from model_store.decision import outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import InternalError, NotReady, PointerUnreadable, QueryNotFound
 from model_store.files import FileMark
 from model_store.gallery import Thumbnail, Vector
-from model_store.images import encode_thumbnail
 from model_store.predictive import Predictive
 from model_store.records import GalleryOutcome
 from model_store.retriever import Retriever
@@ -61,9 +59,6 @@ than `WRITTEN_AFTER_S`, because the write itself takes time."""
 
 LOOKS_EVERY_S = 0.1
 """Seconds between two looks for this query."""
-
-EMPTY_PICTURE, _ = encode_thumbnail(np.zeros((8, 8, 3), dtype=np.uint8))
-"""The image of canary queries."""
 
 
 class SearchEngine:
@@ -469,7 +464,7 @@ class SearchEngine:
         return entry if fits else None
 
     async def canary(self) -> float:
-        """Search with an empty image, without the cache; return the duration in seconds.
+        """Search with the canary, without the cache; return the duration in seconds.
 
         Raises
         ------
@@ -478,9 +473,9 @@ class SearchEngine:
         started = time.perf_counter()
         expected = self._retriever.encoder.metadata.input
         if isinstance(expected, VectorInput):
-            _, predictive = await self._embed(np.ones(expected.shape, expected.dtype))
+            _, predictive = await self._embed(canary_vector(expected))
         else:
-            _, predictive = await self._embed((await self.decode(EMPTY_PICTURE)).pixels)
+            _, predictive = await self._embed((await self.decode(CANARY_PICTURE)).pixels)
         await self.compute(lambda: self._retriever.find(predictive, limit=1), self.search_pace)
         self.canary_at = time.monotonic()
         self.canary_s = time.perf_counter() - started

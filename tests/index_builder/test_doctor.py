@@ -28,6 +28,7 @@ from service.decoding.sandbox import PARTS
 from tests.support.bundle_copies import copied
 from tests.support.collection_files import write_drawings
 from tests.support.released_bundles import released
+from tests.support.spoilt_encoders import is_plain, spoil
 
 
 def doctor(path: Path | None = None) -> Result:
@@ -100,6 +101,18 @@ def test_a_bundle_and_what_happened_to_it(digits_bundle: Path, tmp_path: Path) -
     found = doctor(copy)
     assert found.exit_code == 1
     assert "variances.npy differs from its manifest" in found.stdout
+
+
+def test_bundle_is_asked_as_a_service_asks_it(
+    digits_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        spoil(patch, is_plain)
+        assert "answers a query" in doctor(digits_bundle).stdout
+    spoil(monkeypatch, lambda image: not is_plain(image))
+    found = doctor(digits_bundle)
+    assert found.exit_code == 1
+    assert "the encoder gives numbers that are not finite, or only zeros" in found.stdout
 
 
 def test_bundle_that_services_would_refuse_is_wrong(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -18,12 +15,11 @@ from model_store.bundles.directory import activate, bundle_ids, current_id, loca
 from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.manifest import read_manifest
 from model_store.bundles.signatures import require_signature, write_signature
-from model_store.encoder.contract import Embeddings
-from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ItemNotFound, UsageError, WriteRefused
 from model_store.signing import new_key, read_private_key, read_public_key
 from tests.support.build_command import vouch_build
 from tests.support.bundle_copies import copied
+from tests.support.spoilt_encoders import spoil
 
 
 @pytest.fixture
@@ -78,13 +74,8 @@ def test_picture_without_an_embedding_is_named_and_the_others_are_put(
     root: Path, digits_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = sorted((digits_bundle / "samples").glob("*.png"))[:2]
-    encode, n_encoded = OnnxEncoder.encode, itertools.count()
-
-    def encode_all_but_first(encoder: OnnxEncoder, *arguments: Any) -> Embeddings:
-        found = encode(encoder, *arguments)
-        return replace(found, mean=found.mean * np.float32(next(n_encoded) > 0))
-
-    monkeypatch.setattr(OnnxEncoder, "encode", encode_all_but_first)
+    n_encoded = itertools.count()
+    spoil(monkeypatch, lambda _: next(n_encoded) == 0)
     put = run("items", "put", root, *images)
     assert put.exit_code == 1
     assert put.stdout.startswith("1 items put")

@@ -7,14 +7,12 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 from starlette.testclient import TestClient
@@ -25,8 +23,6 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id, locate
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.signatures import require_signature, write_signature
-from model_store.encoder.contract import Embeddings
-from model_store.encoder.onnx import OnnxEncoder
 from model_store.gallery import ChangesFile, Delete
 from model_store.gallery.files.items import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
@@ -40,6 +36,7 @@ from tests.end_to_end.questions import picture, search, truncated
 from tests.support.bundle_copies import copied, flip_a_byte, republished
 from tests.support.image_files import encoded
 from tests.support.image_files import picture as picture_of
+from tests.support.spoilt_encoders import is_plain, spoil
 from tests.support.waiting import wait_until
 
 StartClient = Callable[..., TestClient]
@@ -215,17 +212,8 @@ class TestPuttingAnItem:
         number: float,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        encode = OnnxEncoder.encode
+        spoil(monkeypatch, is_plain, number)
         white = encoded(np.full((28, 28, 3), 255, np.uint8))
-
-        def encode_all_but_white(
-            encoder: OnnxEncoder, images: NDArray[np.uint8], at_once: int | None = None
-        ) -> Embeddings:
-            found = encode(encoder, images, at_once)
-            spoilt = (images == 255).all((1, 2, 3))
-            return replace(found, mean=np.where(spoilt[:, None], np.float32(number), found.mean))
-
-        monkeypatch.setattr(OnnxEncoder, "encode", encode_all_but_white)
         n_before = n_items(live)
         asked: list[httpx2.Response] = [
             search(live, white),

@@ -30,6 +30,7 @@ from service.serving.engine import SearchEngine
 from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
 from service.serving.resources import N_RUNS, EngineResources, Threads
+from tests.support.spoilt_encoders import is_plain, spoil
 from tests.support.waiting import TIMEOUT_S
 
 pytestmark = pytest.mark.anyio
@@ -206,6 +207,15 @@ async def test_a_canary_does_not_pass_by_decoders_that_hang(
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(engine.canary(), 0.5)
     assert engine.canary_at == before
+    await engine.close()
+
+
+async def test_encoder_that_cannot_embed_a_picture_of_one_colour_is_served(
+    bundle: Bundle, executor: ThreadPoolExecutor, digit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, is_plain)
+    engine = await SearchEngine.start(bundle, resources(executor))
+    assert (await Lease(engine, engine.bundle).search(digit, ASKED)).answer.matches
     await engine.close()
 
 
