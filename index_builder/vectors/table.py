@@ -123,17 +123,47 @@ def open_table(path: Path) -> VectorTable:
 
 
 def holds_vectors(path: Path) -> bool:
-    """Return whether a Parquet file has a column of vectors."""
+    """Return whether a table has a column of vectors; False if there is no Parquet file.
+
+    Raises
+    ------
+    DatasetError : see `opened_parquet`.
+    """
     if path.suffix.lower() not in VECTOR_SUFFIXES:
         return False
     if path.suffix.lower() != ".parquet":
         return True
-    parquet = _arrow(path).parquet
-    try:
-        names = parquet.read_schema(path).names
-    except OSError:
+    if not path.is_file():
         return False
-    return not {PARTS[0], _COLUMN}.isdisjoint(names)
+    with opened_parquet(path) as file:
+        return not {PARTS[0], _COLUMN}.isdisjoint(file.schema_arrow.names)
+
+
+@contextmanager
+def opened_parquet(path: Path) -> Iterator[Any]:
+    """Open a Parquet file with pyarrow, to read its schema and its rows.
+
+    Raises
+    ------
+    DatasetError : pyarrow is not installed, or the file is damaged or not a Parquet file, or a
+        value does not fit into a type of Python.
+    OSError : the disk cannot be read.
+    """
+    arrow = _arrow(path)
+    try:
+        with arrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (arrow.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # pyarrow's own errors have no number
+            raise
+        why = " ".join(str(error).split())  # of several lines
+        raise DatasetError(
+            f"{path.name} is not a Parquet file, or is truncated or damaged ({why}). Copy it again."
+        ) from error
+    except NOT_FOR_PYTHON as error:
+        raise DatasetError(
+            f"{path.name}: a value cannot be read ({error}). Leave its column out."
+        ) from error
 
 
 def _of_npy(path: Path) -> NDArray[Any]:
@@ -259,7 +289,7 @@ def _of_arrow(path: Path) -> Iterator[Chunk]:
 
 def _batches(path: Path, arrow: Any) -> Iterator[Any]:  # noqa: ANN401 - pyarrow has no types
     if path.suffix.lower() == ".parquet":
-        with arrow.parquet.ParquetFile(path) as file:
+        with opened_parquet(path) as file:
             yield from file.iter_batches(AT_ONCE)
         return
     with arrow.memory_map(str(path)) as source:
@@ -299,8 +329,7 @@ def _arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
             import_module(name)
     except ImportError as error:
         raise DatasetError(
-            f"Reading {path.name} needs pyarrow; .npy and .npz need nothing. "
-            f"{how_to_install('parquet')}"
+            f"Reading {path.name} needs pyarrow. {how_to_install('parquet')}"
         ) from error
     return import_module("pyarrow")
 

@@ -19,9 +19,8 @@ from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Box, Entry, Place
 from index_builder.indexing.sources.places import Places, named
 from index_builder.storage import shown
-from index_builder.vectors.table import NOT_FOR_PYTHON
+from index_builder.vectors.table import opened_parquet
 from model_store.errors import DatasetError
-from model_store.installation import how_to_install
 
 MANIFEST_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet")
 COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source", "bbox"})
@@ -387,23 +386,10 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    try:
-        from pyarrow import ArrowException, parquet  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise DatasetError(
-            f"Reading {path.name} needs pyarrow; CSV and JSONL do not. {how_to_install('parquet')}"
-        ) from error
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for fields in batch.to_pylist(maps_as_pydicts="strict"):
-                    number += 1
-                    yield number, fields
-    except ArrowException as error:
-        raise DatasetError(f"{path.name} is not a Parquet file ({error}).") from error
-    except NOT_FOR_PYTHON as error:
-        raise DatasetError(
-            f"{path.name}, after line {number}: a value cannot be read ({error}). Leave its column "
-            "out."
-        ) from error
+    with opened_parquet(path) as file:
+        rows = (
+            fields
+            for batch in file.iter_batches()
+            for fields in batch.to_pylist(maps_as_pydicts="strict")
+        )
+        yield from enumerate(rows, 1)

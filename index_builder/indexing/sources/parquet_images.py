@@ -14,9 +14,8 @@ from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.sources.archive import unpacking
 from index_builder.indexing.sources.manifest import entry_of, read_box, without_label
 from index_builder.indexing.sources.places import MISSING
-from index_builder.vectors.table import NOT_FOR_PYTHON
+from index_builder.vectors.table import opened_parquet
 from model_store.errors import DatasetError
-from model_store.installation import how_to_install
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,34 +98,24 @@ class ParquetImages:
 
 def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
     """Yield each row: the fields without the image, the image's bytes, and the image's name."""
-    parquet, error_type = _pyarrow(path)
-    try:
-        with parquet.ParquetFile(path) as opened:
-            schema = opened.schema_arrow
-            column = image_column(schema)
-            if column is None:
-                raise DatasetError(
-                    f"{path.name} has no image column; its columns are {', '.join(schema.names)}."
-                )
-            classes = _class_names(schema)
-            row = 0
-            for batch in opened.iter_batches(_AT_ONCE):
-                for fields in batch.to_pylist(maps_as_pydicts="strict"):
-                    data, name = _image(fields.pop(column))
-                    named = {
-                        one: _class_name(
-                            classes.get(one), value, f"{path.name}, row {row}: {one!r}"
-                        )
-                        for one, value in fields.items()
-                    }
-                    row += 1
-                    yield named, data, name
-    except error_type as error:
-        raise DatasetError(f"{path.name} is not a complete Parquet file ({error}).") from error
-    except NOT_FOR_PYTHON as error:
-        raise DatasetError(
-            f"{path.name}: a value cannot be read ({error}). Leave its column out."
-        ) from error
+    with opened_parquet(path) as opened:
+        schema = opened.schema_arrow
+        column = image_column(schema)
+        if column is None:
+            raise DatasetError(
+                f"{path.name} has no image column; its columns are {', '.join(schema.names)}."
+            )
+        classes = _class_names(schema)
+        row = 0
+        for batch in opened.iter_batches(_AT_ONCE):
+            for fields in batch.to_pylist(maps_as_pydicts="strict"):
+                data, name = _image(fields.pop(column))
+                named = {
+                    one: _class_name(classes.get(one), value, f"{path.name}, row {row}: {one!r}")
+                    for one, value in fields.items()
+                }
+                row += 1
+                yield named, data, name
 
 
 def parquet_files(folder: Path) -> list[Path]:
@@ -146,13 +135,10 @@ def holds_images(path: Path) -> bool:
 
     Raises
     ------
-    DatasetError : the file is not Parquet.
+    DatasetError : see `opened_parquet`.
     """
-    parquet, error_type = _pyarrow(path)
-    try:
-        return image_column(parquet.read_schema(path)) is not None
-    except error_type as error:
-        raise DatasetError(f"{path.name} is not a Parquet file ({error}).") from error
+    with opened_parquet(path) as opened:
+        return image_column(opened.schema_arrow) is not None
 
 
 def image_column(schema: pa.Schema) -> str | None:
@@ -208,14 +194,3 @@ def _class_name(names: Sequence[str] | None, value: Any, origin: str) -> Any:  #
             "Correct the number, or add the name."
         )
     return names[value]
-
-
-def _pyarrow(path: Path) -> tuple[Any, type[Exception]]:
-    """Return pyarrow's Parquet module, and the base class of its errors."""
-    try:
-        from pyarrow import ArrowException, parquet  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise DatasetError(
-            f"Reading {path.name} needs pyarrow. {how_to_install('parquet')}"
-        ) from error
-    return parquet, ArrowException

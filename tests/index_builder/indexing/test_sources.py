@@ -21,9 +21,10 @@ from pyarrow import parquet
 from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.prepare import bytes_of
-from index_builder.indexing.sources import name_of, open_source, open_vectors
+from index_builder.indexing.sources import is_of_vectors, name_of, open_source, open_vectors
 from index_builder.indexing.sources.manifest import ImageManifest
 from index_builder.indexing.sources.places import MISSING, LocalPlaces
+from index_builder.vectors.table import open_table
 from model_store.errors import DatasetError
 from model_store.images import ImageLimits
 
@@ -571,6 +572,32 @@ def test_a_manifest_of_this_machine_may_name_the_web(folder: Path) -> None:
 )
 def test_a_gallery_is_called_as_its_source(source: Path | str, name: str) -> None:
     assert name_of(source) == name
+
+
+def damaged_tables(sound: bytes) -> dict[str, bytes]:
+    schema = sound.index(b"ARROW:schema")
+    footer = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")
+    return {
+        "truncated": sound[:-50],
+        "empty": b"",
+        "pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        "page": b"<!DOCTYPE html><title>404</title>",
+        "footer": sound[:footer] + bytes(len(sound) - footer - 8) + sound[-8:],
+        "schema": sound[: schema + 20] + b"A" * 16 + sound[schema + 36 :],
+        "pages": sound[:4] + bytes(60) + sound[64:],
+    }
+
+
+@pytest.mark.parametrize("column", ["mean", "image", "path"])
+def test_damaged_parquet_is_named_at_every_door(tmp_path: Path, column: str) -> None:
+    value = {"mean": [0.5, 1.0], "image": b"picture", "path": "a.png"}[column]
+    parquet.write_table(pa.table({column: [value] * 50}), tmp_path / "sound.parquet")
+    sound = (tmp_path / "sound.parquet").read_bytes()
+    for name, content in damaged_tables(sound).items():
+        path = tmp_path / f"{name}.parquet"
+        path.write_bytes(content)
+        with pytest.raises(DatasetError, match=f"{name}.parquet is not a Parquet file, or is trun"):
+            _ = open_table(path) if is_of_vectors(path) else entries(path)
 
 
 def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
