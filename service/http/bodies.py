@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Container
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from email.message import Message as Header
 from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -157,9 +158,14 @@ class _Form:
         self._header_name = self._header_value = b""
 
     def _on_headers_finished(self) -> None:
-        """Begin a file or a field, and refuse a part with encoded content."""
+        """Begin a file or a field, and refuse a part with two names or encoded content."""
         part = self._part
-        disposition = dict(part.header).get(b"content-disposition")
+        header_names = [name for name, _ in part.header]
+        if len(set(header_names)) < len(header_names):
+            raise _refusal("a part has a header twice")
+        disposition = dict(part.header).get(b"content-disposition", b"")
+        if _n_names(disposition) > 1:
+            raise _refusal("a part has two names")
         options = parse_options_header(disposition)[1]
         if b"name" not in options:
             raise _refusal('The Content-Disposition header field "name" must be provided')
@@ -248,6 +254,18 @@ def check_charset(content_type: str, allowed: frozenset[bytes] = _UTF_8) -> None
             f"Content-Type declares the charset {charset[:40].decode('latin-1')!r}; only UTF-8 is "
             "accepted. Send UTF-8, and omit the charset in Content-Type."
         )
+
+
+def _n_names(disposition: bytes) -> int:
+    """Return the number of parameters ``name`` in a Content-Disposition header.
+
+    `parse_options_header` returns only the last one.
+    """
+    header = Header()
+    header["Content-Disposition"] = disposition.decode("latin-1")
+    parameters = header.get_params([], "Content-Disposition")
+    # The extended syntax `name*` has a tuple as its value; `parse_options_header` ignores it.
+    return sum(name == "name" and isinstance(value, str) for name, value in parameters)
 
 
 def _decoded(name: bytes) -> str:

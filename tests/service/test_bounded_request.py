@@ -56,6 +56,46 @@ def test_a_form_may_say_that_it_is_in_utf_8(client: TestClient, charset: str) ->
     assert refused.status_code == 422  # there is no image; the form was read
 
 
+DISPOSITION = b"Content-Disposition: form-data"
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (DISPOSITION + b'; name="filter"; name="alpha"', "a part has two names"),
+        (DISPOSITION + b"; NAME=filter; x=y; name =alpha", "a part has two names"),
+        (DISPOSITION + b'; name=a\\"; name=b; x=\\""', "a part has two names"),
+        (
+            DISPOSITION + b'; name="filter"\r\n' + DISPOSITION + b'; name="alpha"',
+            "a part has a header twice",
+        ),
+        (
+            DISPOSITION + b'; name="alpha"\r\nContent-Type: a/b\r\ncontent-type: text/plain',
+            "a part has a header twice",
+        ),
+    ],
+)
+def test_a_part_has_one_name(client: TestClient, header: bytes, said: str) -> None:
+    body = b"--x\r\n" + header + b"\r\n\r\n0.1\r\n--x--\r\n"
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    refused = client.post(f"{GALLERY}/search", content=body, headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_form")
+    assert f"The form cannot be read: {said}." in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "file_name",
+    [b'"a; name=b; name=\'c.png"', b"x.png; filename*=UTF-8''%C3%A4.png", b"\xe4; name*=a"],
+)
+def test_a_file_name_may_look_like_a_name(
+    client: TestClient, digit: bytes, file_name: bytes
+) -> None:
+    header = DISPOSITION + b'; name="image"; filename=' + file_name
+    body = b"--x\r\n" + header + b"\r\n\r\n" + digit + b"\r\n--x--\r\n"
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    assert client.post(f"{GALLERY}/search", content=body, headers=headers).status_code == 200
+
+
 BRACKETS = {
     "lists": b"[" + b"[]," * 3_000_000 + b"[]]",
     "objects": b'{"image_base64": ' + b'{"a":' * 9_000 + b"1" + b"}" * 9_001,
