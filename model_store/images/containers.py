@@ -6,6 +6,7 @@ allocate the memory of the whole canvas (WebP).
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from dataclasses import dataclass
@@ -301,6 +302,52 @@ def unread_jpeg(data: bytes) -> str | None:
             return None
         place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
     return None
+
+
+_SEQUENTIAL, _PROGRESSIVE = frozenset({0xC0, 0xC1, 0xC9}), frozenset({0xC2, 0xCA})
+_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+
+
+def last_scan(data: bytes) -> int | None:
+    """Return the offset of the coded data in the last scan of a JPEG without an end marker.
+
+    None if a scan is missing: the scans together must contain the last bit of all 64 coefficients
+    of each component.
+    """
+    try:
+        return _last_scan(data)
+    except (IndexError, ValueError):
+        return None
+
+
+def _last_scan(data: bytes) -> int | None:
+    place, start = 2, None
+    is_sequential = True
+    missing: set[tuple[int, int]] = set()
+    while place < len(data):
+        marker = data[place + 1]
+        if data[place] != 0xFF or marker == 0xD9:
+            return None
+        if marker == 0xFF:  # fill bytes
+            place += 1
+            continue
+        length = int.from_bytes(data[place + 2 : place + 4], "big")
+        segment = data[place + 4 : place + 2 + length]
+        place += 2 + length
+        if marker in _SEQUENTIAL | _PROGRESSIVE:
+            is_sequential = marker in _SEQUENTIAL
+            missing = {(component, one) for component in segment[6::3] for one in range(64)}
+        if marker == 0xDA:
+            start, after_components = place, 1 + 2 * segment[0]
+            first, last, bits = segment[after_components : after_components + 3]
+            if is_sequential:
+                first, last, bits = 0, 63, 0
+            if not bits & 15:  # the scan contains the last bit
+                components = segment[1:after_components:2]
+                missing -= {(one, n) for one in components for n in range(first, last + 1)}
+            found = _AFTER_SCAN.search(data, place)
+            place = found.start() if found else len(data)
+    return None if missing or place > len(data) else start
 
 
 def count_frames(data: bytes, most: int) -> int:

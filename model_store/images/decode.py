@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +32,7 @@ from model_store.images.containers import (
     content_of,
     count_frames,
     format_of,
+    last_scan,
     text_in_place_of_image,
     unread_jpeg,
     webp_canvas,
@@ -55,6 +57,10 @@ RAW_SUFFIXES = frozenset(
 
 _END, _FILLER = b"\xff\xd9", b"\x5a\xc3" * 2000
 """The end marker of a JPEG, and filler bytes that decode to visible pixels."""
+
+_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
+_RUN = 16
+"""Number of equal bytes at the end of a JPEG that may be padding in place of lost data."""
 
 _MENDED = "A damaged part of the file was ignored; it contains no pixels."
 _FLAT = "The picture has only one colour."
@@ -235,26 +241,59 @@ def _loaded(
         image.load()
         return image
 
-    def load(content: bytes) -> Image.Image:
-        again = Image.open(io.BytesIO(content), formats=("JPEG",))
-        _draft(again, smallest_side)
-        again.load()
-        return again
-
     try:
         _draft(image, smallest_side)
         image.load()
     except OSError as error:
         if "truncated" not in str(error):
             raise
-        # If pixels are missing, the filler bytes change the picture. Then the file is refused.
-        whole = data.rstrip(b"\xff")
-        ended, filled = load(whole + _END), load(whole + _FILLER + _END)
-        if ended.tobytes() != filled.tobytes():
-            raise
-        warnings.append("The end of the file is missing; the picture is whole.")
-        return ended
+    else:  # Pillow needs no end marker if other bytes follow the pixels
+        if _run_at_end(data) < _RUN or last_scan(data) is None:
+            return image
+    data = data.rstrip(b"\xff")
+    if not _is_whole(data):
+        raise OSError("pixels are missing")
+    warnings.append("The end of the file is missing; the picture is whole.")
+    image = _jpeg(data + _END)
+    _draft(image, smallest_side)
+    image.load()
     return image
+
+
+def _is_whole(data: bytes) -> bool:
+    """Return whether a JPEG lacks only its end marker.
+
+    If equal bytes at the end replace lost data, the decoder usually reads only some of them.
+    """
+    if not _has_all_pixels(data):
+        return False
+    run = _run_at_end(data)
+    begun = data[: len(data) - run + _RUN // 2]  # the picture's own data may end with such bytes
+    return run < _RUN or _has_all_pixels(begun) or not _has_all_pixels(data[:-_RUN])
+
+
+def _run_at_end(data: bytes) -> int:
+    """Return the number of equal bytes at the end."""
+    return len(data) - len(data.rstrip(data[-1:]))
+
+
+def _has_all_pixels(data: bytes) -> bool:
+    """Return whether bytes after the end of a JPEG's data do not change the picture.
+
+    The first filler bytes continue an interval that is cut. The others begin the next interval.
+    """
+    data = data.rstrip(b"\xff")
+    start = last_scan(data)
+    if start is None:
+        return False
+    restarts = _RESTART.findall(data, start)
+    number = (restarts[-1][1] + 1) % 8 if restarts else 0
+    filler = _FILLER + bytes([0xFF, 0xD0 + number]) + _FILLER
+    return _jpeg(data + _END).tobytes() == _jpeg(data + filler + _END).tobytes()
+
+
+def _jpeg(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data), formats=("JPEG",))
 
 
 def _deeper(

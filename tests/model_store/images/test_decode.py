@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 import zlib
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +146,47 @@ def test_a_truncated_file_is_refused(format_name: str) -> None:
     if format_name in {"JPEG", "PNG"}:
         with pytest.raises(CorruptImage, match="truncated"):
             decode_image(data[: len(data) * 3 // 5])
+
+
+SCENE = Image.fromarray(picture(160, 120))
+SPLIT = [{}, {"optimize": True}, {"progressive": True}, {"restart_marker_blocks": 4}]
+SPLIT += [{"progressive": True, "restart_marker_rows": 1}, {"quality": 100}]
+MARKER = re.compile(rb"\xff[^\x00\xff]")
+
+
+@pytest.mark.parametrize("smallest_side", [None, 20])
+@pytest.mark.parametrize("options", SPLIT, ids=str)
+def test_jpeg_cut_at_a_marker_or_elsewhere_is_refused(
+    options: dict[str, Any], smallest_side: int | None
+) -> None:
+    data = encoded(SCENE, "JPEG", **options)
+    start = data.index(b"\xff\xda")
+    markers = [found.start() for found in MARKER.finditer(data, start + 2, len(data) - 2)]
+    places = {*markers[:80], *(place + 2 for place in markers[:80])}
+    for kept in (places | {*range(start, len(data) - 20, len(data) // 40)}) - {len(data) - 2}:
+        with pytest.raises(CorruptImage):
+            decode_image(data[:kept], smallest_side=smallest_side)
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xaa", b"\xff"])
+@pytest.mark.parametrize("options", SPLIT, ids=str)
+def test_jpeg_whose_lost_part_was_filled_is_refused(options: dict[str, Any], byte: bytes) -> None:
+    data = encoded(SCENE, "JPEG", **options)
+    for kept in (len(data) * 3 // 10, len(data) * 6 // 10, len(data) * 9 // 10):
+        with pytest.raises(ImageError):
+            decode_image(data[:kept] + byte * (len(data) - kept))
+
+
+@pytest.mark.parametrize("image", [SCENE, Image.new("RGB", (64, 64), "white")])
+@pytest.mark.parametrize("options", SPLIT, ids=str)
+def test_jpeg_that_lacks_only_its_end_is_read(image: Image.Image, options: dict[str, Any]) -> None:
+    data = encoded(image, "JPEG", **options)
+    padded = [data[:-2] + bytes(3000)] if image is SCENE else []  # one colour may be zeros itself
+    for cut in (data[:-2], data[:-1], *padded):
+        decoded = decode_image(cut)
+        np.testing.assert_array_equal(decoded.pixels, decode_image(data).pixels)
+        assert decoded.warnings == ("The end of the file is missing; the picture is whole.",)
+    assert decode_image(data + bytes(3000)).warnings == ()
 
 
 def test_too_many_bytes_are_refused() -> None:
