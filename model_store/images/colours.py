@@ -381,24 +381,24 @@ def _steps(image: Image.Image, statement: ColourStatement, warnings: list[str]) 
     mode = image.mode
     is_deep = mode.startswith(("I", "F"))
     key = _transparent_value(image)
+    is_transparent = _is_transparent(image, key)
     if is_deep:
         scale = _scale(image)
         warnings.append(scale.warning)
         steps.append(_eight_bits_on_white(scale, key) if key is not None else _eight_bits(scale))
         mode = "L"
-    elif key is not None:
-        steps.append(_key_on_white(key))
-        mode = "RGB"
-    elif _has_alpha(image):
-        steps.append(_on_white)
+    elif is_transparent:
+        steps.append(_on_white if key is None else _key_on_white(key))
         mode = "RGB"
     elif mode in {"CMYK", "LAB"}:
         warnings.append("The print colours were converted to screen colours.")
     elif mode not in {"RGB", "L"}:
         steps.append(lambda strip: strip.convert("RGB"))
         mode = "RGB"
-    if key is not None or (not is_deep and _has_alpha(image)):
+    if is_transparent:
         warnings.append("Transparent areas were made white.")
+    else:
+        image.info.pop("transparency", None)  # Pillow would warn about it
     return steps + _colour_steps(image, mode, statement, warnings)
 
 
@@ -436,8 +436,18 @@ def _colour_steps(
     return steps
 
 
+def _is_transparent(image: Image.Image, key: tuple[int, ...] | None) -> bool:
+    """Return whether a pixel of the picture is transparent, wholly or partly."""
+    strips = (strip for _, strip in _strips(image))
+    if key is not None:
+        return any(_is_key(strip, key).any() for strip in strips)
+    if image.mode.startswith(("I", "F")) or not _has_alpha(image):
+        return False
+    return any(strip.convert("RGBA").getextrema()[3] != (255, 255) for strip in strips)
+
+
 def _has_alpha(image: Image.Image) -> bool:
-    """Return whether parts of a picture may be transparent.
+    """Return whether a picture has alpha or a transparent colour.
 
     A BMP is opaque if its alpha is zero everywhere, because programs without support for alpha
     write such files. A TIFF is opaque if the meaning of its fourth channel is not declared.
@@ -454,7 +464,7 @@ def _transparent_value(image: Image.Image) -> tuple[int, ...] | None:
     """Return a PNG's transparent grey or colour, at the bit depth of the pixels; None if missing.
 
     The file stores the transparent value in the depth of the file: 1 to 16 bits. Pillow's pixels
-    have 8 bits, or 16 bits for greys.
+    have 8 bits, or 16 bits for greys. A colour of 16 bits was already compared, see `decode`.
     """
     value = image.info.get("transparency")
     is_grey = image.mode in {"1", "L"} or image.mode.startswith("I")
@@ -464,17 +474,23 @@ def _transparent_value(image: Image.Image) -> tuple[int, ...] | None:
     if not isinstance(values, tuple) or not all(isinstance(one, int) for one in values):
         return None
     depth = int(image.info.get("bit_depth", 8))
-    if depth == 16 and image.mode == "RGB":
-        return tuple(one >> 8 for one in values)
     if depth < 8 and image.mode == "L":
         return tuple(one * 255 // ((1 << depth) - 1) for one in values)
     return values
 
 
+def _is_key(strip: Image.Image, key: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return (H, W): whether each pixel has the transparent value."""
+    if strip.mode.startswith("I"):
+        return np.asarray(strip) == key[0]
+    found: NDArray[np.bool_] = (np.asarray(strip.convert("RGB")) == key).all(axis=-1)
+    return found
+
+
 def _key_on_white(key: tuple[int, ...]) -> _Step:
     def on_white(strip: Image.Image) -> Image.Image:
         pixels = np.array(strip.convert("RGB"))
-        pixels[(pixels == key).all(axis=-1)] = 255
+        pixels[_is_key(strip, key)] = 255
         return Image.fromarray(pixels)
 
     return on_white
@@ -525,9 +541,8 @@ def _eight_bits(scale: Scale) -> _Step:
 
 def _eight_bits_on_white(scale: Scale, key: tuple[int, ...]) -> _Step:
     def on_white(strip: Image.Image) -> Image.Image:
-        values = np.asarray(strip)
-        pixels = scale(values)
-        pixels[values == key[0]] = 255
+        pixels = scale(np.asarray(strip))
+        pixels[_is_key(strip, key)] = 255
         return Image.fromarray(pixels)
 
     return on_white

@@ -239,7 +239,7 @@ def _loaded(
     """Decode a picture; accept a JPEG if only its end marker is missing."""
     if image.format not in {"JPEG", "MPO"}:
         image.load()
-        return image
+        return _with_deep_key(image, data)
 
     try:
         _draft(image, smallest_side)
@@ -257,6 +257,24 @@ def _loaded(
     image = _jpeg(data + _END)
     _draft(image, smallest_side)
     image.load()
+    return image
+
+
+def _with_deep_key(image: Image.Image, data: bytes) -> Image.Image:
+    """Add alpha to a 16-bit RGB PNG with a transparent colour.
+
+    Pillow keeps only the upper bytes of the samples. With another raw mode, it keeps the lower
+    bytes.
+    """
+    key = image.info.get("transparency")
+    if image.info.get("bit_depth") != 16 or image.mode != "RGB" or key is None:
+        return image
+    lower = Image.open(io.BytesIO(data), formats=("PNG",))
+    lower.tile = [one._replace(args="RGB;16L") for one in lower.tile]
+    samples = np.asarray(image).astype(np.uint16) << 8 | np.asarray(lower)
+    alpha = np.where((samples == key).all(axis=-1), 0, 255).astype(np.uint8)
+    image.putalpha(Image.fromarray(alpha))
+    del image.info["transparency"]
     return image
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ from model_store.images.depth import scale_of
 from model_store.images.tiff import tiff_layout
 from tests.support import scene_encodings
 from tests.support.colour_profiles import SRGB, rgb_profile
-from tests.support.image_files import encoded, png_chunk
+from tests.support.image_files import encoded, png, png_chunk
 from tests.support.scene_encodings import (
+    HEIGHT,
+    WIDTH,
     code_points,
     gamma_chunk,
     keyed_greys,
@@ -85,6 +89,29 @@ def test_sound_file_of_an_unread_kind_is_refused_by_its_name(name: str) -> None:
     assert "damaged" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("pixels", "options"),
+    [
+        (of_type("u2")[..., 0], {"photometric": "miniswhite"}),
+        (of_type("i2")[..., 0], {"photometric": "minisblack"}),
+        (
+            np.dstack([scene(), scene()[..., 0]]),
+            {"planarconfig": "separate", "extrasamples": ["unspecified"]},
+        ),
+    ],
+)
+def test_file_saved_as_the_refusal_advises_is_read(
+    pixels: np.ndarray, options: dict[str, Any]
+) -> None:
+    lzw = tiff_of(pixels, compression="zlib", **options)
+    deflate, place = lzw, lzw.index(struct.pack("<HHI", 259, 3, 1)) + 8
+    lzw = lzw[:place] + struct.pack("<H", 5) + lzw[place + 2 :]
+    with pytest.raises(UnsupportedImage, match="uncompressed or with Deflate"):
+        decode_image(lzw)
+    assert decode_image(deflate)
+    assert decode_image(tiff_of(pixels, **options))
+
+
 @pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
 def test_transparent_grey_of_any_depth_lies_on_white(depth: int) -> None:
     data, wanted = keyed_greys(depth)
@@ -99,6 +126,63 @@ def test_transparent_colour_of_sixteen_bits_lies_on_white() -> None:
     assert (decoded.pixels[:20] == 255).all()
     assert np.abs(decoded.pixels[20:].astype(int) - scene()[20:]).mean() < 1
     assert "white" in decoded.warnings[0]
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_transparent_colour_of_sixteen_bits_is_compared_in_all_bits(*, interlaced: bool) -> None:
+    pixels = of_type("u2").copy()
+    pixels[:20] = (65_535, 0, 0)
+    pixels[20:30] = (65_534, 0, 0)
+    key = png_chunk(b"tRNS", struct.pack(">3H", 65_534, 0, 0))
+    if interlaced:  # passes of Adam7: first row, first column, step down, step right
+        passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4)]
+        passes += [(2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+        parts = [pixels[top::down, left::right] for top, left, down, right in passes]
+        rows = b"".join(b"\0" + row.astype(">u2").tobytes() for part in parts for row in part)
+        data = png(WIDTH, HEIGHT, 16, 2, rows, key)
+        header = data[12:28] + b"\1"
+        data = data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+    else:
+        data = png_of(pixels, key)
+    decoded = decode_image(data)
+    assert (decoded.pixels[:20] == (255, 0, 0)).all()
+    assert (decoded.pixels[20:30] == 255).all()
+    assert "white" in decoded.warnings[0]
+    assert decode_image(data.replace(key, b"")).warnings == ()
+
+
+def with_opaque_alpha() -> dict[str, bytes]:
+    """Files that declare alpha or a transparent colour that no pixel uses."""
+    rgb = Image.fromarray(scene())
+    palette = rgb.quantize(64)
+    opaque = rgb.convert("RGBA")
+    unused = struct.pack(">3H", 1, 2, 3)
+    return {
+        "PNG RGBA": encoded(opaque),
+        "PNG LA": encoded(rgb.convert("LA")),
+        "PNG palette, all opaque": encoded(palette, transparency=bytes([255] * 64)),
+        "PNG palette, entry not used": encoded(palette, transparency=bytes([255] * 70 + [0])),
+        "PNG colour not used": png_of(scene(), png_chunk(b"tRNS", unused)),
+        "PNG 16-bit colour not used": png_of(of_type("u2"), png_chunk(b"tRNS", unused)),
+        "PNG 16-bit grey not used": png_of(
+            of_type("u2")[..., 0], png_chunk(b"tRNS", struct.pack(">H", 1))
+        ),
+        "PNG 16 bits, alpha": png_of(
+            np.dstack([of_type("u2"), np.full((HEIGHT, WIDTH), 65_535, np.uint16)])
+        ),
+        "TIFF RGBA": encoded(opaque, "TIFF"),
+        "TIFF LA": encoded(rgb.convert("LA"), "TIFF"),
+        "TIFF RGBA, planes": tiff_of(
+            np.asarray(opaque), planarconfig="separate", extrasamples=["unassalpha"]
+        ),
+        "WebP RGBA": encoded(opaque, "WEBP", lossless=True, exact=True),
+    }
+
+
+@pytest.mark.parametrize("name", with_opaque_alpha())
+def test_picture_without_a_transparent_pixel_loses_nothing(name: str) -> None:
+    decoded = decode_image(with_opaque_alpha()[name])
+    assert not [one for one in decoded.warnings if "Transparent" in one]
 
 
 @pytest.mark.parametrize(
