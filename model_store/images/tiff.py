@@ -99,9 +99,7 @@ _MAX_PAGES_LOOKED_AT = 16
 COLOUR_TAGS = (301, 318, 319)
 """Tags for transfer function, white point and primaries."""
 
-_SAVE_AS = (
-    "Save it as a TIFF or PNG of 8 or 16 bits per channel, uncompressed or with LZW or Deflate."
-)
+_SAVE_AS = "Save it as a TIFF or PNG of 8 or 16 bits per channel, uncompressed or with Deflate."
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,7 @@ class TiffLayout:
             may_have_extra = self.photometric == _RGB and n_extra == 1 and not planes
             if n_extra and not (may_have_extra or (is_alpha and self.photometric == _RGB)):
                 return False
-            return depth == 8 or (depth == 16 and not (planes and self.compression == 1))
+            return depth in {8, 16} and not (planes and self.compression == 1)
         return self.photometric in {_PALETTE, _YCBCR, _LAB} and depth <= 8 and not planes
 
     def __str__(self) -> str:

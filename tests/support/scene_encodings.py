@@ -337,6 +337,13 @@ def same_scene() -> dict[str, bytes]:
         "TIFF linear, curve": tiff_of(
             eight(light()), extratags=[(301, 3, 256, tuple(range(0, 65_536, 257)), True)]
         ),
+        **{
+            f"TIFF {alpha}, planes, {options}": tiff_of(
+                opaque, planarconfig="separate", extrasamples=[alpha], **options
+            )
+            for alpha in ("assocalpha", "unassalpha", "unspecified")
+            for options in ({}, {"tile": (32, 32)}, {"compression": "zlib"})
+        },
         "TIFF multiplied alpha": tiff_of(of_type("f4", opaque), extrasamples=["assocalpha"]),
     }
     for kind in ("u1", "u2", "u4", "i2", "i4", "f2", "f4", "f8"):

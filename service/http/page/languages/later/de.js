@@ -65,7 +65,7 @@ export const LATER = {
   "This kind of {0} is not supported: {1}.": "Diese Art von {0} wird nicht unterstützt: {1}.",
   "Save it as a baseline or progressive JPEG with 8 bits, or as PNG.": "Speichern Sie das Bild als gewöhnliches oder progressives JPEG mit 8 Bit oder als PNG.",
   "Save it as PNG or JPEG.": "Speichern Sie das Bild als PNG oder JPEG.",
-  "Save it as a TIFF or PNG of 8 or 16 bits per channel, uncompressed or with LZW or Deflate.": "Speichern Sie das Bild als TIFF oder PNG mit 8 oder 16 Bit je Kanal, unkomprimiert oder mit LZW oder Deflate.",
+  "Save it as a TIFF or PNG of 8 or 16 bits per channel, uncompressed or with Deflate.": "Speichern Sie das Bild als TIFF oder PNG mit 8 oder 16 Bit je Kanal, unkomprimiert oder mit Deflate.",
   "The {0} image is damaged or truncated and cannot be decoded.": "Das Bild ({0}) ist beschädigt oder abgeschnitten und lässt sich nicht lesen.",
   "The TIFF image ({0}) is damaged or truncated and cannot be decoded.": "Das TIFF-Bild ({0}) ist beschädigt oder abgeschnitten und lässt sich nicht lesen.",
   "Use a complete file.": "Verwenden Sie eine vollständige Datei.",

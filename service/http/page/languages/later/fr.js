@@ -65,7 +65,7 @@ export const LATER = {
   "This kind of {0} is not supported: {1}.": "Ce genre de {0} n’est pas pris en charge : {1}.",
   "Save it as a baseline or progressive JPEG with 8 bits, or as PNG.": "Enregistrez l’image en JPEG ordinaire ou progressif de 8 bits, ou en PNG.",
   "Save it as PNG or JPEG.": "Enregistrez l’image en PNG ou JPEG.",
-  "Save it as a TIFF or PNG of 8 or 16 bits per channel, uncompressed or with LZW or Deflate.": "Enregistrez l’image en TIFF ou PNG de 8 ou 16 bits par canal, sans compression ou avec LZW ou Deflate.",
+  "Save it as a TIFF or PNG of 8 or 16 bits per channel, uncompressed or with Deflate.": "Enregistrez l’image en TIFF ou PNG de 8 ou 16 bits par canal, sans compression ou avec Deflate.",
   "The {0} image is damaged or truncated and cannot be decoded.": "L’image ({0}) est abîmée ou tronquée et ne peut pas être lue.",
   "The TIFF image ({0}) is damaged or truncated and cannot be decoded.": "L’image TIFF ({0}) est abîmée ou tronquée et ne peut pas être lue.",
   "Use a complete file.": "Utilisez un fichier complet.",
