@@ -443,7 +443,8 @@ def _is_transparent(image: Image.Image, key: tuple[int, ...] | None) -> bool:
         return any(_is_key(strip, key).any() for strip in strips)
     if image.mode.startswith(("I", "F")) or not _has_alpha(image):
         return False
-    return any(strip.convert("RGBA").getextrema()[3] != (255, 255) for strip in strips)
+    alphas = (strip.convert("RGBA").getchannel("A") for strip in strips)
+    return any(alpha.getextrema() != (255, 255) for alpha in alphas)
 
 
 def _has_alpha(image: Image.Image) -> bool:
@@ -481,9 +482,9 @@ def _transparent_value(image: Image.Image) -> tuple[int, ...] | None:
 
 def _is_key(strip: Image.Image, key: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return (H, W): whether each pixel has the transparent value."""
-    if strip.mode.startswith("I"):
-        return np.asarray(strip) == key[0]
-    found: NDArray[np.bool_] = (np.asarray(strip.convert("RGB")) == key).all(axis=-1)
+    is_deep = strip.mode.startswith("I")
+    values = np.asarray(strip)[..., None] if is_deep else np.asarray(strip.convert("RGB"))
+    found: NDArray[np.bool_] = (values == key).all(axis=-1)
     return found
 
 
