@@ -26,6 +26,8 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "absent_labels_needed": "but queries without a match have only {n_labels} labels; about "
         "{n_more} more labels would be enough",
         "too_many_first_results_wrong": "but too many first results are wrong",
+        "absent_share_too_large": "but a share of {share} absent queries is too large; a share of "
+        "{possible} is small enough",
         "false_matches_not_bounded": "A match for at most {max_false_match_rate} of the absent "
         "queries cannot be promised: {cause}.",
         "absent_queries_too_few": "the absent calibration queries have {n_labels} labels, but "

@@ -51,6 +51,10 @@ MANY_TIMES = 50.0
 """Maximum factor by which a plan multiplies the number of calibration queries. A plan is the search
 for the number of queries that a guarantee needs, see `Stream.multiple`."""
 
+SMALLER_SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+"""Shares of absent queries, largest first. If no query gets a match because the share is too large,
+the largest of these shares that allows a match is reported, see `Stream.possible_share`."""
+
 _STEP = 1.1
 """A plan raises the number of queries in steps, until the number is enough. Each step multiplies
 the number by this factor."""
@@ -593,6 +597,31 @@ class Stream:
         most = math.ceil(math.log(MANY_TIMES) / math.log(_STEP))
         steps = first_where(is_enough, 1, most + 1)
         return _STEP**steps if steps <= most else None
+
+    def possible_share(self, max_error: float) -> float | None:
+        """Return a smaller share of absent queries that allows a guarantee of ``max_error``.
+
+        Returns
+        -------
+        The largest such share of `SMALLER_SHARES`; None if too many first items are wrong.
+        """
+        smaller = (share for share in SMALLER_SHARES if share < self.expected)
+        return next((one for one in smaller if self.at_share(one).can_keep_error(max_error)), None)
+
+    def at_share(self, share: float) -> Stream:
+        """Return the stream with another ``share`` of absent queries.
+
+        Probabilities that feedback has corrected are shifted after the correction, not before.
+        """
+        shift = prior_shift(self.expected, share)
+        probabilities = shifted(self.probabilities, self.no_match, shift)
+        return replace(
+            self,
+            probabilities=probabilities,
+            no_match=1 - shifted(1 - self.no_match, self.no_match, shift),
+            wrong=self.wrong if math.isinf(self.most_effective) else 1 - probabilities,
+            expected=share,
+        )
 
     def multiplied(self, times: float, absent_times: float) -> Stream:
         """Return the stream as if more queries had been observed.

@@ -136,8 +136,9 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
             "allow `match`."
         ),
     ),
-    "match_not_for_labels_errors": (
-        "First results whose label has {size} never get the verdict `match`: too many are wrong.",
+    "match_not_for_labels_bounded": (
+        "First results whose label has {size} never get the verdict `match`.",
+        "{reason}",
     ),
     "error_above_bound": (
         "The observed error of matches is {match_error}, above the bound of {max_error}.",
@@ -373,14 +374,15 @@ def _of_matches(
         if promise.point is None and n_queries >= LEAST_CLASS_SHARE * present.sum():
             stream = promises.stream.at_rows(rows)
             needed = stream.queries_needed(calibration.max_error)
-            code, parameters = "match_not_for_labels_errors", {"size": _SIZES[promise.size_class]}
+            code, parameters = "match_not_for_labels_bounded", {"reason": promise.shortfall}
             if needed is not None:
                 code = "match_not_for_labels"
-                parameters |= {
+                parameters = {
                     "n_queries": stream.n_answered,
                     "n_more": _about(needed - stream.n_answered),
                 }
-            yield _line(code, "warning", parameters)
+            size = {"size": _SIZES[promise.size_class]}
+            yield _line(code, "warning", size | parameters)
     if match_share < LEAST_MATCH_SHARE:
         code, parameters = _why_seldom(calibration, promises, match_share)
         yield _line(code, "warning" if match_share else "failure", parameters)
@@ -407,8 +409,9 @@ def _why_never(
     present, max_error = ~evidence.absent, calibration.max_error
     place = int(np.bincount(evidence.first_classes[present], minlength=len(SIZE_CLASSES)).argmax())
     stream = promises.stream.at_rows(evidence.first_classes == place)
-    if promises.gives_nothing or stream.widest(max_error) is not None:
-        return "match_never_bounded", {"reason": promises.matches[place].shortfall}
+    bounded = {"reason": promises.matches[place].shortfall}
+    if promises.unknown_absence is not None or stream.widest(max_error) is not None:
+        return "match_never_bounded", bounded
     parameters = {"max_error": max_error, **_accepted(calibration, 0.0)}
     n_queries, n_labels = int(present.sum()), promises.stream.n_labels
     times = stream.multiple(max_error, of_labels=False)
@@ -417,6 +420,8 @@ def _why_never(
         return "match_never_queries", {"n_queries": n_queries, "n_more": n_more, **parameters}
     times = stream.multiple(max_error, of_labels=True)
     if times is None:
+        if stream.possible_share(max_error) is not None:
+            return "match_never_bounded", bounded
         return "match_never_errors", parameters
     n_more = _about((times - 1) * n_labels)
     return "match_never_absent_labels", {"n_labels": n_labels, "n_more": n_more, **parameters}

@@ -169,14 +169,20 @@ class Promises:
         """Return the risk-coverage curve of all size classes, strictest threshold first."""
         return [self._told(point) for point in self.stream.curve()]
 
-    def at(self, max_error: float) -> OperatingPoint | None:
-        """Return the operating point with the largest coverage and an error within ``max_error``.
+    def at(self, max_error: float) -> tuple[OperatingPoint | None, Message | None]:
+        """Return the operating point with the largest coverage that guarantees ``max_error``.
 
-        One threshold applies to all size classes. The result is None if no threshold meets
-        ``max_error``.
+        One threshold applies to all size classes.
+
+        Returns
+        -------
+        The operating point; None if no threshold guarantees ``max_error``. The second value is the
+        reason, with advice, if there is no operating point.
         """
-        found = self._widest(self.stream, max_error)
-        return None if found is None else self._told(self.stream.point(found[0]))
+        threshold = None if self.gives_nothing else self.stream.widest(max_error)
+        if threshold is None:
+            return None, self._error_shortfall(self.stream, max_error, "")
+        return self._told(self.stream.point(threshold)), None
 
     @cached_property
     def matches(self) -> tuple[MatchThreshold, ...]:
@@ -200,7 +206,7 @@ class Promises:
         -------
         None if no threshold meets the maximum error.
         """
-        found = self._widest(self._of_class(size_class), self.max_error)
+        found = self._widest(self._of_class(size_class))
         if found is None or self.max_false_match_rate is None:
             return found
         threshold, guaranteed = found
@@ -214,7 +220,8 @@ class Promises:
         of_class = self._of_class(size_class)
         if found is None:
             queries = "" if self._n_labels[size_class] == 0 else message(f"first_item_{name}")
-            return MatchThreshold(name, math.inf, None, self._error_shortfall(of_class, queries))
+            shortfall = self._error_shortfall(of_class, self.max_error, queries)
+            return MatchThreshold(name, math.inf, None, shortfall)
         threshold, guaranteed = found
         if math.isinf(threshold):
             return MatchThreshold(name, math.inf, None, self._rate_shortfall())
@@ -223,28 +230,28 @@ class Promises:
             name, threshold, self._told(of_class.point(threshold)), lacking, guaranteed
         )
 
-    def _widest(self, stream: Stream, max_error: float) -> tuple[float, bool] | None:
-        """Return the threshold for ``max_error``, and whether this error is guaranteed.
+    def _widest(self, stream: Stream) -> tuple[float, bool] | None:
+        """Return the threshold for the maximum error, and whether this error is guaranteed.
 
         If absent queries have too few labels, the threshold uses the bound of FPIR at confidence ½.
         Then only the error among matched queries has a guaranteed bound.
         """
         if self.gives_nothing:
             return None
-        threshold = stream.widest(max_error)
+        threshold = stream.widest(self.max_error)
         if threshold is not None:
             return threshold, True
-        likely = stream.taking_absent_as_likely().widest(max_error)
+        likely = stream.taking_absent_as_likely().widest(self.max_error)
         return None if likely is None else (likely, False)
 
     def _lacking(self, stream: Stream) -> Message:
         """Return the reason why the error among all matches has no guaranteed bound."""
-        cause = self.unknown_rate or self._too_few_labels_for(stream, self.max_error)
+        cause = self.unknown_rate or self._too_few_labels_for(stream)
         return message("error_bounded_for_matched_queries", cause=cause)
 
-    def _too_few_labels_for(self, stream: Stream, max_error: float) -> Message:
+    def _too_few_labels_for(self, stream: Stream) -> Message:
         """Return a message with the number of additional labels that a bound of the error needs."""
-        times = stream.multiple(max_error, of_labels=True) or MANY_TIMES
+        times = stream.multiple(self.max_error, of_labels=True) or MANY_TIMES
         return message(
             "absent_labels_too_few_for_share",
             n_labels=stream.n_labels,
@@ -283,7 +290,7 @@ class Promises:
         return tuple(promised)
 
     def _promise_of_level(self, level: str, size_class: int, stream: Stream) -> MatchThreshold:
-        found = self._widest(stream, self.max_error)
+        found = self._widest(stream)
         name = SIZE_CLASSES[size_class]
         if found is None:
             shortfall = self.doubt or message(
@@ -291,7 +298,7 @@ class Promises:
                 max_error=self.max_error,
                 level=level,
                 n_queries=stream.n_answered,
-                needed=self._needed(stream),
+                needed=self._needed(stream, self.max_error),
             )
             return MatchThreshold(name, math.inf, None, shortfall)
         threshold, guaranteed = found
@@ -322,29 +329,36 @@ class Promises:
             return None
         return message(code, share=self.expected, cause=cause)
 
-    def _error_shortfall(self, stream: Stream, queries: str) -> Message | None:
+    def _error_shortfall(self, stream: Stream, max_error: float, queries: str) -> Message | None:
         if self.gives_nothing:
             return self.doubt
         return message(
             "error_not_bounded",
-            max_error=self.max_error,
+            max_error=max_error,
             n_queries=stream.n_answered,
             queries=queries,
-            needed=self._needed(stream),
+            needed=self._needed(stream, max_error),
         )
 
-    def _needed(self, stream: Stream) -> Message:
-        """Return a message with the queries or labels that a bound of the error needs."""
+    def _needed(self, stream: Stream, max_error: float) -> Message:
+        """Return a message with the queries or labels that a bound of the error needs.
+
+        If no number of queries and labels is enough, the message is about the share of absent
+        queries or about wrong first items.
+        """
         n = stream.n_answered
-        needed = stream.queries_needed(self.max_error) if n else None
+        needed = stream.queries_needed(max_error) if n else None
         if needed is not None:
             return message("queries_needed", n_needed=needed)
-        least = math.ceil(least_queries(self.max_error, stream.delta))
+        least = math.ceil(least_queries(max_error, stream.delta))
         if n < least:
             return message("answered_queries_needed", n_needed=least)
-        times = stream.multiple(self.max_error, of_labels=True)
+        times = stream.multiple(max_error, of_labels=True)
         if times is None:
-            return message("too_many_first_results_wrong")
+            possible = stream.possible_share(max_error)
+            if possible is None:
+                return message("too_many_first_results_wrong")
+            return message("absent_share_too_large", share=self.expected, possible=possible)
         n_more = math.ceil((times - 1) * stream.n_labels)
         return message("absent_labels_needed", n_labels=stream.n_labels, n_more=n_more)
 

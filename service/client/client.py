@@ -651,7 +651,7 @@ class VouchClient:
     ) -> schemas.OperatingPoint | None:
         """Return the threshold that gives the most matches with an error of at most ``max_error``.
 
-        None if no threshold meets this limit.
+        None if no threshold guarantees this limit.
 
         Parameters
         ----------

@@ -266,12 +266,16 @@ class CalibrationReport(BaseModel):
     )
 
 
-class OperatingPointAnswer(BaseModel):
+class OperatingPointAnswer(HasReason):
     """The operating point with the largest coverage for a maximum error."""
 
     max_error: float
     point: OperatingPoint | None = Field(
         description="Null if no threshold guarantees this error, or without calibration."
+    )
+    reason: str | None = Field(
+        description="Why no threshold guarantees this error; null if `point` is given, or without "
+        "calibration."
     )
 
 

@@ -115,11 +115,14 @@ class TestTheCalibration:
     def test_an_owner_finds_the_threshold_for_an_error(self, client: TestClient) -> None:
         path = "/v1/galleries/digits/calibration/operating-points"
         strict, loose = (
-            client.get(path, params={"max_error": error}).json()["point"] for error in (0.05, 0.3)
+            client.get(path, params={"max_error": error}).json()["point"] for error in (0.1, 0.3)
         )
-        assert client.get(path, params={"max_error": 0.001}).json()["point"] is None
-        assert strict["error"] <= 0.05
-        assert strict["error"] <= strict["error_bound"]
+        never = client.get(path, params={"max_error": 0.001}).json()
+        assert never["point"] is None
+        assert "An error of at most 0.001 among matches cannot be promised" in never["reason"]
+        assert never["reason_code"]["code"] == "error_not_bounded"
+        assert strict["error"] <= strict["error_bound"] <= 0.1
+        assert loose["error_bound"] <= 0.3
         assert strict["threshold"] >= loose["threshold"] >= 0.5
         assert strict["coverage"] <= loose["coverage"]
         for wrong in ({}, {"max_error": 1}, {"max_error": "few"}):
@@ -133,7 +136,7 @@ class TestTheCalibration:
         path = "/v1/galleries/digits/calibration/operating-points"
         few, many = (
             client.get(path, params={"max_error": 0.1, "expected_absent": share}).json()["point"]
-            for share in (0.01, 0.1)
+            for share in (0.01, 0.05)
         )
         assert few["coverage"] > many["coverage"]
         refused = client.get(path, params={"max_error": 0.1, "source": "moon"})
@@ -148,7 +151,12 @@ class TestTheCalibration:
         assert report["matches"] == report["sources"] == []
         assert report["reliability"] == report["risk_coverage"] == report["result_sets"] == []
         path = "/v1/galleries/digits/calibration/operating-points?max_error=0.1"
-        assert bare.get(path).json() == {"max_error": 0.1, "point": None}
+        assert bare.get(path).json() == {
+            "max_error": 0.1,
+            "point": None,
+            "reason": None,
+            "reason_code": None,
+        }
 
     def test_of_another_search_it_is_stale_and_says_what_to_do(
         self, start: StartClient, bundle: Bundle

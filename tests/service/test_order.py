@@ -121,7 +121,7 @@ def test_the_calibration_speaks_of_the_first_results_of_either_order(
     point = client.get(
         f"{path}/operating-points", params={"max_error": 0.2, "order": "probability"}
     ).json()["point"]
-    expected = promised.at(0.2)
+    expected, _ = promised.at(0.2)
     assert expected is not None
     assert point["threshold"] == expected.threshold
     assert of_likeliest["point"]["coverage"] == promised.point.coverage

@@ -589,8 +589,10 @@ export type OperatingPoint = {
   false_match_bound: number | null;
 };
 export type OperatingPointAnswer = {
+  reason_code?: ReasonCode | null;
   max_error: number;
   point: OperatingPoint | null;
+  reason: string | null;
 };
 export type OperatorDecision = {
   gallery: string;

@@ -207,11 +207,12 @@ async def get_operating_point(
 ) -> schemas.OperatingPointAnswer:
     """Find the threshold with the most `match` verdicts and an error of at most `max_error`."""
     lease = lease.for_kind(kind)
-    calibration, state, point = lease.bundle.retriever.calibration, lease.absent_share, None
+    calibration, state = lease.bundle.retriever.calibration, lease.absent_share
+    point, reason = None, None
     if calibration is not None and state is not None:
         share = state.used if expected_absent is None else expected_absent
-        point = calibration.promises(share, source, order).at(max_error)
-    return schemas.OperatingPointAnswer(max_error=max_error, point=point)
+        point, reason = calibration.promises(share, source, order).at(max_error)
+    return schemas.OperatingPointAnswer(max_error=max_error, point=point, reason=reason)
 
 
 def gallery_detail(lease: Lease, settings: Settings) -> schemas.GalleryDetail:

@@ -74,7 +74,7 @@ def test_queries_that_were_drawn_and_decided_on_are_evidence(root: Path, tmp_pat
     assert after.n_queries == before.n_queries + 400
     known = after.evidence.at(after.evidence.true_classes > 0)
     assert len(known) - int((before.evidence.true_classes > 0).sum()) == 400
-    found = [not_none(fitted.promises(0.01).at(0.1)) for fitted in (before, after)]
+    found = [not_none(fitted.promises(0.01).at(0.1)[0]) for fitted in (before, after)]
     open_by = [point.error_bound - point.error for point in found]
     assert open_by[1] < 0.7 * open_by[0]
     assert vouch_build("rollback", str(root), cwd=root).returncode == 0

@@ -222,7 +222,8 @@ def test_too_few_queries_are_counted_and_more_are_planned() -> None:
     assert found.match_share == 0
     assert "absent" not in codes(found)
     unknown = outcome(surely(30, absence="hidden_trained_labels"))
-    assert "match_never_errors" in codes(unknown)
+    never = line(unknown, "match_never_bounded")
+    assert "at least 45 answered queries are needed" in never.sentence
     assert found.match_error is None
     never = line(found, "match_never_queries")
     assert never.severity == "failure"
@@ -265,6 +266,13 @@ def test_too_few_absent_labels_are_the_cause_where_they_are() -> None:
     clusters = np.where(absent, 900 + np.arange(900) % (3 + n_more), np.arange(900))
     more = outcome(surely(600, clusters=clusters, **changes), expected_absent=0.3)
     assert more.match_share
+
+
+def test_a_share_that_is_too_large_is_the_cause_where_it_is() -> None:
+    found = outcome(surely(400), expected_absent=0.995)
+    never = line(found, "match_never_bounded")
+    assert "a share of 0.995 absent queries is too large; a share of " in never.sentence
+    assert "match_never_errors" not in codes(found)
 
 
 def test_errors_that_no_number_of_queries_makes_up_for() -> None:
@@ -345,11 +353,15 @@ def test_labels_of_a_size_without_matches_are_named() -> None:
         f"has 30 such queries with a match; about {n_more} more would allow `match`."
     )
     rows = np.arange(700)
-    some = replace(of, correct=(rows < 400) & ((rows >= 30) | (rows % 3 == 0)))
-    found = outcome(some, n_labels=np.array([30, 0, 20]))
-    assert line(found, "match_not_for_labels_errors").sentence == (
-        "First results whose label has one item never get the verdict `match`: too many are wrong."
+    some = surely(
+        400,
+        first_classes=np.where(rows < 60, 0, 2).astype(np.int8),
+        correct=(rows < 400) & ((rows >= 60) | (rows % 3 == 0)),
     )
+    found = outcome(some, n_labels=np.array([30, 0, 20]))
+    said = line(found, "match_not_for_labels_bounded").sentence
+    assert said.startswith("First results whose label has one item never get the verdict `match`.")
+    assert said.endswith("but too many first results are wrong.")
 
 
 def test_photographs_of_one_object_count_once_among_the_queries_of_a_size() -> None:

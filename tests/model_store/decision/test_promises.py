@@ -247,6 +247,37 @@ def test_a_share_that_the_labels_do_not_bear_gives_matches_without_a_guarantee()
     assert not promises(of_labels(30 + n_more // 4), expected=0.3).gives_guarantee
 
 
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
+def test_an_operating_point_is_given_only_where_its_error_is_guaranteed(share: float) -> None:
+    given, reasons = [], []
+    for of in (of_labels(5), of_labels(200), of_labels(30, absence="hidden_trained_labels")):
+        asked = promises(of, expected=share)
+        for max_error in (0.001, 0.05, 0.1, 0.3):
+            point, reason = asked.at(max_error)
+            assert (point is None) is (reason is not None)
+            if point is None:
+                reasons.append(str(reason))
+            else:
+                given.append(point)
+                assert point.error_bound <= max_error
+    assert given
+    assert any(
+        "An error of at most 0.05 among matches cannot be promised" in one for one in reasons
+    )
+
+
+def test_a_share_that_is_too_large_is_named_as_the_cause() -> None:
+    """Nearly all first results are right, and no number of labels makes up for the share."""
+    of = of_labels(200)
+    asked = promises(of, expected=0.99)
+    assert not asked.gives_matches
+    said = str(asked.matches[2].shortfall)
+    assert "too many first results are wrong" not in said
+    possible = float(re.findall(r"a share of 0.99 .* too large; a share of ([\d.]+) is", said)[0])
+    assert promises(of, expected=possible).gives_guarantee
+    assert asked.at(0.05) == (None, asked._error_shortfall(asked.stream, 0.05, ""))
+
+
 def test_unknown_absence_and_a_large_share_together_give_no_match() -> None:
     few, known_to_the_encoder = of_labels(15), of_labels(30, absence="hidden_trained_labels")
     for of, share, gives in (
@@ -404,7 +435,9 @@ def test_a_match_is_never_unlikelier_than_not() -> None:
 
 def test_no_threshold_keeps_an_impossible_promise() -> None:
     never = promises(evidence(correct=np.zeros(600, dtype=bool)))
-    assert never.at(0.1) is None
+    point, reason = never.at(0.1)
+    assert point is None
+    assert "too many first results are wrong" in str(reason)
     assert not never.gives_matches
 
 

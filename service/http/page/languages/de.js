@@ -693,6 +693,7 @@ export const SERVICE = {
   "about {0} would be enough": "etwa {0} würden reichen",
   "but queries without a match have only {0} labels; about {1} more labels would be enough": "aber Anfragen ohne Treffer haben nur {0} Labels; etwa {1} weitere Labels würden reichen",
   "but too many first results are wrong": "aber zu viele erste Ergebnisse sind falsch",
+  "but a share of {0} absent queries is too large; a share of {1} is small enough": "aber ein Anteil von {0} Anfragen ohne Treffer ist zu groß; ein Anteil von {1} ist klein genug",
   "A match for at most {0} of the absent queries cannot be promised: {1}.": "Treffer für höchstens {0} der Anfragen ohne Treffer lassen sich nicht versprechen: {1}.",
   "the absent calibration queries have {0} labels, but {1} or more labels are needed": "die Anfragen ohne Treffer zur Kalibrierung haben {0} Labels, nötig sind {1} oder mehr",
   "The error of matches is guaranteed for queries with a match only: {0}.": "Der Fehler der Treffer ist nur für Anfragen mit Treffer garantiert: {0}.",

@@ -693,6 +693,7 @@ export const SERVICE = {
   "about {0} would be enough": "environ {0} suffiraient",
   "but queries without a match have only {0} labels; about {1} more labels would be enough": "mais les requêtes sans correspondance n’ont que {0} étiquettes ; environ {1} étiquettes de plus suffiraient",
   "but too many first results are wrong": "mais trop de premiers résultats sont faux",
+  "but a share of {0} absent queries is too large; a share of {1} is small enough": "mais une part de {0} de requêtes absentes est trop grande ; une part de {1} est assez petite",
   "A match for at most {0} of the absent queries cannot be promised: {1}.": "Une correspondance pour au plus {0} des requêtes absentes ne peut être promise : {1}.",
   "the absent calibration queries have {0} labels, but {1} or more labels are needed": "les requêtes d’étalonnage absentes sont de {0} étiquettes, il en faut {1} ou plus",
   "The error of matches is guaranteed for queries with a match only: {0}.": "L’erreur des correspondances n’est garantie que pour les requêtes avec correspondance : {0}.",

@@ -128,7 +128,6 @@ export const LATER = {
   "With more matches, the error would exceed {0}.": "Von mehr Treffern wären bei {0} Fehler zu viele falsch.",
   "Try another encoder (`--encoder timm:NAME`), or correct the labels.": "Versuchen Sie einen anderen Encoder (`--encoder timm:NAME`), oder berichtigen Sie die Labels.",
   "First results whose label has {0} never get the verdict `match`.": "Erste Ergebnisse zu Labels mit {0} erhalten nie das Urteil „Treffer“.",
-  "First results whose label has {0} never get the verdict `match`: too many are wrong.": "Erste Ergebnisse zu Labels mit {0} erhalten nie das Urteil „Treffer“: Zu viele sind falsch.",
   "The calibration has {0} such queries with a match; about {1} more would allow `match`.": "Es gibt {0} solche Anfragen mit Treffer; etwa {1} weitere würden es erlauben.",
   "The observed error of matches is {0}, above the bound of {1}.": "Der beobachtete Fehler der Treffer ist {0}, über der Schranke von {1}.",
   "Calibrate with queries like these: `vouch-build calibrate BUNDLES --queries FILE`.": "Kalibrieren Sie mit solchen Anfragen: `vouch-build calibrate BUNDLES --queries DATEI`.",

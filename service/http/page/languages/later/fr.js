@@ -128,7 +128,6 @@ export const LATER = {
   "With more matches, the error would exceed {0}.": "Avec plus de correspondances à {0} d’erreur, trop seraient fausses.",
   "Try another encoder (`--encoder timm:NAME`), or correct the labels.": "Essayez un autre encodeur (`--encoder timm:NOM`), ou corrigez les étiquettes.",
   "First results whose label has {0} never get the verdict `match`.": "Les premiers résultats d’étiquettes avec {0} n’obtiennent jamais le verdict « trouvé ».",
-  "First results whose label has {0} never get the verdict `match`: too many are wrong.": "Les premiers résultats d’étiquettes avec {0} n’obtiennent jamais le verdict « trouvé » : trop sont faux.",
   "The calibration has {0} such queries with a match; about {1} more would allow `match`.": "Il y a {0} requêtes de ce genre avec correspondance ; environ {1} de plus le permettraient.",
   "The observed error of matches is {0}, above the bound of {1}.": "L’erreur observée des correspondances est de {0}, au-dessus de la borne de {1}.",
   "Calibrate with queries like these: `vouch-build calibrate BUNDLES --queries FILE`.": "Étalonnez avec des requêtes comme celles-ci : `vouch-build calibrate BUNDLES --queries FICHIER`.",
