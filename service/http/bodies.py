@@ -37,7 +37,7 @@ from model_store.errors import (
     UnsupportedMediaType,
     UploadTooSlow,
 )
-from model_store.gallery.filters.grammar import RepeatedName, read_json
+from model_store.gallery.filters.grammar import UnfitJson, read_json
 from service.fair_share import FairShare
 
 from . import limits
@@ -477,8 +477,10 @@ class BoundedRequest(Request):
         body = await self.body()
         try:
             return await _computed(body, partial(read_json, body))
-        except RepeatedName as error:
+        except UnfitJson as error:
             raise InvalidRequest(f"The document {error}") from None
+        except UnicodeDecodeError:
+            raise InvalidRequest("The document is not text in UTF-8. Send UTF-8.") from None
 
 
 async def _computed(document: bytes, work: Callable[[], ResultT]) -> ResultT:

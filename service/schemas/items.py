@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from model_store.gallery.filters.grammar import RepeatedName, read_json
+from model_store.gallery.filters.grammar import UnfitJson, read_json
 from model_store.item_ids import MAX_ID_LENGTH, MAX_LABEL_LENGTH, check_item_id, check_text
 from model_store.item_metadata import check_metadata
 
@@ -128,13 +128,13 @@ Metadata = Annotated[dict[str, Any], AfterValidator(check_metadata)]
 
 
 def _checked_json(text: object) -> object:
-    """Refuse JSON that repeats a name; Pydantic would keep only the last value."""
+    """Refuse unfit JSON; of a repeated name, Pydantic would keep only the last value."""
     if isinstance(text, str):
         try:
             read_json(text)
-        except RepeatedName as error:
+        except UnfitJson as error:
             raise ValueError(str(error)) from None
-        except (ValueError, RecursionError):  # Pydantic then gives a better message
+        except ValueError:  # Pydantic then gives a better message
             pass
     return text
 

@@ -164,7 +164,7 @@ def test_what_is_at_the_limits_is_taken(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("label = shoe", "not JSON"),
-        ("[" * 1500, "not JSON"),
+        ("[" * 1500, "nested too deeply"),
         (json.dumps({"label": "é" * MAX_BYTES}), f"at most {MAX_BYTES} bytes"),
     ],
 )

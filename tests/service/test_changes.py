@@ -233,6 +233,9 @@ class TestPuttingAnItem:
         ("item_id", "fields", "said"),
         [
             ("a%00b", {}, "control characters"),
+            ("a%0Ab", {}, "control characters"),
+            ("a%0A", {}, "control characters"),
+            ("%0Aa/b", {}, "control characters"),
             ("%2e%2e", {}, "'.' or '..'"),
             ("%2e", {}, "'.' or '..'"),
             ("a/%2e%2e/b", {}, "'.' or '..'"),
@@ -243,6 +246,8 @@ class TestPuttingAnItem:
             ("a", {"metadata": "[1]"}, "dictionary"),
             ("a", {"metadata": "{"}, "JSON"),
             ("a", {"metadata": '{"a": NaN}'}, "JSON"),
+            ("a", {"metadata": '{"a":' * 2_000 + "1" + "}" * 2_000}, "nested too deeply"),
+            ("a", {"metadata": f'{{"a": {"9" * 5_000}}}'}, "integer of more than 4,300 digits"),
             ("a", {"metadata": json.dumps({"a": "x" * 17_000})}, "16384"),
             ("a", {"label": "x" * 201}, "200"),
         ],

@@ -216,6 +216,12 @@ def get(path: str) -> Ask:
 
 SEARCH = "/v1/galleries/digits/search"
 
+
+def json_search(content: bytes) -> Ask:
+    headers = {"Content-Type": "application/json"}
+    return lambda client: client.post(f"{SEARCH}/json", content=content, headers=headers)
+
+
 CASES: dict[str, tuple[Ask, int, str, str]] = {
     "no bytes": (upload(b""), 400, "empty_image", "0 bytes.*Send"),
     "text": (
@@ -335,6 +341,24 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         422,
         "invalid_request",
         "more than 16,384 parts",
+    ),
+    "JSON nested deeper than Python reads": (
+        json_search(b'{"a":' * 2_000 + b"1" + b"}" * 2_000),
+        422,
+        "invalid_request",
+        "The document is nested too deeply",
+    ),
+    "an integer longer than Python reads": (
+        json_search(b'{"limit": ' + b"9" * 5_000 + b"}"),
+        422,
+        "invalid_request",
+        "an integer of more than 4,300 digits",
+    ),
+    "JSON that is no text": (
+        json_search(b'{"a": "\xff"}'),
+        422,
+        "invalid_request",
+        "not text in UTF-8",
     ),
     "bytes that are no text in an address": (
         get("/v1/galleries/%ff%00"),

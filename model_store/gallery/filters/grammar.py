@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,8 +98,8 @@ class Not:
 Filter: TypeAlias = Condition | And | Or | Not
 
 
-class RepeatedName(ValueError):
-    """An object in a JSON document has the same name twice."""
+class UnfitJson(ValueError):
+    """A JSON document repeats a name, is nested too deeply, or has too long an integer."""
 
 
 def read_json(text: str | bytes) -> Any:  # noqa: ANN401 - any document
@@ -106,17 +107,28 @@ def read_json(text: str | bytes) -> Any:  # noqa: ANN401 - any document
 
     Raises
     ------
-    RepeatedName : an object has the same name twice.
-    ValueError, RecursionError : see `json.loads`.
+    UnfitJson : an object has the same name twice, the document is nested too deeply, or an integer
+        has too many digits.
+    JSONDecodeError, UnicodeDecodeError : the document is not JSON.
     """
-    return json.loads(text, object_pairs_hook=_object)
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise UnfitJson("is nested too deeply. Send a document with fewer levels.") from None
+    except (UnfitJson, json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # Python converts no longer integers
+        raise UnfitJson(
+            f"has an integer of more than {sys.get_int_max_str_digits():,} digits. Send a smaller "
+            "number."
+        ) from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         repeated = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
-        raise RepeatedName(f"has {repeated[:40]!r} twice in one object. Name it once.")
+        raise UnfitJson(f"has {repeated[:40]!r} twice in one object. Name it once.")
     return found
 
 
@@ -134,9 +146,9 @@ def read_filter(text: str) -> Filter:
         )
     try:
         value = read_json(text)
-    except RepeatedName as error:
+    except UnfitJson as error:
         raise InvalidFilter(f"The filter {error}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise InvalidFilter(
             f"The filter is not JSON: {text[:80]!r}. Wanted an object such as "
             '{"label": "shoe", "year": {"gte": 2000}}.'

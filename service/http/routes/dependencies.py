@@ -77,7 +77,13 @@ PageCursor = Annotated[
 class ItemPath(StringConvertor):
     """An item id in a path: may contain slashes; must not end with `/similar` or `/thumbnail`."""
 
-    regex = "(?!.*/(?:similar|thumbnail)$).*"
+    regex = "(?s:(?!.*/(?:similar|thumbnail)$).*)"
+
+
+class ItemPathBefore(StringConvertor):
+    """An item id in a path, before `/similar` or `/thumbnail`; may contain slashes."""
+
+    regex = "(?s:.*)"  # Starlette's own convertor does not match line breaks
 
 
 class CasePath(StringConvertor):
@@ -87,6 +93,7 @@ class CasePath(StringConvertor):
 
 
 register_url_convertor("item", ItemPath())
+register_url_convertor("item_before", ItemPathBefore())
 register_url_convertor("case", CasePath())
 
 

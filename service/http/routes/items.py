@@ -144,7 +144,7 @@ async def get_similar(request: Request, gallery: str, item_id: str) -> schemas.S
 
 
 router.add_api_route(
-    "/{gallery}/items/{item_id:path}/similar",
+    "/{gallery}/items/{item_id:item_before}/similar",
     get_similar,
     methods=["GET"],
     operation_id="get_similar",
@@ -155,7 +155,7 @@ router.add_api_route(
 
 
 @router.get(
-    "/{gallery}/items/{item_id:path}/thumbnail",
+    "/{gallery}/items/{item_id:item_before}/thumbnail",
     operation_id="get_thumbnail",
     response_class=Response,
     responses={
