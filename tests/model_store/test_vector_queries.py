@@ -211,7 +211,10 @@ class TestWhatCannotBeDecided:
         ("change", "reason"),
         [
             (lambda one: replace(one, ids=[], labels=[], vectors=[]), "no neighbours|the shape"),
-            (lambda one: _some(one, 150), "has 150 neighbours, but the calibration needs at least 200"),
+            (
+                lambda one: _some(one, 150),
+                "has 150 neighbours, but the calibration needs at least 200",
+            ),
             (lambda one: replace(one, ids=[one.ids[0], *one.ids[:-1]]), "is in the list twice"),
             (lambda one: replace(one, labels=one.labels[1:]), "Each neighbour must have an id"),
             (lambda one: replace(one, vectors=None), "and a similarity or a vector"),
