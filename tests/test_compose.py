@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from service.settings import Settings
+from tests.torture import try_compose
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,6 +69,18 @@ def test_operator_commands_sign_with_the_keys_of_the_service(services: dict[str,
     assert {"VOUCH_BUNDLE_KEYS", "VOUCH_SIGNING_KEY"} <= set(operate["environment"])
     (keys,) = [one for one in services["service"]["volumes"] if ":/keys" in one]
     assert keys in operate["volumes"]
+
+
+def test_the_trial_of_the_compose_file_asks_its_gallery(services: dict[str, Any]) -> None:
+    assert "--config /demo/photographs.toml" in services["bundle"]["command"][0]
+    text = (ROOT / "docs" / "demo" / "photographs.toml").read_text(encoding="utf-8")
+    assert f"/v1/galleries/{tomllib.loads(text)['name']}" == try_compose.GALLERY
+
+
+def test_no_documented_command_names_files_of_compose() -> None:
+    """`docker/roll.sh` and the next `docker compose up` would not have these files."""
+    named = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docker").glob("*.yml")]
+    assert [page for page in named if "compose -f" in page.read_text(encoding="utf-8")] == []
 
 
 DATABASES = {"VOUCH_POSTGRES_URI", "VOUCH_MILVUS_URI", "VOUCH_MILVUS_TOKEN", "VOUCH_MILVUS_LOG"}
