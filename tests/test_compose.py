@@ -71,6 +71,15 @@ def test_operator_commands_sign_with_the_keys_of_the_service(services: dict[str,
     assert keys in operate["volumes"]
 
 
+def test_start_waits_until_the_balancer_has_found_the_new_service(
+    services: dict[str, Any],
+) -> None:
+    """A balancer that is not restarted keeps its state `healthy` from before."""
+    depends = services["balancer"]["depends_on"]["service"]
+    assert depends == {"condition": "service_healthy", "restart": True}
+    assert "/readyz" in services["balancer"]["healthcheck"]["test"][-1]
+
+
 def test_the_trial_of_the_compose_file_asks_its_gallery(services: dict[str, Any]) -> None:
     assert "--config /demo/photographs.toml" in services["bundle"]["command"][0]
     text = (ROOT / "docs" / "demo" / "photographs.toml").read_text(encoding="utf-8")
