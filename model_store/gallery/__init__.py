@@ -27,25 +27,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from model_store.gallery.filters.grammar import Filter, parse_filter, read_filter
-from model_store.gallery.index.allowed import Allowed, MaskedRows
 from model_store.gallery.index.plan import IndexSettings
-from model_store.gallery.protocol import (
-    Candidates,
-    Delete,
-    Edit,
-    Gallery,
-    Item,
-    ItemFields,
-    NewItem,
-    Receipt,
-    Retry,
-    Thumbnail,
-    Upsert,
-    Vector,
-    Writable,
-    Write,
-    Written,
-)
 
 if TYPE_CHECKING:
     from model_store.gallery.files.gallery import (
@@ -53,28 +35,64 @@ if TYPE_CHECKING:
         write_faiss_gallery,
         write_faiss_parts,
     )
+    from model_store.gallery.index.allowed import Allowed, MaskedRows
     from model_store.gallery.index.build import IndexReport
     from model_store.gallery.live.gallery import LiveGallery
     from model_store.gallery.live.log import ChangesFile
     from model_store.gallery.live.snapshot import GallerySnapshot
     from model_store.gallery.opening import open_gallery
+    from model_store.gallery.protocol import (
+        Candidates,
+        Delete,
+        Edit,
+        Gallery,
+        Item,
+        ItemFields,
+        NewItem,
+        Receipt,
+        Retry,
+        Thumbnail,
+        Upsert,
+        Vector,
+        Writable,
+        Write,
+        Written,
+    )
 
 _MODULE_OF = {
+    "Allowed": "index.allowed",
+    "Candidates": "protocol",
     "ChangesFile": "live.log",
+    "Delete": "protocol",
+    "Edit": "protocol",
     "FaissGallery": "files.gallery",
+    "Gallery": "protocol",
     "GallerySnapshot": "live.snapshot",
     "IndexReport": "index.build",
+    "Item": "protocol",
+    "ItemFields": "protocol",
     "LiveGallery": "live.gallery",
+    "MaskedRows": "index.allowed",
+    "NewItem": "protocol",
     "open_gallery": "opening",
+    "Receipt": "protocol",
+    "Retry": "protocol",
+    "Thumbnail": "protocol",
+    "Upsert": "protocol",
+    "Vector": "protocol",
+    "Writable": "protocol",
+    "Write": "protocol",
     "write_faiss_gallery": "files.gallery",
     "write_faiss_parts": "files.gallery",
+    "Written": "protocol",
 }
 
 
 def __getattr__(name: str) -> object:
     """Import a name on its first use.
 
-    So code that needs only filters and index settings does not import FAISS.
+    So code that needs only filters and index settings, such as a client, imports neither NumPy
+    nor FAISS.
     """
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 
@@ -36,8 +38,10 @@ def test_as_many_items_as_embeddings_are_wanted_each_with_an_id_of_its_own() -> 
 
 
 def test_the_room_has_the_names_that_it_says_and_no_others() -> None:
-    for name in gallery._MODULE_OF:
-        assert getattr(gallery, name).__name__ == name
+    for name, module in gallery._MODULE_OF.items():
+        assert getattr(gallery, name) is getattr(
+            import_module(f"{gallery.__name__}.{module}"), name
+        )
     for name in ("nothing", "Upserts", "MyUpsert"):
         with pytest.raises(AttributeError, match=name):
             getattr(gallery, name)

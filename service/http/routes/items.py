@@ -98,7 +98,7 @@ async def list_items(
 
     A cursor expires after an hour, or when another bundle is served. A new item is listed if its id
     belongs to a page that the client has not read. All other items are listed exactly once.
-    Some databases list new and replaced items last, not by id.
+    A gallery in a database other than PostgreSQL lists new and replaced items last, not by id.
     """
     passes = None if where is None else read_filter(where)
     selection = cursors.ListSelection.by_filter(where)
