@@ -19,7 +19,7 @@ from index_builder.datasets.image_files import HEAD_BYTES, LeftOut, Reason, is_s
 from index_builder.indexing.blocks import Entry, Place
 from model_store.errors import DatasetError
 from model_store.files import PARTIAL, FreeSpace
-from model_store.images import SUFFIXES, format_of
+from model_store.images import SUFFIXES, content_of, format_of
 
 from .manifest import require_names, text_of
 
@@ -170,8 +170,20 @@ class Archive:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # a disk error has a number; an error of a decompressor has none
             raise DatasetError(
-                f"{self.path.name} is not a complete tar file ({error}). Copy it again."
+                f"{self.path.name} is not a complete tar file ({error}). {self._other_content()}"
+                "Copy it again."
             ) from error
+
+    def _other_content(self) -> str:
+        """Return a sentence that names the content of a file with a wrong suffix, or nothing."""
+        with self.path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+        content = content_of(head)
+        is_tar = head[257:262] == b"ustar"  # a tar begins with any text: the name of a file
+        is_compressed = content is not None and content.name.startswith("compressed data")
+        if content is None or is_tar or (is_compressed and self.path.suffix.lower() != ".tar"):
+            return ""
+        return f"It is {content.name}: unpack it and name its folder, or correct its suffix. "
 
     def _members(self, archive: tarfile.TarFile, plain: Path, left_out: LeftOut) -> Iterator[Entry]:
         changed_ns = self.path.stat().st_mtime_ns

@@ -15,12 +15,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from index_builder.datasets.image_files import LeftOut
+from index_builder.datasets.image_files import HEAD_BYTES, LeftOut
 from index_builder.indexing.blocks import Box, Entry, Place
 from index_builder.indexing.sources.places import Places, named
 from index_builder.storage import shown
 from index_builder.vectors.table import opened_parquet
 from model_store.errors import DatasetError
+from model_store.images import content_of
 
 MANIFEST_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet")
 COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source", "bbox"})
@@ -91,18 +92,39 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
     ------
     DatasetError : the file cannot be read, or does not have the format of its suffix.
     """
+    has_lines = False
     readers: dict[str, Reader] = {".csv": partial(_csv, texts=texts), ".parquet": _parquet}
     try:
         for number, fields in readers.get(path.suffix.lower(), _jsonl)(path):
             origin = f"{path.name}, line {number}"
             require_names(fields, origin, frozenset(texts))
+            has_lines = True
             yield origin, fields
+        if not has_lines:
+            _require_unknown_content(path)
     except UnicodeDecodeError as error:
+        _require_unknown_content(path)
         raise DatasetError(f"{path.name} is not UTF-8 text. Save it as UTF-8.") from error
     except FileNotFoundError as error:
         raise DatasetError(f"{path} does not exist. Name a manifest.") from error
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror}. Name a manifest.") from error
+
+
+def _require_unknown_content(path: Path) -> None:
+    """Raise an error that names the content of a file without lines, for example a web page.
+
+    Raises
+    ------
+    DatasetError
+    """
+    with path.open("rb") as file:
+        content = content_of(file.read(HEAD_BYTES))
+    if content is not None:
+        raise DatasetError(
+            f"{path.name} is not a manifest. It is {content.name}. Export it as CSV, or download "
+            "it again."
+        )
 
 
 def require_names(fields: Mapping[str, Any], origin: str, known: frozenset[str] = COLUMNS) -> None:

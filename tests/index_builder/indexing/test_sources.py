@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime as dt
+import gzip
 import json
 import math
 import os
@@ -521,6 +522,30 @@ def test_a_damaged_archive_is_refused(
     archive.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"no archive" * 1000)
     with pytest.raises(DatasetError, match="is not a complete tar file"):
         entries(archive, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.tar", gzip.compress(bytes(1024)), r"It is compressed data \(gzip\): unpack it"),
+        ("a.tar", b"PK\x03\x04" + bytes(2000), "It is a ZIP archive: unpack it"),
+        ("a.tar.gz", b"PK\x03\x04" + bytes(2000), "It is a ZIP archive: unpack it"),
+        ("a.tar.gz", gzip.compress(os.urandom(9_000))[:-99], r"header'\)\)\. Copy it again"),
+        ("a.csv", b"<html><body>404</body></html>", "not a manifest. It is an HTML page"),
+        ("a.csv", b"PK\x03\x04" + bytes(100), "not a manifest. It is a ZIP archive"),
+        ("a.csv", b"PK\x03\x04\n" + b"\xff" * 100, "not a manifest. It is a ZIP archive"),
+        ("a.jsonl", b"PK\x03\x04\xff", "not a manifest. It is a ZIP archive"),
+        ("a.csv", b"path\n\xff.png", "not UTF-8 text"),
+    ],
+)
+def test_content_of_a_file_with_a_wrong_suffix_is_named(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DatasetError, match=said):
+        entries(tmp_path / name, tmp_path)
+    (tmp_path / "empty.csv").write_text("path\n")
+    assert entries(tmp_path / "empty.csv") == []
 
 
 @pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
