@@ -311,7 +311,9 @@ def _has_all_pixels(data: bytes) -> bool:
 
 
 def _jpeg(data: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(data), formats=("JPEG",))
+    image = Image.open(io.BytesIO(data), formats=("JPEG",))
+    image.decodermaxblock = len(data)
+    return image
 
 
 def _deeper(
@@ -361,6 +363,8 @@ def _open(data: bytes, limits: ImageLimits) -> Image.Image:
     except Exception as error:  # damaged data can raise any exception in Pillow
         raise _corrupt(data, error) from error
     _check_pixels(image.size, limits)
+    if image.format in {"JPEG", "MPO"}:
+        image.decodermaxblock = len(data)  # arithmetic coding must be read in one block
     if image.format == "PNG" and len(data) > 24:
         image.info["bit_depth"] = data[24]  # in the PNG header
     return image

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import io
 import re
 import warnings
@@ -187,6 +188,36 @@ def test_jpeg_that_lacks_only_its_end_is_read(image: Image.Image, options: dict[
         np.testing.assert_array_equal(decoded.pixels, decode_image(data).pixels)
         assert decoded.warnings == ("The end of the file is missing; the picture is whole.",)
     assert decode_image(data + bytes(3000)).warnings == ()
+
+
+ARITHMETIC = [
+    (
+        "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQF"
+        "dBRkxOUlNSMj5aYVpQYEpRUk//yQALCAAQABgBAREA/8wABgAQEAX/2gAIAQEAAD8A/wCVuq/CU9mE4vTIDj8mVvVVKP/Z"
+    ),
+    (
+        "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQF"
+        "dBRkxOUlNSMj5aYVpQYEpRUk//ygALCAAQABgBAREA/8wABAAQ/9oACAEBAAAAAf8AK75xSSzu0P/MAAQQBf/aAAgBAQAB"
+        "BQIUR46A/8wABBAF/9oACAEBAAY/AsD/zAAEEAX/2gAIAQEAAT8hIP/aAAgBAQAAABDM/8wABBAF/9oACAEBAAE/EFC0jf"
+        "/Z"
+    ),
+]
+"""A ramp of 24 × 16 greys as `cjpeg -arithmetic` writes it, sequential and progressive."""
+
+
+@pytest.mark.parametrize("text", ARITHMETIC, ids=["sequential", "progressive"])
+def test_jpeg_of_arithmetic_coding_is_read_at_any_size_and_refused_if_cut(text: str) -> None:
+    data = base64.b64decode(text)
+    ramp = np.arange(0, 240, 10)
+    assert np.abs(decode_image(data).pixels[..., 0].astype(int) - ramp).max() < 12
+    lengths = (40_000, 2**16 - len(data) + 6 - 40_004)  # the last scan is at 64 KiB
+    comments = b"".join(b"\xff\xfe" + n.to_bytes(2, "big") + bytes(n - 2) for n in lengths)
+    np.testing.assert_array_equal(
+        decode_image(data[:2] + comments + data[2:]).pixels, decode_image(data).pixels
+    )
+    for kept in range(data.index(b"\xff\xda") + 10, len(data) - 2):
+        with pytest.raises(CorruptImage):
+            decode_image(data[:kept])
 
 
 def test_too_many_bytes_are_refused() -> None:
