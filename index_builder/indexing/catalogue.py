@@ -26,7 +26,7 @@ from index_builder.datasets.similar_labels import similar_labels
 from index_builder.indexing.blocks import BLOCK, Block, Entry, Failure, Place, require_unicode
 from index_builder.indexing.holding_out import chosen, code_of
 from model_store.errors import DatasetError
-from model_store.item_ids import check_item_id
+from model_store.item_ids import check_item_id, check_label, check_text
 
 _SCHEMA = """
 CREATE TABLE entries (
@@ -168,17 +168,18 @@ class Catalogue:
     def blocks(self) -> Iterator[Block]:
         """Yield all entries in blocks, in the order of the source.
 
-        An entry with an invalid id is added to the failures of its block.
+        An entry with an invalid id, label, group or source is added to the failures of its block.
         """
         rows = self._connection.cursor().execute(
-            "SELECT position, id, path, offset, size, changed_ns, box, version FROM entries"
-            " ORDER BY position"
+            "SELECT position, id, label, group_name, source, path, offset, size, changed_ns, box,"
+            " version FROM entries ORDER BY position"
         )
         for number, group in groupby(rows, key=lambda row: row[0] // self.block):
             members = list(group)
             ids = tuple(member[1] for member in members)
-            failures = {name: why for name in ids if (why := _why_no_id(name)) is not None}
-            places = tuple(place_of(*member[2:]) for member in members)
+            found = ((member[1], _why_refused(*member[1:5])) for member in members)
+            failures = {name: why for name, why in found if why is not None}
+            places = tuple(place_of(*member[5:]) for member in members)
             yield Block(number, ids, places, failures)
 
     def close(self) -> None:
@@ -258,11 +259,20 @@ def place_of(
     return Place(path, offset, size, changed_ns, part, version)
 
 
-def _why_no_id(name: str) -> Failure | None:
+def _why_refused(
+    item_id: str, label: str | None, group: str | None, source: str | None
+) -> Failure | None:
+    """Return the reason why an entry breaks the rules for texts of items; None if it does not."""
     try:
-        check_item_id(name)
+        check_item_id(item_id)
     except ValueError as error:
         return Failure("InvalidId", f"The id {error}. Give the image another id, or rename it.")
+    checks = (("label", label, check_label), ("group", group, check_text))
+    for name, text, check in (*checks, ("source", source, check_text)):
+        try:
+            check(text or "")
+        except ValueError as error:
+            return Failure(f"Invalid{name.title()}", f"The {name} {error}. Correct it.")
     return None
 
 

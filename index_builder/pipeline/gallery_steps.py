@@ -48,7 +48,7 @@ from model_store.gallery.opening import (
     is_in_database,
 )
 from model_store.images import decode_image
-from model_store.item_ids import check_item_id
+from model_store.item_ids import check_item_id, check_label
 from model_store.processors import PROVIDERS, ProviderChoice
 from model_store.retriever import Retriever
 from model_store.threads import one_blas_thread
@@ -295,6 +295,11 @@ def _loaded(choices: SplitChoices) -> Splits:
                 f"{name!r} cannot be the id of an item: it {error}. Rename the file or folder, or "
                 "give the item another id."
             ) from error
+    for label in {*splits.gallery.labels} if splits.labelled else ():
+        try:
+            check_label(label)
+        except ValueError as error:
+            raise DatasetError(f"{label!r} cannot be a label: it {error}. Rename it.") from error
     return splits
 
 

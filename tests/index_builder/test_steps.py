@@ -220,6 +220,18 @@ def test_a_name_that_is_no_id_is_told_before_anything_is_computed(
     assert "--max-bad" not in done.stderr
 
 
+def test_a_label_that_breaks_the_rule_is_told_before_anything_is_computed(
+    folder_of_digits: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder_of_digits, tmp_path / "digits")
+    paths = sorted((tmp_path / "digits").rglob("*.png"))
+    rows = [f"{path.relative_to(tmp_path)},\u202e{path.parent.name}" for path in paths]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]), "utf-8")
+    done = vouch_build("all", "--images", "list.csv", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "cannot be a label: it must not have control characters" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("step", "missing"),
     [

@@ -54,6 +54,20 @@ def test_entry_whose_id_breaks_the_rule_is_a_failure_of_its_block(path: Path) ->
     assert not any(why.passing for why in block.failures.values())
 
 
+def test_entry_whose_label_group_or_source_breaks_the_rule_is_a_failure(path: Path) -> None:
+    fine = Entry("fine", Place("/a", None, 0, 7), "x" * 200, group="x" * 300, source="Kamera ü")
+    wrong = ["a\nb", "\u202eevil", "\a"]
+    given = [replace(fine, id=f"label {n}", label=one) for n, one in enumerate([*wrong, "x" * 201])]
+    given += [replace(fine, id=f"group {n}", group=one) for n, one in enumerate(wrong)]
+    given += [replace(fine, id=f"source {n}", source=one) for n, one in enumerate(wrong)]
+    with closing(Catalogue(path, [fine, *given])) as found:
+        [block] = found.blocks()
+    assert {name: why.error for name, why in block.failures.items()} == {
+        one.id: f"Invalid{one.id.split()[0].title()}" for one in given
+    }
+    assert "The label must have at most 200 characters" in block.failures["label 3"].reason
+
+
 def test_entries_come_back_in_blocks_in_their_order(path: Path) -> None:
     places = [
         Place("/a.png", 5, 0, 7),
