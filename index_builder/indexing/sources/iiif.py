@@ -6,6 +6,7 @@ https://iiif.io/api/image/3.0/.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,10 @@ class IiifManifest:
                     continue
                 entry = _entry(canvas, images[0], of_manifest, f"{self.name}, canvas {number}")
                 yield entry if self.labelled else without_label(entry)
+        except _Malformed as error:
+            raise DatasetError(
+                f"{self.name} does not follow the IIIF Presentation API: {error}."
+            ) from error
         except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise DatasetError(
                 f"{self.name} does not follow the IIIF Presentation API "
@@ -108,10 +113,15 @@ def _entry(canvas: Json, image: Json, of_manifest: Json, origin: str) -> Entry:
 
 def _canvases(manifest: Json) -> Iterator[Json]:
     """Yield the canvases; in version 2, only canvases of the first sequence."""
+    if "items" not in manifest and not _list(manifest.get("sequences")):
+        raise _Malformed("it has neither `items` nor `sequences`")
     if "items" in manifest:
-        yield from manifest["items"]
+        if manifest["items"] is None:
+            raise _Malformed("`items` is null")
+        yield from _objects(manifest, "items")
     else:
-        yield from _list(manifest.get("sequences"))[0]["canvases"]
+        for sequence in islice(_objects(manifest, "sequences"), 1):
+            yield from _objects(sequence, "canvases")
 
 
 def _further_canvases(manifest: Json) -> Iterator[Json]:
@@ -119,20 +129,22 @@ def _further_canvases(manifest: Json) -> Iterator[Json]:
     if "items" in manifest:
         return
     known = {_id(canvas) for canvas in _canvases(manifest)}
-    for sequence in _list(manifest.get("sequences"))[1:]:
-        for canvas in _list(sequence.get("canvases")):
+    for sequence in islice(_objects(manifest, "sequences"), 1, None):
+        for canvas in _objects(sequence, "canvases"):
             if _id(canvas) not in known:
                 yield canvas
 
 
 def _images(canvas: Json) -> Iterator[Json]:
-    """Yield the first image of each annotation that paints on a canvas, in order."""
-    for page in _list(canvas.get("items")):
-        for annotation in _list(page.get("items")):
+    """Yield the images that annotations paint on a canvas, in order; of a choice, the first."""
+    for page in _objects(canvas, "items"):
+        for annotation in _objects(page, "items"):
             if not _MOTIVATIONS.isdisjoint(_list(annotation.get("motivation"))):
-                yield from islice(_bodies(annotation.get("body")), 1)
-    for annotation in _list(canvas.get("images")):
-        yield from islice(_bodies(annotation.get("resource")), 1)
+                for body in _objects(annotation, "body"):
+                    yield from islice(_bodies(body), 1)
+    for annotation in _objects(canvas, "images"):
+        for body in _objects(annotation, "resource"):
+            yield from islice(_bodies(body), 1)
 
 
 def _bodies(body: object) -> Iterator[Json]:
@@ -228,6 +240,24 @@ def _text(value: object) -> str | None:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value).strip() or None
     return None
+
+
+class _Malformed(Exception):
+    """A part of a manifest is missing, or is not an object."""
+
+
+def _objects(resource: Json, name: str) -> Iterator[Json]:
+    """Yield the objects in a field.
+
+    Raises
+    ------
+    _Malformed
+    """
+    for number, one in enumerate(_list(resource.get(name))):
+        if not isinstance(one, dict):
+            place = f"{name}[{number}]" + (f" of {shown(str(_id(resource)))}" * bool(_id(resource)))
+            raise _Malformed(f"{place} is {json.dumps(one)[:60]}; wanted an object")
+        yield one
 
 
 def _id(resource: Json) -> object:

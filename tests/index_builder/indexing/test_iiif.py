@@ -202,6 +202,8 @@ def test_a_service_is_asked_for_a_bounded_size(image: dict[str, Any], wanted: st
         ({"type": "Collection"}, "is an IIIF Collection; wanted a Manifest"),
         ({"items": [{"items": 3}]}, "does not follow the IIIF Presentation API"),
         ({"items": None}, "does not follow the IIIF Presentation API"),
+        ({"items": [None]}, r"API: items\[0\] of https://m.org/manifest is null; wanted an object"),
+        ({"items": [{"id": "c", "items": [7]}]}, r"items\[0\] of c is 7; wanted an object"),
     ],
 )
 def test_what_is_no_manifest_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -209,6 +211,15 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, change: dict[str, Any], 
     path.write_text(json.dumps({**manifest_3("https://m.org", 1), **change}), encoding="utf-8")
     with pytest.raises(DatasetError, match=said):
         entries(path)
+
+
+def test_manifest_without_canvases_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    for field in ("sequences", "structures"):
+        content = {name: manifest_2()[name] for name in ("@context", "@type")} | {field: []}
+        path.write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(DatasetError, match="neither `items` nor `sequences`"):
+            entries(path)
 
 
 def painted(*bodies: object, motivation: object = "painting") -> list[dict[str, Any]]:
@@ -219,7 +230,7 @@ def painted(*bodies: object, motivation: object = "painting") -> list[dict[str, 
 def test_canvases_that_are_left_out_are_named(tmp_path: Path) -> None:
     plain = {"id": "https://m.org/1.png", "type": "Image"}
     part = {"type": "SpecificResource", "source": plain, "selector": {"region": "0,0,9,9"}}
-    content = manifest_3("https://m.org", 6)
+    content = manifest_3("https://m.org", 7)
     pages = (
         painted(plain, motivation=["painting"]),
         painted({"id": "https://m.org/1.png"}),
@@ -227,18 +238,20 @@ def test_canvases_that_are_left_out_are_named(tmp_path: Path) -> None:
         painted(None),
         painted(plain, plain),
         painted(part),
+        painted([plain, {"type": "TextualBody"}, plain]),
     )
     for canvas, page in zip(content["items"], pages, strict=True):
         canvas["items"] = page
     (tmp_path / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
     left_out = LeftOut()
     found = list(open_source(tmp_path / "manifest.json").entries(tmp_path, left_out))
-    assert [one.id[-1] for one in found] == ["0", "1", "4"]
+    assert [one.id[-1] for one in found] == ["0", "1", "4", "6"]
     assert [(one.name[-1], one.reason) for one in left_out.files] == [
         ("2", Reason.no_painting),
         ("3", Reason.no_painting),
         ("4", Reason.further_image),
         ("5", Reason.no_painting),
+        ("6", Reason.further_image),
     ]
     assert "https://m.org/canvas/2, https://m.org/canvas/3" in " ".join(left_out.sentences)
 
