@@ -213,14 +213,22 @@ def entry_of(fields: Mapping[str, Any], origin: str, place: Place, name: str) ->
 
 
 def read_box(value: object, origin: str) -> Box | None:
-    """Read a box: left, top, width and height, as a list or as JSON.
+    """Read a box, see `require_box`; None if there is no value.
 
     Raises
     ------
     DatasetError : the value is not a box, or the width or height is not positive.
     """
-    if value is None or value == "":
-        return None
+    return None if value is None or value == "" else require_box(value, origin)
+
+
+def require_box(value: object, origin: str) -> Box:
+    """Read a box: left, top, width and height, as a list or as JSON.
+
+    Raises
+    ------
+    DatasetError : there is no box, or the width or height is not positive.
+    """
     wanted = f"{origin}: the box is {value!r}; wanted [left, top, width, height] in pixels."
     if isinstance(value, str):
         try:
@@ -336,9 +344,11 @@ def _no_constant(name: str) -> float:
 def _csv(path: Path, texts: Collection[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
+        lines = reader.reader
         try:
-            _require_once(reader.fieldnames or (), f"{path.name}, line 1")
-            header = list(reader.fieldnames or ())
+            header = next(filter(None, lines), [])  # blank lines may come first
+            first = lines.line_num
+            _require_once(header, f"{path.name}, line {first}")
             reader.fieldnames = [
                 name or f"{_UNNAMED}{number}" for number, name in enumerate(header, start=1)
             ]
@@ -350,9 +360,12 @@ def _csv(path: Path, texts: Collection[str]) -> Iterator[tuple[int, Mapping[str,
                     )
                 named = _named_only(fields, f"{path.name}, line {reader.line_num}")
                 yield reader.line_num, _with_numbers(named, texts)
+            if reader.line_num == first and (content := content_of(path.read_bytes())) is not None:
+                advice = f" {content.advice}" if content.advice else ""
+                raise DatasetError(f"{path.name} is not CSV: it is {content.name}.{advice}")
         except csv.Error as error:
             raise DatasetError(
-                f"{path.name}, line {reader.line_num} is not CSV ({error})."
+                f"{path.name}, line {lines.line_num} is not CSV ({error})."
             ) from error
 
 

@@ -158,6 +158,10 @@ def test_what_is_not_there_is_an_entry_all_the_same(folder: Path) -> None:
         ("id,path\na,../secret.png\n", "line 2.*outside .*--root"),
         ("id,path\na,/etc/passwd\n", "line 2.*outside .*--root"),
         ("id,path\na,0/x\0.png\n", "null character|is not CSV"),
+        (f"id,path\na,0/x.png\nb,{'x' * 132_000}\n", "line 3 is not CSV .*131072"),
+        ("\n\npath,path\n0/x.png,a\n", "line 3: 'path' appears more than once"),
+        ("<html><body>404</body></html>", "list.csv is not CSV: it is an HTML page. Download"),
+        ("PK\3\4" + "\1" * 30, "list.csv is not CSV: it is a ZIP archive"),
     ],
 )
 def test_a_wrong_line_is_named(folder: Path, content: str, said: str) -> None:
@@ -165,6 +169,12 @@ def test_a_wrong_line_is_named(folder: Path, content: str, said: str) -> None:
     path.write_text(content, encoding="utf-8")
     with pytest.raises(DatasetError, match=said):
         entries(path)
+
+
+def test_blank_lines_may_come_before_the_names_of_columns(folder: Path) -> None:
+    (folder / "list.csv").write_text("\n\r\nid,path\n\na,0/x.png\n", encoding="utf-8")
+    [entry] = entries(folder / "list.csv")
+    assert (entry.id, entry.origin) == ("a", "list.csv, line 5")
 
 
 def test_without_labels_a_manifests_labels_are_metadata(folder: Path) -> None:
