@@ -9,7 +9,7 @@ from typing import Any
 
 from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Entry
-from index_builder.indexing.sources.manifest import read_box
+from index_builder.indexing.sources.manifest import require_box
 from index_builder.indexing.sources.places import Places, named
 from index_builder.storage import shown
 from model_store.errors import DatasetError
@@ -40,8 +40,8 @@ class CocoAnnotations:
 
         Raises
         ------
-        DatasetError : the file is not in COCO's format, an id is repeated, or a category is
-            unknown.
+        DatasetError : the file is not in COCO's format, an id is repeated, or an image or category
+            is unknown.
         """
         content = self._require_format()
         try:
@@ -50,6 +50,11 @@ class CocoAnnotations:
             without_box = dict(files)
             for number, found in enumerate(content["annotations"]):
                 origin = f"{self.name}, annotation {number}"
+                if found["image_id"] not in files:
+                    raise DatasetError(
+                        f"{origin} names the image {found['image_id']!r}, which `images` does not "
+                        "have. Add it, or correct the annotation."
+                    )
                 without_box.pop(found["image_id"], None)
                 if found.get("iscrowd"):
                     left_out.add(origin, Reason.crowd)
@@ -84,7 +89,7 @@ class CocoAnnotations:
     ) -> Entry:
         file = files[found["image_id"]]
         name = named(file)
-        box = read_box(found["bbox"], origin)
+        box = require_box(found["bbox"], origin)
         place = replace(self.places.place(file, f"{origin}: {shown(file)!r}"), box=box)
         number = found.get("category_id")
         if categories and number is not None and number not in categories:
@@ -92,8 +97,8 @@ class CocoAnnotations:
                 f"{origin}: the category {number!r} is not in `categories`. Add it, or correct "
                 "the annotation."
             )
-        category = categories.get(number)
-        metadata = {"image": name, "bbox": list(box or ())}
+        category = categories.get(number, "").strip() or None
+        metadata = {"image": name, "bbox": list(box)}
         if category is not None and not self.labelled:
             metadata["label"] = category
         label = category if self.labelled else None

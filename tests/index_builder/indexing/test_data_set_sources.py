@@ -171,6 +171,12 @@ class TestCoco:
         found = entries(self.write(tmp_path, content), tmp_path)
         assert [one.label for one in found] == [None, None]
 
+    def test_a_category_of_spaces_is_no_label(self, tmp_path: Path) -> None:
+        categories = [{"id": 1, "name": "  "}, {"id": 2, "name": "cold"}]
+        content = {**self.CONTENT, "categories": categories}
+        found = entries(self.write(tmp_path, content), tmp_path)
+        assert [one.label for one in found] == [None, "cold"]
+
     def test_without_labels_categories_are_metadata(self, tmp_path: Path) -> None:
         found = entries(self.write(tmp_path, self.CONTENT), tmp_path, labelled=False)
         assert [one.label for one in found] == [None, None]
@@ -181,7 +187,18 @@ class TestCoco:
         [
             ({"images": None}, "is not in COCO's format"),
             ({"annotations": [{"id": 1}]}, "KeyError: 'image_id'"),
-            ({"annotations": [{"id": 1, "image_id": 8, "bbox": [0, 0, 1, 1]}]}, "KeyError: 8"),
+            (
+                {"annotations": [{"id": 1, "image_id": 8, "bbox": [0, 0, 1, 1]}]},
+                "annotation 0 names the image 8, which `images` does not have",
+            ),
+            (
+                {"annotations": [{"id": 1, "image_id": "7", "bbox": [0, 0, 1, 1]}]},
+                "annotation 0 names the image '7', which `images` does not have",
+            ),
+            (
+                {"annotations": [{"id": 1, "image_id": 7, "bbox": None}]},
+                "annotation 0: the box is None; wanted",
+            ),
             (
                 {"annotations": [{"id": 1, "image_id": 7, "bbox": [0, 0, 1]}]},
                 "annotation 0: the box",
