@@ -274,8 +274,6 @@ def calibrate_with_queries(
     config: CalibrationConfig,
     seed: int,
     rule: TruthRule = BY_LABEL,
-    *,
-    kept_in: Path | None = None,
 ) -> Calibration:
     """Fit the decision layer to queries; reuse the gallery's outlier detector.
 
@@ -284,7 +282,6 @@ def calibrate_with_queries(
     detector : the gallery's outlier detector, from an earlier calibration.
     queries : queries with a match, and queries without a match.
     rule : the rule for a match, and the parents of labels.
-    kept_in : see `calibrate_gallery`.
 
     Raises
     ------
@@ -294,9 +291,6 @@ def calibrate_with_queries(
     pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
     observed = calibration_queries(setup, queries, seen=pictures.look_at)
     limits = pictures.limits(queries.matched)
-    if kept_in is not None:
-        known = kept_in, encoder, queries.matched.at([]), queries, gallery, seed
-        keep(*known, are_views=False, unseen=False)
     return fit_calibration(setup.calibrated, observed, config, seed, limits)
 
 

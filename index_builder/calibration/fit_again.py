@@ -28,6 +28,7 @@ from index_builder.datasets.images import joined
 from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
 from model_store.bundles.item_features import ItemFeatures
+from model_store.bundles.kept_queries import CalibrationInputs
 from model_store.decision import Calibration
 from model_store.decision.absent_share import prior_shift, shifted
 from model_store.decision.calibration import DEFAULT_ABSENT
@@ -42,7 +43,7 @@ from model_store.truth import label_or_id
 from .calibrate import calibration_queries, observe_gallery
 from .fit import MIN_QUERIES, fit_calibration
 from .item_queries import MOST_QUERIES, ItemQueries, has_partner, leave_one_out_queries
-from .kept_queries import UNSAID, CalibrationInputs, KeptVectors, as_vectors, keep, with_decisions
+from .kept_queries import UNSAID, KeptVectors, as_vectors, images_of, keep, with_decisions
 from .queries import LEAST_LABELS, CalibrationQueries, TruthRule
 from .retrieval import RetrievedQueries
 from .setup import RetrievalSetup
@@ -194,7 +195,7 @@ def _queries(
         np.array([label in held or label == UNSAID for label in part.labels], dtype=bool)
         for part in (kept.matched, kept.withheld)
     )
-    matched, withheld = kept.matched.images(), kept.withheld.images()
+    matched, withheld = images_of(kept.matched), images_of(kept.withheld)
     absent = joined(
         withheld.at(np.flatnonzero(~of_withheld)), matched.at(np.flatnonzero(~of_matched))
     )

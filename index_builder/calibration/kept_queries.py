@@ -1,15 +1,13 @@
 """Stores calibration queries as arrays in the bundle, to recalibrate without images.
 
-A stored query consists of an embedding, in half precision, and a label. Item features are in
-`model_store.bundles.item_features`.
+The arrays are described in `model_store.bundles.kept_queries`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +16,8 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
-from model_store.bundles.item_features import MOST_ITEMS, ItemFeatures, packed_names, unpacked_names
+from model_store.bundles.item_features import MOST_ITEMS, ItemFeatures
+from model_store.bundles.kept_queries import CalibrationInputs, Kept
 from model_store.decision.outliers import averaged_features, averaging
 from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs
 from model_store.encoder.vector_input import VectorInput
@@ -26,163 +25,31 @@ from model_store.errors import ItemNotFound
 from model_store.feedback import Decided, DrawnQuery
 from model_store.gallery import Gallery
 from model_store.processors import PROVIDERS
-from model_store.table import HalfRows, Table
+from model_store.table import HalfRows
 from model_store.truth import label_or_id
 
 from .item_queries import ItemQueries, group_keys, whole_groups
 
-KEPT_QUERIES_FILE = "calibration_queries.npz"
-
 MOST_QUERIES = 2_000
 """Maximum number of stored queries of each kind, chosen at random. More queries add little."""
 
-_KINDS = ("matched", "withheld")
-_PARTS = ("mean", "variance", "features")
+
+def kept_of(images: LabelledImages, embeddings: Embeddings) -> Kept:
+    """Return B images with their ``embeddings`` as stored queries."""
+    return Kept(
+        images.ids,
+        images.labels,
+        tuple(group_keys(images)),
+        images.sources,
+        HalfRows.of(embeddings.mean),
+        HalfRows.of(embeddings.variance),
+        _half_features(embeddings.features),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Kept(Table):
-    """B queries of one kind.
-
-    Attributes
-    ----------
-    labels, groups, sources : (B,), see `LabelledImages`.
-    mean, variance, features : embeddings (B, D), (B, D) and (B, F). If there are many features,
-        adjacent features are averaged.
-    """
-
-    ids: tuple[str, ...]
-    labels: tuple[str, ...]
-    groups: tuple[str, ...]
-    sources: tuple[str, ...] | None
-    mean: HalfRows
-    variance: HalfRows
-    features: HalfRows
-
-    @classmethod
-    def of(cls, images: LabelledImages, embeddings: Embeddings) -> Kept:
-        """Return images and their embeddings as stored queries."""
-        return cls(
-            images.ids,
-            images.labels,
-            tuple(group_keys(images)),
-            images.sources,
-            HalfRows.of(embeddings.mean),
-            HalfRows.of(embeddings.variance),
-            _half_features(embeddings.features),
-        )
-
-    def embeddings(self) -> Embeddings:
-        """Return the embeddings of the stored queries."""
-        return Embeddings(self.mean.whole(), self.variance.whole(), self.features.whole())
-
-    def images(self) -> LabelledImages:
-        """Return the queries as a collection whose images are inputs of `KeptVectors`."""
-        return as_vectors(self.ids, self.labels, self.groups, self.sources, self.embeddings())
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationInputs:
-    """All inputs of a calibration, except the gallery.
-
-    Attributes
-    ----------
-    matched, withheld : queries with a match, and queries without a match.
-    are_views, unseen : see `calibrate_gallery`.
-    seed : seed of the calibration.
-    labels : labels that the gallery had when the queries were chosen; empty in bundles of earlier
-        releases.
-    unlabelled : (B, D), see `ItemQueries.unlabelled`: embedding means of the matched queries. None
-        if the matched queries are not items.
-    """
-
-    matched: Kept
-    withheld: Kept
-    are_views: bool
-    unseen: bool
-    seed: int
-    labels: tuple[str, ...] = ()
-    unlabelled: HalfRows | None = None
-
-    def relabelled(self, gallery: Gallery, renamed: Mapping[str, str]) -> CalibrationInputs:
-        """Return the queries with the current labels of the gallery.
-
-        A query that is an item gets the current label of the item. If the gallery has no labels,
-        the label of a view is the id of the item. If the gallery has labels, views of unlabelled
-        items are left out. A view of an unlabelled item is not an absent query, because the gallery
-        contains the item. The view has no match either, because the item has no label.
-
-        Parameters
-        ----------
-        renamed : labels that were renamed since the queries were chosen, old → new.
-        """
-
-        def now(part: Kept) -> Kept:
-            labels = [renamed.get(label, label) for label in part.labels]
-            if self.unlabelled is not None and part is self.matched:
-                for place, item_id in enumerate(part.ids):
-                    labels[place] = _label_of(gallery, item_id) or labels[place]
-            if self.are_views and gallery.labels:
-                of_items = [_label_of(gallery, item_id) for item_id in part.labels]
-                rows = np.array([n for n, label in enumerate(of_items) if label], dtype=np.int64)
-                return replace(part.at(rows), labels=tuple(filter(None, of_items)))
-            return replace(part, labels=tuple(labels))
-
-        known = dict.fromkeys(renamed.get(label, label) for label in self.labels)
-        return replace(
-            self, matched=now(self.matched), withheld=now(self.withheld), labels=tuple(known)
-        )
-
-    def save(self, directory: Path) -> None:
-        """Write to ``directory``."""
-        arrays: dict[str, NDArray[Any]] = {
-            "settings": np.array([self.are_views, self.unseen, self.seed], np.int64),
-            "labels": packed_names([self.labels]),
-        }
-        rows = {} if self.unlabelled is None else {"unlabelled": self.unlabelled}
-        for kind in _KINDS:
-            queries: Kept = getattr(self, kind)
-            names = [queries.ids, queries.labels, queries.groups, queries.sources]
-            arrays[f"{kind}.names"] = packed_names(names)
-            rows |= {f"{kind}.{part}": getattr(queries, part) for part in _PARTS}
-        for name, some in rows.items():
-            arrays |= {name: some.values, f"{name}.scales": some.scales}
-        np.savez(directory / KEPT_QUERIES_FILE, **arrays)  # type: ignore[arg-type] # numpy's stub
-
-    @classmethod
-    def load(cls, directory: Path) -> CalibrationInputs | None:
-        """Read the file that `save` wrote; return None if the file does not exist."""
-        path = directory / KEPT_QUERIES_FILE
-        if not path.exists():
-            return None
-        with np.load(path, allow_pickle=False) as arrays:
-
-            def half_rows(name: str) -> HalfRows:
-                return HalfRows(arrays[name], arrays[f"{name}.scales"])
-
-            are_views, unseen, seed = arrays["settings"].tolist()
-            kinds = {}
-            for kind in _KINDS:
-                ids, labels, groups, *sources = unpacked_names(arrays[f"{kind}.names"])
-                parts = [half_rows(f"{kind}.{part}") for part in _PARTS]
-                known = None if sources[0] is None else tuple(sources[0])
-                kinds[kind] = Kept(tuple(ids), tuple(labels), tuple(groups), known, *parts)
-            return cls(
-                **kinds,
-                are_views=bool(are_views),
-                unseen=bool(unseen),
-                seed=seed,
-                labels=tuple(unpacked_names(arrays["labels"])[0]) if "labels" in arrays else (),
-                unlabelled=half_rows("unlabelled") if "unlabelled" in arrays else None,
-            )
-
-
-def _label_of(gallery: Gallery, item_id: str) -> str | None:
-    """Return the label of an item; None if the item has no label or does not exist."""
-    try:
-        return gallery.item(item_id).label
-    except ItemNotFound:
-        return None
+def images_of(kept: Kept) -> LabelledImages:
+    """Return stored queries as a collection whose images are inputs of `KeptVectors`."""
+    return as_vectors(kept.ids, kept.labels, kept.groups, kept.sources, kept.embeddings())
 
 
 def keep(
@@ -210,12 +77,12 @@ def keep(
         if len(some) > MOST_QUERIES:
             chosen = np.random.default_rng(seed).permutation(len(some))[:MOST_QUERIES]
             some = some.at(np.sort(chosen))  # makes refits reproducible
-        return Kept.of(some, _embedded(encoder, some))
+        return kept_of(some, _embedded(encoder, some))
 
     of_matched, unlabelled = (
         (kept(queries.matched), None)
         if items is None
-        else (Kept.of(items.images, items.alone), HalfRows.of(items.unlabelled.mean))
+        else (kept_of(items.images, items.alone), HalfRows.of(items.unlabelled.mean))
     )
     CalibrationInputs(
         of_matched,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal
 from filelock import Timeout
 
 from index_builder.calibration.fit_again import NOTHING_KEPT
-from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
 from index_builder.configuration.environment import explained, open_with_access, trusted_keys
 from index_builder.indexing.workdir import LOCK_FILE, ShardStore, Work
 from model_store.addresses import split_address
@@ -29,6 +28,7 @@ from model_store.bundles.directory import (
     created_below,
     current_id,
 )
+from model_store.bundles.kept_queries import KEPT_QUERIES_FILE
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.signatures import require_signature
 from model_store.bundles.upgrade import old_schema_of

@@ -59,8 +59,8 @@ def unknown_command(
 ) -> None:
     """Group queries without a match into probable new identities.
 
-    The similarity of two images of one identity is learned from the gallery's labels. At least four
-    labels must have two items each.
+    The similarity of two images of one identity is learned from labels that the encoder was not
+    trained on. At least four such labels must have two images each.
     """
     wanted = [path.absolute() for path in (out, table, page) if path is not None]
     if len(set(wanted)) < len(wanted):

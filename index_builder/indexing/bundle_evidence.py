@@ -23,16 +23,19 @@ from index_builder.calibration.calibrate import (
 from index_builder.calibration.captions import Captions, calibrate_texts
 from index_builder.calibration.evaluate import evaluated
 from index_builder.calibration.item_queries import whole_groups
+from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.environment import open_with_access, signing
 from index_builder.configuration.requirements import Check, accept_any
+from index_builder.datasets.splits import QuerySet
 from index_builder.progress import console
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import PassedVectors, StoredEncoder
 from index_builder.vectors.store import VectorFile
 from index_builder.vectors.table import VectorTable, holds_vectors, open_table
 from model_store.bundles.compaction import Compaction
+from model_store.bundles.kept_queries import BUILD_QUERIES_FILE, KEPT_QUERIES_FILE
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest
 from model_store.decision import outcome_of
 from model_store.errors import CalibrationError, DatasetError, UsageError
@@ -53,7 +56,7 @@ from .sources import VectorSource, open_source
 from .sources.manifest import Line, lines_of, text_of
 
 if TYPE_CHECKING:
-    from index_builder.datasets.splits import QuerySet
+    from index_builder.datasets import LabelledImages
     from model_store.bundles.bundle import Bundle
     from model_store.decision import Calibration
     from model_store.encoder.contract import Encoder
@@ -268,12 +271,12 @@ def _fitted(
         images = room.reader(gallery).items(source)
         order = np.random.default_rng(seed).permutation(len(images))
         images = images.at(whole_groups(images.groups, order, N_DETECTOR_IMAGES))
+        _keep(room, images, queries, gallery, staging, seed, before)
         return calibrate_gallery(
             *(room.encoder, gallery, images, queries, config, seed),
             are_views=False,
             unseen=False,
             rule=rule,
-            kept_in=staging,
         )
     if before is None:
         raise CalibrationError(
@@ -287,10 +290,35 @@ def _fitted(
             "to name the source of the gallery: the calibration then hides the true matches of "
             "some queries."
         )
+    _keep(room, queries.matched.at([]), queries, gallery, staging, seed, before)
     calibration = calibrate_with_queries(
-        room.encoder, gallery, before.detector, queries, config, seed, rule, kept_in=staging
+        room.encoder, gallery, before.detector, queries, config, seed, rule
     )
     return replace(calibration, picture=before.picture)
+
+
+def _keep(
+    room: OpenedEvidence,
+    images: LabelledImages,
+    queries: QuerySet,
+    gallery: Gallery,
+    staging: Path,
+    seed: int,
+    before: Calibration | None,
+) -> None:
+    """Store the queries; move the queries of the build to `BUILD_QUERIES_FILE`.
+
+    A bundle without calibration was built by `vouch-build index`, whose encoder must not be trained
+    on the collection's images.
+    """
+    none, built, kept = images.at([]), staging / BUILD_QUERIES_FILE, staging / KEPT_QUERIES_FILE
+    if before is None and not kept.exists():
+        nothing = QuerySet(none, none, None)
+        keep(staging, room.encoder, none, nothing, gallery, seed, are_views=False, unseen=True)
+    if kept.exists() and not built.exists():
+        kept.rename(built)
+    known = staging, room.encoder, images, queries, gallery, seed
+    keep(*known, are_views=False, unseen=False)
 
 
 def _config(before: Calibration | None, promises: Mapping[str, float]) -> CalibrationConfig:

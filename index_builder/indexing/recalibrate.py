@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from index_builder.calibration.feedback import corrected_by_feedback
 from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again, fit_first
-from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.environment import database_access, signing
 from index_builder.configuration.requirements import Check, accept_any
@@ -19,6 +18,7 @@ from index_builder.progress import console
 from model_store.bundles.changes import open_writable, require_files
 from model_store.bundles.compaction import RENAMED_LABELS, Calibrate, Compaction
 from model_store.bundles.directory import is_bundle_id, locate, refuse_bundle
+from model_store.bundles.kept_queries import KEPT_QUERIES_FILE
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifest
 from model_store.bundles.retention import Hold
 from model_store.decision import Calibration, outcome_of

@@ -135,7 +135,7 @@ def group_unknown(
     Raises
     ------
     CalibrationError : the bundle is not calibrated.
-    IdentitiesUnavailable : too few labels of the gallery have two items.
+    IdentitiesUnavailable : see `Grouping.of_bundle`.
     DatasetError : the queries are invalid.
     """
     with opened(root) as bundle, reading(bundle.retriever.encoder, evidence) as room:
@@ -145,7 +145,7 @@ def group_unknown(
                 "The bundle is not calibrated, so it cannot tell which queries have no match. Run "
                 "`vouch-build calibrate BUNDLES --queries FILE` first."
             )
-        grouping = Grouping.of_gallery(gallery, seed)
+        grouping = Grouping.of_bundle(bundle, seed)
         own = queries_of(room, gallery, BY_LABEL)
         queries = joined(own.matched, own.withheld)
         retriever = Retriever(room.encoder, gallery, calibration)

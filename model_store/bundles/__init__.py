@@ -10,6 +10,7 @@
     bundle        an opened bundle
     signatures    signature of a bundle's publisher
     item_features  features of a sample of a gallery's items
+    kept_queries  the stored queries of a calibration
     galleries     a directory of galleries that can be created, renamed and dropped
     changes       location of a live gallery's log
     compaction    merges a bundle and its log into a new bundle

@@ -10,6 +10,7 @@
       gallery.faiss …     index, directions, norms, variances, labels, items
       calibration.json …  the fitted calibration (optional)
       calibration_queries.npz, item_features.npz  data to fit the calibration again
+      build_queries.npz   queries of the build, if a later calibration replaced them (optional)
       text_calibration.json …  the calibration of text queries
       samples/            example query images
       evaluation.json     evaluation on held-out queries

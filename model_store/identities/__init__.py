@@ -1,7 +1,7 @@
 """Grouping of queries without a match into probable new identities.
 
-The labels of the gallery show how similar two images of one identity are. Each label is evaluated
-with a fit to other labels, because a new identity is not in the fit.
+Labels that the encoder was not trained on show how similar two images of one identity are. Each
+label is evaluated with a fit to other labels, because a new identity is not in the fit.
 
 ::
 

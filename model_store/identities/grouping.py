@@ -17,11 +17,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
+from model_store.bundles.kept_queries import BUILD_QUERIES_FILE, CalibrationInputs
 from model_store.decision.logistic import LogisticModel
 from model_store.errors import IdentitiesUnavailable
 from model_store.gallery import Gallery
@@ -38,6 +40,9 @@ from .pairs import (
     Points,
     fit_logistic,
 )
+
+if TYPE_CHECKING:
+    from model_store.bundles.bundle import Bundle
 
 N_NEIGHBOURS = 100
 """Number of nearest neighbours. Each image forms a pair with each of these neighbours."""
@@ -260,8 +265,41 @@ class Grouping:
     n_labels: int
 
     @classmethod
+    def of_bundle(cls, bundle: Bundle, seed: int = 0) -> Grouping:
+        """Fit to labels that the bundle's encoder was not trained on.
+
+        If the last layer was fitted to the gallery's labels, the images of each label are embedded
+        by a layer that was fitted without this label; see `CalibrationInputs.unlabelled`. Images of
+        withheld labels are used too.
+
+        Raises
+        ------
+        IdentitiesUnavailable : too few such labels have at least two images.
+        """
+        directory, gallery = bundle.directory, bundle.retriever.gallery
+        kept = CalibrationInputs.load(directory, BUILD_QUERIES_FILE)
+        kept = kept or CalibrationInputs.load(directory)
+        if kept is None and bundle.retriever.calibration is not None:
+            raise IdentitiesUnavailable(
+                "An earlier release built the bundle, and did not store which labels the encoder "
+                "was trained on. P(same) needs labels that the encoder was not trained on. Build "
+                "the bundle again."
+            )
+        if kept is None or kept.unseen or kept.are_views:
+            return cls.of_gallery(gallery, seed)
+        kept = kept.relabelled(gallery, {})
+        known = _without_training(kept)
+        if kept.unlabelled is None and _n_repeated(known.codes) < LEAST_LABELS:
+            raise IdentitiesUnavailable(
+                "The encoder was trained on the gallery's labels, and P(same) needs at least "
+                f"{LEAST_LABELS} other labels with two images each. Build again with more "
+                "`withheld_labels`, or with a frozen encoder."
+            )
+        return cls.fit(known.at(_sample(known.codes, np.random.default_rng(seed))), seed)
+
+    @classmethod
     def of_gallery(cls, gallery: Gallery, seed: int = 0) -> Grouping:
-        """Fit to the labels of a gallery.
+        """Fit to the labels of a gallery; the encoder must not be trained on these labels.
 
         Raises
         ------
@@ -283,7 +321,7 @@ class Grouping:
         """
         generator = np.random.default_rng(seed)
         names, counts = np.unique(known.codes, return_counts=True)
-        n_repeated = int((counts > 1).sum())
+        n_repeated = _n_repeated(known.codes)
         if n_repeated < LEAST_LABELS:
             raise IdentitiesUnavailable(
                 f"{n_repeated} labels of the gallery have two items or more, but the fit of "
@@ -365,6 +403,22 @@ class Grouping:
 def group_id(names: Sequence[str]) -> str:
     """Return the id of a group; the id depends only on the group's queries."""
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
+
+
+def _without_training(kept: CalibrationInputs) -> Labelled:
+    """Return the stored images of labels that their embedding's layer was not fitted to."""
+    parts = [(kept.withheld, kept.withheld.mean)]
+    if kept.unlabelled is not None:
+        parts.append((kept.matched, kept.unlabelled))
+    points = [Points.of(mean.whole(), part.variance.whole()) for part, mean in parts]
+    labels = [label for part, _ in parts for label in part.labels]
+    _, codes = np.unique(np.array(labels, dtype=np.str_), return_inverse=True)
+    return Labelled(Points.concatenate(points), codes)
+
+
+def _n_repeated(codes: Codes) -> int:
+    """Return the number of identities with at least two images."""
+    return int((np.unique_counts(codes).counts > 1).sum())
 
 
 def _sample(codes: Codes, generator: np.random.Generator) -> Integers:

@@ -266,9 +266,7 @@ class UnknownGroups(BaseModel):
     precision: float = Field(
         description="Expected share of same-identity pairs, among all pairs within groups."
     )
-    n_labels: int = Field(
-        description="Number of the gallery's labels that `p_same` was learned from."
-    )
+    n_labels: int = Field(description="Number of labels that `p_same` was learned from.")
     asked: list[AskedOn] = Field(description="Queries on each day.")
     sizes: list[GroupSize] = Field(description="Sizes of the groups, the largest first.")
     groups: list[UnknownGroup] = Field(description="The largest groups first, at most `limit`.")

@@ -111,7 +111,7 @@ class GroupedQueries:
     queries : queries of open cases that are not items of the gallery.
     groups : the largest first.
     precision : expected share of pairs of queries in the same group that show the same identity.
-    n_labels : number of labels of the gallery from which P(same identity) was learned.
+    n_labels : number of labels from which P(same identity) was learned.
     """
 
     queries: KeptQueries
@@ -151,7 +151,7 @@ class QueryGrouper:
 
         Raises
         ------
-        IdentitiesUnavailable : the gallery has no usable labels.
+        IdentitiesUnavailable : see `Grouping.of_bundle`.
         """
         await self._turn.acquire()
         grouping = asyncio.create_task(asyncio.to_thread(self._of, bundle, queue, precision))
@@ -186,7 +186,7 @@ class QueryGrouper:
         known = self._fitted.get(bundle.key)
         if known is not None and known[0] == state:
             return known[1]
-        grouping = Grouping.of_gallery(bundle.retriever.gallery)
+        grouping = Grouping.of_bundle(bundle)
         _remember(self._fitted, bundle.key, (state, grouping))
         return grouping
 

@@ -47,6 +47,7 @@ from tests.end_to_end.questions import (
 )
 from tests.support.local_client import LocalClient
 from tests.support.typescript import declarations
+from tests.support.untrained import as_untrained
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 TYPES = Path(service.__file__).parent / "client" / "element" / "api.d.ts"
@@ -749,6 +750,7 @@ def apps(
     root = tmp_path_factory.mktemp("changing") / "bundles"
     shutil.copytree(digits_bundle, root / digits_bundle.name)
     activate_in(root, digits_bundle.name)
+    as_untrained(root / digits_bundle.name)
     changing = replace(bundle.within(root), directory=root / digits_bundle.name)
     fixed = open_bundle(digits_bundle, "cpu", threads=1)
     file = tmp_path_factory.mktemp("feedback") / "feedback.sqlite3"

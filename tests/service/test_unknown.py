@@ -20,6 +20,7 @@ from service.client import VouchClient, VouchProblem
 from service.serving.unknown import QueryGrouper
 from tests.end_to_end.questions import search
 from tests.support.collection_files import write_drawings
+from tests.support.untrained import as_untrained
 from tests.support.waiting import TIMEOUT_S
 
 StartClient = Callable[..., TestClient]
@@ -46,6 +47,7 @@ def client(start: StartClient, bundle: Bundle, digits_bundle: Path, tmp_path: Pa
     root = tmp_path / "bundles"
     shutil.copytree(digits_bundle, root / digits_bundle.name)
     activate(root, digits_bundle.name)
+    as_untrained(root / digits_bundle.name)
     changing = replace(bundle.within(root), directory=root / digits_bundle.name)
     return start(changing, feedback=tmp_path / "feedback.sqlite3", **EVERYTHING)
 
@@ -146,6 +148,15 @@ def test_a_gallery_whose_labels_say_nothing_is_refused(
     refused = client.get("/v1/galleries/odd/unknown")
     assert (refused.status_code, refused.json()["code"]) == (409, "identities_unavailable")
     assert "0 labels of the gallery have two items" in refused.json()["detail"]
+
+
+def test_a_gallery_that_the_encoder_was_trained_on_is_refused(
+    start: StartClient, bundle: Bundle, tmp_path: Path
+) -> None:
+    client = start(bundle, feedback=tmp_path / "feedback.sqlite3", **EVERYTHING)
+    refused = client.get(UNKNOWN)
+    assert (refused.status_code, refused.json()["code"]) == (409, "identities_unavailable")
+    assert "was trained on the gallery's labels" in refused.json()["detail"]
 
 
 def test_nothing_is_grouped_where_nothing_is_kept(client: TestClient) -> None:

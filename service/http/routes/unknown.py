@@ -67,9 +67,10 @@ async def list_unknown(
     """List groups of stored queries without a match. Each group is probably one new identity.
 
     `p_same` of a group is the expected share of pairs that show one identity, among all pairs of
-    the group's queries. Vouch learns `p_same` from the gallery's labels, cross-fitted over labels.
-    If the encoder was trained on these labels, `p_same` is too high. The first call after a change
-    takes seconds; the result is cached until the next change. `POST …/enrol` names a group.
+    the group's queries. Vouch learns `p_same` from labels that the encoder was not trained on; each
+    image of another label is embedded by a layer that was fitted without its label. If the bundle
+    stores fewer than four such labels, the answer is 409. The first call after a change takes
+    seconds; the result is cached until the next change. `POST …/enrol` names a group.
     """
     bundle = lease.bundle
     found = await state.unknown.of(bundle, queue, precision)

@@ -10,12 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder.calibration.kept_queries import (
-    UNSAID,
-    CalibrationInputs,
-    with_decisions,
-)
+from index_builder.calibration.kept_queries import UNSAID, with_decisions
 from model_store.bundles.directory import current_id
+from model_store.bundles.kept_queries import CalibrationInputs
 from model_store.encoder.contract import Embeddings
 from model_store.feedback import (
     AnsweredQuery,

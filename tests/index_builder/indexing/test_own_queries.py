@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder.calibration.kept_queries import CalibrationInputs
 from index_builder.datasets.images import from_files
 from index_builder.indexing.engines import open_encoder
 from index_builder.vectors.encoder import embed_with_features
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import current_id
+from model_store.bundles.kept_queries import CalibrationInputs
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
 from model_store.vector_queries import VectorQuery, predictive_of
 from tests.support.build_command import Done, vouch_build

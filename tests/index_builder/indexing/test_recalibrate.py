@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,19 +14,20 @@ from scipy.special import expit
 
 from index_builder.calibration.calibrate import observe_gallery
 from index_builder.calibration.fit_again import Refit, fit_again
-from index_builder.calibration.kept_queries import (
-    KEPT_QUERIES_FILE,
-    CalibrationInputs,
-    Kept,
-    as_vectors,
-)
+from index_builder.calibration.kept_queries import as_vectors, kept_of
 from index_builder.calibration.queries import BY_LABEL, TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets.splits import QuerySet
+from index_builder.indexing.bundle_evidence import OpenedEvidence, _keep
 from index_builder.indexing.recalibrate import calibration_of
 from model_store.bundles.compaction import RENAMED_LABELS
 from model_store.bundles.directory import current_id
 from model_store.bundles.item_features import ItemFeatures
+from model_store.bundles.kept_queries import (
+    BUILD_QUERIES_FILE,
+    KEPT_QUERIES_FILE,
+    CalibrationInputs,
+)
 from model_store.bundles.manifest import read_manifest
 from model_store.decision import SIZE_CLASSES, Hierarchy, Recalibration
 from model_store.decision.staleness import staleness
@@ -300,7 +303,7 @@ def test_views_of_items_get_the_labels_that_were_given_later(tmp_path: Path) -> 
     )
     views = ITEMS.at(np.array([2, 1, 0]))
     ids, of_items = ("view-a", "view-b", "view-c"), ("item-2", "item-1", "item-0")
-    matched = Kept.of(as_vectors(ids, of_items, of_items, None, views), views)
+    matched = kept_of(as_vectors(ids, of_items, of_items, None, views), views)
     nothing = matched.at(np.array([], dtype=np.int64))
     kept = CalibrationInputs(matched, nothing, are_views=True, unseen=False, seed=0)
     assert kept.relabelled(live.snapshot(), {}).matched.labels == of_items
@@ -377,3 +380,29 @@ def test_decisions_correct_a_bundle_and_can_be_taken_back(root: Path, tmp_path: 
     assert done.returncode != 0
     assert "Users decided on 20 pairs" in " ".join(done.stderr.split())
     assert current_id(root) == before.name
+
+
+@pytest.mark.parametrize("is_calibrated", [True, False])
+def test_own_queries_do_not_replace_the_queries_of_the_build(
+    tmp_path: Path, *, is_calibrated: bool
+) -> None:
+    """P(same) needs to know which labels the encoder was trained on; see `Grouping.of_bundle`."""
+    root = calibrated(tmp_path, np.empty(0, dtype=np.int64), by_items=True)
+    directory = root / str(current_id(root))
+    build = not_none(CalibrationInputs.load(directory))
+    if not is_calibrated:
+        (directory / KEPT_QUERIES_FILE).unlink()
+    before = calibration(directory) if is_calibrated else None
+    own = images("own", OF_QUERIES, QUERIES)
+    none, room = own.at([]), cast("OpenedEvidence", SimpleNamespace(encoder=ENCODER))
+    for _ in range(2):
+        queries, gallery = QuerySet(own, none, None), FaissGallery(directory)
+        _keep(room, none, queries, gallery, directory, 0, before)
+        before = calibration(directory)
+    assert not_none(CalibrationInputs.load(directory)).matched.ids == own.ids
+    kept = not_none(CalibrationInputs.load(directory, BUILD_QUERIES_FILE))
+    if is_calibrated:
+        assert kept.matched.ids == build.matched.ids
+        assert kept.unlabelled is not None
+    else:
+        assert (len(kept.matched), kept.unseen) == (0, True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +14,20 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import cophenet, linkage
 from scipy.spatial.distance import squareform
 
+from model_store.bundles.kept_queries import (
+    BUILD_QUERIES_FILE,
+    KEPT_QUERIES_FILE,
+    CalibrationInputs,
+    Kept,
+)
+from model_store.encoder.contract import Embeddings
 from model_store.errors import IdentitiesUnavailable
+from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
 from model_store.identities import Group, Grouping, Labelled, Points, group_id
 from model_store.identities import grouping as joining
 from model_store.identities.grouping import FLOOR, joined, neighbour_pairs, share_of_same
 from model_store.identities.pairs import Compared, fit_logistic
+from model_store.table import HalfRows
 
 DIM, PER_LABEL = 24, 8
 
@@ -167,6 +180,68 @@ def test_a_group_is_named_by_its_members() -> None:
 def test_too_few_labels_say_nothing() -> None:
     with pytest.raises(IdentitiesUnavailable, match="3 labels of the gallery have two items"):
         Grouping.fit(world(0, 3))
+
+
+def test_labels_that_the_encoder_was_trained_on_do_not_make_strangers_the_same(
+    tmp_path: Path,
+) -> None:
+    """Images of a label that was trained on are nearly equal; those of a new label are not."""
+    trained, new, queries = world(0, 40, spread=0.05), world(0, 40), world(1, 40)
+    bundle = stored(tmp_path, trained, new)
+    said, true = outcomes(Grouping.of_bundle(bundle).groups(queries.points), queries.codes)
+    assert np.mean(true) >= 0.85
+    assert np.mean(said) == pytest.approx(np.mean(true), abs=0.08)
+    shutil.move(tmp_path / KEPT_QUERIES_FILE, tmp_path / BUILD_QUERIES_FILE)
+    stored(tmp_path, trained, None)  # a later calibration with queries of users
+    groups = Grouping.of_bundle(bundle).groups(queries.points)
+    assert outcomes(groups, queries.codes) == (said, true)
+
+
+def test_without_labels_that_the_encoder_was_not_trained_on_nothing_is_said(
+    tmp_path: Path,
+) -> None:
+    bundle = stored(tmp_path, world(0, 40, spread=0.05), None)
+    with pytest.raises(IdentitiesUnavailable, match="was trained on the gallery's labels"):
+        Grouping.of_bundle(bundle)
+    (tmp_path / KEPT_QUERIES_FILE).unlink()
+    with pytest.raises(IdentitiesUnavailable, match="An earlier release built the bundle"):
+        Grouping.of_bundle(bundle)
+
+
+def stored(directory: Path, trained: Labelled, new: Labelled | None) -> Any:
+    """Return a bundle whose encoder was trained on its gallery's labels.
+
+    Parameters
+    ----------
+    new : the same items, each embedded by a layer that was fitted without the item's label.
+    """
+    names = tuple(str(number) for number in range(len(trained.codes)))
+    labels = tuple(map(str, trained.codes.tolist()))
+    gallery = directory / "gallery"
+    if not gallery.exists():
+        gallery.mkdir()
+        picture = Thumbnail(b"-", "image/png")
+        items = [NewItem(*one, {}, picture) for one in zip(names, labels, strict=True)]
+        write_faiss_gallery(gallery, embeddings_of(trained), items, "e" * 64)
+    parts = [
+        HalfRows.of(getattr(embeddings_of(new or trained), part))
+        for part in ("mean", "variance", "features")
+    ]
+    matched = Kept(names, labels, names, None, *parts)
+    unlabelled = None if new is None else HalfRows.of(new.points.directions)
+    nothing = matched.at(np.empty(0, dtype=np.int64))
+    kept = CalibrationInputs(
+        matched, nothing, are_views=False, unseen=False, seed=0, unlabelled=unlabelled
+    )
+    kept.save(directory)
+    retriever = SimpleNamespace(gallery=FaissGallery(gallery), calibration=object())
+    return SimpleNamespace(directory=directory, retriever=retriever)
+
+
+def embeddings_of(known: Labelled) -> Embeddings:
+    points = known.points
+    variance = np.repeat(points.total_variances[:, None] / DIM, DIM, axis=1).astype(np.float32)
+    return Embeddings(points.directions, variance, np.zeros((len(points), 1), np.float32))
 
 
 def test_an_encoder_that_sees_nothing_says_so_or_groups_nothing() -> None:
