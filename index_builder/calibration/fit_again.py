@@ -45,7 +45,7 @@ from .fit import MIN_QUERIES, fit_calibration
 from .item_queries import MOST_QUERIES, ItemQueries, has_partner, leave_one_out_queries
 from .kept_queries import UNSAID, KeptVectors, as_vectors, images_of, keep, with_decisions
 from .queries import LEAST_LABELS, CalibrationQueries, TruthRule
-from .retrieval import RetrievedQueries
+from .retrieval import RetrievedQueries, are_items, say_left_out
 from .setup import RetrievalSetup
 
 Floats = NDArray[np.float64]
@@ -126,6 +126,7 @@ def fit_again(
     kept = kept.relabelled(gallery, renamed)
     kept = with_decisions(kept, drawn, gallery)
     decided = set(kept.matched.ids[n_kept:])
+    kept = _without_items(kept, gallery, n_kept)
     if before.within is not None:
         raise CalibrationError(PLACES_NOT_KEPT)
     rule = TruthRule(before.hierarchy)
@@ -178,6 +179,28 @@ def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
         return fitted
     said = {"feedback": before.report["feedback"]} if "feedback" in before.report else {}
     return replace(fitted, feedback=before.feedback, report={**fitted.report, **said})
+
+
+def _without_items(kept: CalibrationInputs, gallery: Gallery, n_kept: int) -> CalibrationInputs:
+    """Leave out the queries that are now items of the gallery; see `are_items`.
+
+    Parameters
+    ----------
+    n_kept : number of matched queries that are not reviewed queries. If these queries are items or
+        views of items, they remain: each is excluded from its own results.
+    """
+    matched, withheld = (
+        are_items(gallery, part.embeddings().directions) for part in (kept.matched, kept.withheld)
+    )
+    if kept.are_views or kept.unlabelled is not None:
+        matched[:n_kept] = False
+    say_left_out(int(matched.sum() + withheld.sum()))
+    return replace(
+        kept,
+        matched=kept.matched.at(~matched),
+        withheld=kept.withheld.at(~withheld),
+        unlabelled=None if kept.unlabelled is None else kept.unlabelled.at(~matched),
+    )
 
 
 def _queries(

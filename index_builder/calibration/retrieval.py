@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.datasets import LabelledImages
+from index_builder.progress import console
 from index_builder.vectors.encoder import embedded
 from index_builder.vectors.images import Seen
 from model_store.decision import LabelMeans, OutlierDetector, labels_found, signals
@@ -105,6 +106,37 @@ N_PLACES = 10_000
 
 BATCH = 128
 """Number of queries that are searched together."""
+
+
+_EQUAL = 1 - 1e-6
+"""Minimum similarity of equal images. Half precision changes a similarity of 1 by about 1e-7."""
+
+
+def are_items(gallery: Gallery, directions: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return a mask (B,): True for a query whose embedding is equal to an item's embedding.
+
+    Such a query finds itself, and does not show how similar a new photograph is.
+
+    Parameters
+    ----------
+    directions : (B, D) unit directions of the queries.
+    """
+    found = np.zeros(len(directions), dtype=bool)
+    for start in range(0, len(directions), BATCH):
+        rows = slice(start, start + BATCH)
+        nearest = gallery.candidates(directions[rows], 1).similarities
+        found[rows] = (nearest >= _EQUAL).any(axis=1)
+    return found
+
+
+def say_left_out(n: int) -> None:
+    """Print the number of queries that `are_items` has found, if there are any."""
+    if n:
+        console.print(
+            f"left out: {n:,} queries that are equal to an item of the gallery, because such a "
+            "query finds itself",
+            soft_wrap=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,14 @@ from index_builder.calibration.evaluate import evaluated
 from index_builder.calibration.item_queries import whole_groups
 from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.queries import TruthRule
+from index_builder.calibration.retrieval import are_items, say_left_out
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.environment import open_with_access, signing
 from index_builder.configuration.requirements import Check, accept_any
 from index_builder.datasets.splits import QuerySet
 from index_builder.progress import console
 from index_builder.storage import Storage
-from index_builder.vectors.encoder import PassedVectors, StoredEncoder
+from index_builder.vectors.encoder import PassedVectors, StoredEncoder, embedded
 from index_builder.vectors.store import VectorFile
 from index_builder.vectors.table import VectorTable, holds_vectors, open_table
 from model_store.bundles.compaction import Compaction
@@ -330,10 +331,38 @@ def _config(before: Calibration | None, promises: Mapping[str, float]) -> Calibr
 
 
 def _queries(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> QuerySet:
-    """Read the queries; print the number of queries, and the unreadable queries."""
-    found = queries_of(room, gallery, rule)
+    """Read the queries; print the number of queries, and the queries that are left out.
+
+    Queries that are equal to an item of the gallery are left out, see `are_items`.
+
+    Raises
+    ------
+    CalibrationError : all queries with a match are equal to an item.
+    """
+    read = queries_of(room, gallery, rule)
+    matched, withheld = (
+        _without_items(room, gallery, part) for part in (read.matched, read.withheld)
+    )
+    found = QuerySet(matched, withheld, None)
+    say_left_out(len(read.matched) + len(read.withheld) - len(matched) - len(withheld))
+    if len(read.matched) and not len(matched):
+        raise CalibrationError(
+            f"All {len(read.matched):,} queries with a match are equal to an item of the gallery, "
+            "so they do not show how similar new photographs are. Use photographs that are not in "
+            "the gallery."
+        )
     console.print(f"{len(found.matched):,} queries with a match, {len(found.withheld):,} without")
     return found
+
+
+def _without_items(
+    room: OpenedEvidence, gallery: Gallery, queries: LabelledImages
+) -> LabelledImages:
+    kept = [
+        positions[~are_items(gallery, found.directions)]
+        for positions, found in embedded(room.encoder, queries, "queries")
+    ]
+    return queries.at(np.concatenate(kept)) if kept else queries
 
 
 def queries_of(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> QuerySet:

@@ -353,6 +353,24 @@ def test_a_query_that_cannot_be_read_is_left_out_and_named(where: Path, calibrat
     assert "left out: broken: " in said
 
 
+def test_queries_that_are_items_are_left_out(where: Path, calibrated: Path) -> None:
+    """Files of the gallery, under other ids, find themselves."""
+    items = [row["path"] for row in rows_of(where / "gallery.csv")[:60]]
+    copies = [f"copy of {path},{path},{path[0]}" for path in items]
+    (where / "copies.csv").write_text("\n".join(["id,path,label", *copies]) + "\n")
+    others = (where / "others.csv").read_text()
+    (where / "both.csv").write_text(others + "\n".join(copies) + "\n")
+    reports = []
+    for name in ("others.csv", "both.csv"):
+        said = succeeded(where, "evaluate", calibrated, "--queries", name, "--out", "found.json")
+        assert ("left out: 60 queries" in said) == (name == "both.csv")
+        reports.append(json.loads((where / "found.json").read_text()))
+    assert reports[0] == reports[1]
+    for command in ("evaluate", "calibrate"):
+        said = refused(where, command, calibrated, "--queries", "copies.csv")
+        assert "All 60 queries with a match are equal to an item of the gallery" in said
+
+
 def test_queries_that_match_nothing_are_grouped(where: Path, calibrated: Path) -> None:
     told = succeeded(
         where,

@@ -46,6 +46,7 @@ from model_store.gallery import (
     LiveGallery,
     NewItem,
     Upsert,
+    Vector,
     write_faiss_gallery,
 )
 from model_store.retriever import Retriever
@@ -406,3 +407,24 @@ def test_own_queries_do_not_replace_the_queries_of_the_build(
         assert kept.unlabelled is not None
     else:
         assert (len(kept.matched), kept.unseen) == (0, True)
+
+
+def test_queries_that_became_items_are_left_out(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(shutil.copytree(made, tmp_path / "bundles"))
+    live = opened(root)
+    live.commit(
+        [
+            Upsert(
+                NewItem(f"asked-{row}", f"label {OF_QUERIES[row]}", {}, PICTURE),
+                Vector(QUERIES.mean[row], QUERIES.variance[row], QUERIES.features[row]),
+            )
+            for row in range(10)
+        ]
+    )
+    live.close()
+    before = calibration(root / str(current_id(root)))
+    after = calibration(compacted(root, calibrated=True))
+    assert "left out: 10 queries that are equal to an item" in capsys.readouterr().err
+    assert after.n_queries == before.n_queries - 10
