@@ -9,7 +9,7 @@ from typing import Any
 from index_builder.reproduction.cells import ExperimentPlan, methods_named, run_cells
 from index_builder.reproduction.comparison.grid import compare_objectives
 from index_builder.reproduction.page import write_page
-from index_builder.reproduction.protocols import protocol_config
+from index_builder.reproduction.protocols import PROTOCOLS, protocol_config
 from index_builder.reproduction.stereo.command import measure_stereo
 from index_builder.reproduction.summary import markdown, publish, report_of
 from model_store.errors import BuildError, ConfigError
@@ -55,6 +55,9 @@ def reproduce(
                 f"--protocol {protocol} does not support --methods and --jobs. Remove them."
             )
         return COMPARISONS[protocol](objective, n_seeds, directory, weights=weights, **options)
+    if protocol not in PROTOCOLS:
+        names = ", ".join([*PROTOCOLS, *COMPARISONS])
+        raise ConfigError(f"No protocol {protocol!r}. There are: {names}.")
     network = None if weights is None else {"weights": weights}
     base = protocol_config(protocol, objective=objective, network=network, **options)
     plan = ExperimentPlan(base, methods_named(methods), range(n_seeds), directory)

@@ -299,10 +299,9 @@ def protocol_config(
 
     Raises
     ------
-    ConfigError : the protocol does not exist, or a value is out of range.
+    KeyError : the protocol does not exist.
+    ConfigError : a value is out of range.
     """
-    if name not in PROTOCOLS:
-        raise ConfigError(f"No protocol {name!r}. There are: {', '.join(PROTOCOLS)}.")
     fields = PROTOCOLS[name].fields
     options = {"epochs": epochs, "device": device, "precision": precision, "objective": objective}
     training = {

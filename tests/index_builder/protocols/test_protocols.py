@@ -8,6 +8,7 @@ import pytest
 from index_builder.configuration.build import BuildConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import from_arrays
+from index_builder.reproduction.command import reproduce
 from index_builder.reproduction.protocols import PROTOCOLS, Task, load_protocol, protocol_config
 from index_builder.reproduction.protocols.open_sets import inverted
 from index_builder.reproduction.protocols.protocol import (
@@ -29,9 +30,9 @@ def test_every_protocol_has_a_configuration(name: str) -> None:
     assert protocol_config(name).dataset.protocol == name
 
 
-def test_an_unknown_protocol_is_named() -> None:
-    with pytest.raises(ConfigError, match="'imagenet'"):
-        protocol_config("imagenet")
+def test_an_unknown_protocol_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'imagenet'.* digits, .* objectives, stereo"):
+        reproduce("imagenet", "all", 1, tmp_path)
 
 
 def test_the_test_has_no_part_in_anything_else() -> None:
