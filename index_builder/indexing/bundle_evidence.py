@@ -192,8 +192,9 @@ def _evaluated(root: Path, evidence: EvidenceSource, seed: int) -> Iterator[Side
         queries = _queries(room, gallery, rule)
         if not len(queries.matched):
             raise CalibrationError(
-                "None of the queries matches an item of the gallery. Add a column `item` with the "
-                "id of the item that each query shows, or a column `label`."
+                "None of the queries matches an item of the gallery. An evaluation needs one or "
+                "more queries with a match, also for the false-match rate. The column `item` has "
+                "the id of the item that a query shows; the column `label` has its label."
             )
         judged = replace(calibration, within=rule.within)
         found = evaluated(Retriever(room.encoder, gallery, judged), queries, seed)

@@ -109,6 +109,15 @@ def calibrated(where: Path) -> Path:
     return root
 
 
+def test_an_evaluation_of_absent_queries_alone_is_refused_in_words(
+    where: Path, calibrated: Path
+) -> None:
+    names = [row["path"] for row in rows_of(where / "others.csv") if row["label"] in ABSENT]
+    write_manifest(where / "absent.csv", names)
+    said = refused(where, "evaluate", calibrated, "--queries", "absent.csv")
+    assert "An evaluation needs one or more queries with a match" in said
+
+
 def test_a_bundle_from_elsewhere_is_calibrated_and_measured(where: Path, calibrated: Path) -> None:
     told = succeeded(
         where,
