@@ -21,7 +21,7 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 from urllib.parse import unquote, unquote_to_bytes
 
 from fastapi import Request, Response, params
@@ -35,7 +35,7 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from model_store.errors import InvalidHead, UnsupportedMediaType
 from service.access.access import GuardedRoute
 from service.http.bodies import BoundedRequest, check_charset, is_empty
-from service.schemas.base import suggestion
+from service.schemas.base import kinds_of, suggestion
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
@@ -65,8 +65,22 @@ _NO_OPTIONS = (b"", b"{}", b"null")
 
 _MOST_OF_NO_OPTIONS = 64
 
-Repeats = Mapping[str, bool]
-"""Maps the name of an option to True if the option may be sent several times."""
+
+class _Option(NamedTuple):
+    """An option of a route.
+
+    Attributes
+    ----------
+    repeats : whether the option may be sent several times.
+    is_number : whether the option is a number.
+    """
+
+    repeats: bool
+    is_number: bool
+
+
+Options = Mapping[str, _Option]
+"""Options by name."""
 
 Error = dict[str, Any]
 
@@ -105,7 +119,7 @@ class CheckedRoute(GuardedRoute):
             form = await request.form()
             try:
                 _check_form(form, in_body, in_address)
-                request.leave_out({name for name, is_list in in_body.items() if not is_list})
+                request.leave_out({name for name, one in in_body.items() if not one.repeats})
                 return await handle(request)
             finally:
                 await form.close()
@@ -223,7 +237,7 @@ def _shown(sent: bytes, start: int) -> str:
     return repr(sent[start : start + 40].decode("ascii", "backslashreplace"))
 
 
-def _check_form(form: FormData, in_body: Repeats, in_address: Repeats) -> None:
+def _check_form(form: FormData, in_body: Options, in_address: Options) -> None:
     """Refuse a form with an unknown field, or with a field that is sent too often.
 
     Raises
@@ -257,9 +271,9 @@ async def _check_no_body(request: Request) -> None:
 
 
 def _errors(
-    sent: Iterable[tuple[str, object]], known: Repeats, elsewhere: Repeats, place: str
+    sent: Iterable[tuple[str, object]], known: Options, elsewhere: Options, place: str
 ) -> Iterator[Error]:
-    """Yield an error for each name that the route does not read, or that is sent too often.
+    """Yield an error for each unknown or repeated name, and for each number with an underscore.
 
     Parameters
     ----------
@@ -268,14 +282,17 @@ def _errors(
         error.
     """
     counts: dict[str, int] = {}
-    for name, _ in sent:
+    for name, value in sent:
         counts[name] = counts.get(name, 0) + 1
+        # Python reads "2_0" as 20.
+        if name in known and known[name].is_number and isinstance(value, str) and "_" in value:
+            yield _error(place, name, "should be a number without underscores")
     for name, n in counts.items():
         if name not in known:
             other = "body" if place == "query" else "address"
             read = f"is read from the {other} here" if name in elsewhere else None
             yield _error(place, name, read or f"is not read here; {suggestion(name, known)}")
-        elif n > 1 and not known[name]:
+        elif n > 1 and not known[name].repeats:
             yield _error(place, name, f"is sent {n} times; send it once")
 
 
@@ -283,7 +300,7 @@ def _error(place: str, name: str, text: str) -> Error:
     return {"type": "not_understood", "loc": (place, name[:100]), "msg": text}
 
 
-def _options_in_address(dependant: Dependant) -> Iterator[tuple[str, bool]]:
+def _options_in_address(dependant: Dependant) -> Iterator[tuple[str, _Option]]:
     """Yield the options that a route reads from the query string."""
     for field in dependant.query_params:
         yield from _options(field.alias, field.field_info)
@@ -291,20 +308,21 @@ def _options_in_address(dependant: Dependant) -> Iterator[tuple[str, bool]]:
         yield from _options_in_address(other)
 
 
-def _options_in_body(route: APIRoute) -> Iterator[tuple[str, bool]]:
+def _options_in_body(route: APIRoute) -> Iterator[tuple[str, _Option]]:
     """Yield the fields that a route reads from a form or a JSON document."""
     if route.body_field is not None:
         yield from _options(route.body_field.alias, route.body_field.field_info)
 
 
-def _options(alias: str, field: FieldInfo) -> Iterator[tuple[str, bool]]:
+def _options(alias: str, field: FieldInfo) -> Iterator[tuple[str, _Option]]:
     """Yield an option, or each option of a pydantic model."""
     kind: Any = field.annotation
     if inspect.isclass(kind) and issubclass(kind, BaseModel):
         for name, one in kind.model_fields.items():
             yield from _options(one.alias or name, one)
     else:  # only a list of files is sent as several fields; a list of objects is one JSON text
-        yield alias, get_origin(kind) is list and issubclass(get_args(kind)[0], UploadFile)
+        repeats = get_origin(kind) is list and issubclass(get_args(kind)[0], UploadFile)
+        yield alias, _Option(repeats, not kinds_of(kind).isdisjoint({int, float}))
 
 
 def body_of(*accepted: str, required: bool = True) -> Callable[[Request], Awaitable[None]]:

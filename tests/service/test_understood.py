@@ -163,6 +163,23 @@ def test_single_option_that_is_sent_twice_is_refused(client: TestClient, digit: 
     assert named(client.post(SEARCH, files=images)) == {"/body/image": expected}
 
 
+@pytest.mark.parametrize(
+    ("path", "name"), [("items", "limit"), ("facets", "limit"), ("search", "alpha")]
+)
+def test_number_with_an_underscore_is_refused(
+    client: TestClient, digit: bytes, path: str, name: str
+) -> None:
+    value = "0.0_5" if name == "alpha" else "2_0"
+    if path == "search":
+        refused = client.post(
+            f"{GALLERY}/{path}", files={"image": ("a", digit)}, data={name: value}
+        )
+    else:
+        refused = client.get(f"{GALLERY}/{path}", params={name: value})
+    assert refused.status_code == 422
+    assert f"/{name}: should be a number without underscores" in refused.json()["detail"]
+
+
 @pytest.mark.parametrize("path", ["search/json", "items"])
 def test_json_object_with_a_name_twice_is_refused(
     client: TestClient, digit: bytes, path: str
