@@ -105,7 +105,7 @@ class DriftStates:
 
 
 _SHARE_SCHEMA = """
-CREATE TABLE IF NOT EXISTS absent_share (
+CREATE TABLE IF NOT EXISTS served_share (
   bundle TEXT PRIMARY KEY,
   counts BLOB NOT NULL,
   n_served INTEGER NOT NULL,
@@ -138,33 +138,32 @@ class ShareStates:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def add(self, bundle: str, assumed: float, no_match: Sequence[float]) -> SavedShare:
+    def add(self, bundle: str, no_match: Sequence[float]) -> SavedShare:
         """Add served queries of a bundle, and return the total counts.
 
         Parameters
         ----------
-        assumed : share of absent queries in the fit of the bundle's probabilities.
-        no_match : P(no match) of the queries at that share, oldest first.
+        no_match : P(no match) of the queries at the share of the fit, oldest first.
         """
         if not no_match and not self._path.exists():
-            return SavedShare(ServedShare(assumed), 0)
+            return SavedShare(ServedShare(), 0)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
             connection.execute(_SHARE_SCHEMA)
             # Between the read and the write, no other process may write.
             connection.execute("BEGIN IMMEDIATE" if no_match else "BEGIN")
             row = connection.execute(
-                "SELECT counts, n_served FROM absent_share WHERE bundle = ?", (bundle,)
+                "SELECT counts, n_served FROM served_share WHERE bundle = ?", (bundle,)
             ).fetchone()
             counts, n_before = (None, 0) if row is None else row
             kept = None if counts is None else np.frombuffer(counts, "<f8").astype(np.float64)
-            served = ServedShare(assumed, kept)
+            served = ServedShare(kept)
             for value in no_match:
                 served.observe(value)
             saved = SavedShare(served, n_before + len(no_match))
             if no_match:
                 connection.execute(
-                    "INSERT OR REPLACE INTO absent_share VALUES (?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO served_share VALUES (?, ?, ?, ?)",
                     (bundle, served.counts.astype("<f8").tobytes(), saved.n_served, time.time()),
                 )
             connection.execute("COMMIT")

@@ -315,8 +315,8 @@ class CalibrationConfig(Section):
         examples=[0.02],
         gt=0,
         lt=1,
-        description="Assumed share of absent queries among in-distribution queries, for "
-        "probabilities and guarantees. If not set: 0.05.",
+        description="Assumed share of absent queries among all queries, for probabilities and "
+        "guarantees. If not set: 0.05.",
     )
     order: Order = Field(
         "similarity",

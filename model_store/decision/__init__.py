@@ -18,7 +18,7 @@ match is wrong. `betting` holds the arithmetic of the tests in `drift` and `erro
 summarises a calibration's guarantees and shortfalls in a few sentences.
 """
 
-from model_store.decision.absent_share import ServedShare, ShareEstimate
+from model_store.decision.absent_share import ServedShare, ShareEstimate, ShareReference
 from model_store.decision.calibration import Calibration
 from model_store.decision.drift import DriftState, DriftTest, reference_of
 from model_store.decision.error_watch import (

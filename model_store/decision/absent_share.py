@@ -11,11 +11,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, stdtrit
+
+from model_store.decision.evidence import Evidence
+from model_store.decision.logistic import bounded_logit
 
 
 def first_where(holds: Callable[[int], bool], start: int, stop: int) -> int:
@@ -29,19 +31,25 @@ def first_where(holds: Callable[[int], bool], start: int, stop: int) -> int:
     return start + bisect_left(range(start, stop), True, key=holds)
 
 
-FLOOR = 0.01
-"""Minimum estimate of the share; the maximum is 1 − `FLOOR`. The next query may be absent, even if
-no earlier query was absent."""
+SHARES = np.linspace(0.01, 0.99, 197)
+"""Shares of absent queries that an estimate compares with the served queries. The next query may be
+absent, even if no earlier query was absent. So the smallest share is above 0."""
 
 LEAST_QUERIES = 100
 """Minimum number of served queries for an estimate of the share."""
 
-_STEPS = 10**6
-"""Number of steps into which the range of shares is divided. The estimate is exact to one step."""
+_OUTSIDE = 0.025
+"""Part of the probability that a 95 % interval leaves out at each end."""
 
-_HALF_CHI2 = 1.920729
-"""Half of the 95 % quantile of χ² with one degree of freedom. At the ends of the interval, the log
-likelihood is its maximum minus this value."""
+_EDGES = np.linspace(-12, 12, 241)
+"""Bin edges of the histograms of P(no match), in log-odds."""
+
+_CENTRES = np.r_[-12.0, (_EDGES[1:] + _EDGES[:-1]) / 2, 12.0]
+
+_TINY = 1e-12
+"""Added to variances. It avoids a division by zero."""
+
+_PLACES: list[float] = _EDGES.tolist()
 
 Floats = NDArray[np.float64]
 
@@ -52,16 +60,15 @@ class ShareEstimate:
 
     Attributes
     ----------
-    value : maximum likelihood estimate.
-    lower, upper : 95 % likelihood-ratio interval. The interval includes the sampling error, but not
-        the error of the calibration.
-    n_queries : number n of served queries.
+    value : the estimate, one of `SHARES`.
+    lower, upper : 95 % interval. The interval includes the sampling errors of the served queries
+        and of the calibration queries. It does not include other differences between served and
+        calibration queries.
     """
 
     value: float
     lower: float
     upper: float
-    n_queries: int
 
 
 def prior_shift(assumed: float, expected: float) -> float:
@@ -95,78 +102,84 @@ def shifted(probabilities: Floats, no_match: Floats, shift: float) -> Floats:
     return moved
 
 
-def estimate_absent_share(no_match: Floats, counts: Floats, assumed: float) -> ShareEstimate | None:
-    """Estimate the share of absent queries of a stream (Saerens et al. 2002).
-
-    Maximises Σ log(π q/π₀ + (1 − π)(1 − q)/(1 − π₀)) over π in [`FLOOR`, 1 − `FLOOR`]. Here q is
-    P(no match) of a served query, computed at the assumed share π₀. The function is concave, so
-    expectation maximisation converges to the same maximum.
-
-    Parameters
-    ----------
-    no_match : (m,) values of q.
-    counts : (m,) number of queries with each value.
-    assumed : π₀.
-
-    Returns
-    -------
-    None if there are fewer than `LEAST_QUERIES` queries.
-    """
-    n = int(counts.sum())
-    if n < LEAST_QUERIES:
-        return None
-    absent, present = no_match / assumed, (1 - no_match) / (1 - assumed)
-
-    def share_of(step: int) -> float:
-        return FLOOR + (1 - 2 * FLOOR) * step / _STEPS
-
-    def log_likelihood(step: int) -> float:
-        share = share_of(step)
-        return float(counts @ np.log(share * absent + (1 - share) * present))
-
-    def falls(step: int) -> bool:
-        """Return whether the slope of the log likelihood at ``step`` is not positive."""
-        share = share_of(step)
-        slope = (absent - present) / (share * absent + (1 - share) * present)
-        return float(counts @ slope) <= 0
-
-    best = first_where(falls, 0, _STEPS)
-    rejected = log_likelihood(best) - _HALF_CHI2
-    lower = first_where(lambda step: log_likelihood(step) >= rejected, 0, best)
-    upper = first_where(lambda step: log_likelihood(step) < rejected, best, _STEPS)
-    return ShareEstimate(share_of(best), share_of(lower), share_of(upper), n)
-
-
 class ServedShare:
     """A histogram of P(no match) over served queries, to estimate the share of absent queries.
 
     Each new query multiplies the weights of all earlier queries by 1 − 1 / `memory`.
+
+    Attributes
+    ----------
+    counts : (242,) weights of the queries in each bin.
     """
 
     memory = 5_000
     """Effective number of queries in the histogram."""
 
-    _edges: ClassVar[list[float]] = np.linspace(-12, 12, 241).tolist()
-    """Bin edges of the histogram, in log-odds."""
-
-    def __init__(self, assumed: float, counts: Floats | None = None) -> None:
-        self._assumed = assumed
-        edges = np.array(self._edges)
-        middles = (edges[1:] + edges[:-1]) / 2
-        self._centres: Floats = np.asarray(expit(np.r_[-12.0, middles, 12.0]))
-        self.counts = np.zeros(len(self._centres)) if counts is None else counts
-        if self.counts.shape != self._centres.shape:
-            raise ValueError(f"{self.counts.shape=}; wanted {self._centres.shape}")
+    def __init__(self, counts: Floats | None = None) -> None:
+        self.counts = np.zeros(len(_CENTRES)) if counts is None else counts
+        if self.counts.shape != _CENTRES.shape:
+            raise ValueError(f"{self.counts.shape=}; wanted {_CENTRES.shape}")
 
     def observe(self, no_match: float) -> None:
         """Add a served query to the histogram, given its P(no match) at the assumed share."""
         bounded = min(max(no_match, 1e-9), 1 - 1e-9)
         # `bisect` is used, because NumPy would release the GIL. The event loop would then wait for
         # a search thread.
-        place = bisect_left(self._edges, math.log(bounded / (1 - bounded)))
+        place = bisect_left(_PLACES, math.log(bounded / (1 - bounded)))
         self.counts *= 1 - 1 / self.memory
         self.counts[place] += 1
 
-    def estimate(self) -> ShareEstimate | None:
-        """Return the estimate; None until `LEAST_QUERIES` queries are served."""
-        return estimate_absent_share(self._centres, self.counts, self._assumed)
+
+class ShareReference:
+    """P(no match) of the calibration queries, to estimate the share of absent served queries.
+
+    If a share π of the queries is absent, the mean of P(no match) at π is a mixture: (1 − π) times
+    the mean of matched queries, plus π times the mean of absent queries. Both means come from the
+    evidence. So the estimate needs no exact probabilities, unlike a maximum of the likelihood
+    (Saerens et al. 2002). For each π, a score test compares the mean of the served queries with
+    the mixture. The interval contains the shares that the test does not reject. Each object and
+    each absent label counts once. The quantile is Student's, for the number of labels.
+
+    The evidence includes queries that are flagged out of distribution, so the share is a share of
+    all queries, as in `Stream`. The interval assumes that the served absent queries have as many
+    labels as those of the evidence.
+
+    Parameters
+    ----------
+    evidence : outcomes of the calibration queries.
+    assumed : share of absent queries that the probabilities were fitted with.
+    """
+
+    def __init__(self, evidence: Evidence, assumed: float) -> None:
+        shifts = np.array([prior_shift(assumed, float(share)) for share in SHARES])
+        self._moved: Floats = expit(_CENTRES[:, None] - shifts)  # (242, 197)
+        places = np.searchsorted(_EDGES, bounded_logit(evidence.no_match_probabilities))
+        codes, labels = np.unique(evidence.clusters[evidence.absent], return_inverse=True)
+        of_labels = np.zeros((len(codes), len(_CENTRES)))
+        np.add.at(of_labels, (labels, places[evidence.absent]), 1.0)
+        means = of_labels / of_labels.sum(axis=1, keepdims=True) @ self._moved
+        counts = np.bincount(places[evidence.counted], minlength=len(_CENTRES))
+        present, of_present = self._mean_and_variance(counts.astype(np.float64))
+        self._mixed: Floats = (1 - SHARES) * present + SHARES * means.mean(axis=0)
+        # A probability has a variance of at most 1/4; nothing better is known of one label. The
+        # served absent queries are a sample of labels too, so the variance counts twice.
+        of_absent = 2 * means.var(axis=0, ddof=1) / len(codes) if len(codes) > 1 else 0.25
+        self._variance: Floats = (1 - SHARES) ** 2 * of_present + SHARES**2 * of_absent
+        self._quantile = -float(stdtrit(max(len(codes) - 1, 1), _OUTSIDE))
+
+    def _mean_and_variance(self, counts: Floats) -> tuple[Floats, Floats]:
+        """Return the mean (197,) of P(no match) at each share, and the variance of this mean."""
+        n = counts.sum()
+        mean = counts @ self._moved / n
+        return mean, (counts @ self._moved**2 / n - mean**2) / n
+
+    def estimate(self, served: ServedShare) -> ShareEstimate | None:
+        """Return the estimate; None if there are fewer than `LEAST_QUERIES` queries."""
+        if served.counts.sum() < LEAST_QUERIES:
+            return None
+        mean, variance = self._mean_and_variance(served.counts)
+        score = (mean - self._mixed) / np.sqrt(variance + self._variance + _TINY)
+        lower = SHARES[score <= self._quantile].min(initial=SHARES[-1])
+        upper = SHARES[score >= -self._quantile].max(initial=SHARES[0])
+        value = SHARES[np.abs(score).argmin()]
+        return ShareEstimate(float(value), float(lower), float(upper))

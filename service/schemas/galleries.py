@@ -96,7 +96,10 @@ class LevelPromise(BaseModel):
 
 
 class AbsentState(BaseModel):
-    """The share of queries without a match in the gallery, and the source of that share."""
+    """The share of queries without a match in the gallery, and the source of that share.
+
+    It is a share of all queries, and includes queries that are flagged out of distribution.
+    """
 
     assumed: float = Field(
         description="Share of absent queries that was assumed when the probabilities were fitted."
@@ -109,11 +112,13 @@ class AbsentState(BaseModel):
     )
     adopted_at: str | None = Field(description="Time when the operator adopted the share.")
     estimated: float | None = Field(
-        description="Maximum-likelihood estimate from served queries that were not out of "
-        "distribution; null with too few such queries."
+        description="Estimate of the share of queries without a match, from served queries. "
+        "Queries that are flagged out of distribution count, unless they are more unusual than all "
+        "calibration queries. Null with too few queries."
     )
     interval: tuple[float, float] | None = Field(
-        description="95 % interval of the estimate; it covers only the sampling error."
+        description="95 % interval of the estimate. It covers the sampling errors of the served "
+        "queries and of the calibration queries."
     )
     n_served: int = Field(description="Number of queries in the estimate.")
     used: float = Field(

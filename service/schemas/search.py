@@ -177,7 +177,7 @@ class DecisionFields(RequestModel):
         None,
         gt=0,
         lt=1,
-        description="Share of the caller's queries that have no match in the gallery. All "
+        description="Share of all the caller's queries that have no match in the gallery. All "
         "probabilities and verdicts depend on this share. Default: the share of the caller's key, "
         "else the share that the operator adopted, else the configured share (0.05 by default).",
     )

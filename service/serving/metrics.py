@@ -43,7 +43,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (
         "vouch_absent_share_estimated",
-        "Estimate of the share of queries without a match; no answer uses it.",
+        "Estimate of vouch_absent_share from served queries; no answer uses it.",
         ["gallery"],
     ),
     (

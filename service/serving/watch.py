@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from model_store.decision import (
     DriftTest,
     ServedShare,
     ShareEstimate,
+    ShareReference,
     reference_of,
 )
 from model_store.decision.drift import NOT_TESTED, PERIOD
@@ -43,8 +46,8 @@ ESTIMATED_EVERY = 50
 """Number of served queries between two estimates of the share."""
 
 OTHER_SHARE = (
-    "The estimated share of absent queries is {lower:.2f} to {upper:.2f} (95 % interval). "
-    "Out-of-distribution queries are not counted. Probabilities and guarantees assume {used:g}. "
+    "The estimated share of absent queries is {lower:.3g} to {upper:.3g} (95 % interval). "
+    "Probabilities and guarantees assume {used:g}. "
     "Send `expected_absent` with each request, or adopt another share "
     "(`POST …/calibration/absent-share`)."
 )
@@ -65,7 +68,9 @@ class AbsentShareWatch:
     def __init__(self, calibration: Calibration, gallery: str = "") -> None:
         self._calibration = calibration
         self._gallery = gallery
-        self._served = ServedShare(calibration.assumed_absent)
+        self._served = ServedShare()
+        scores = calibration.outlier_scores, calibration.absent_outlier_scores
+        self._largest_score = max(math.inf if one is None else float(one[-1]) for one in scores)
         self._n_served = 0
         # `ServedShare` forgets older values, so there is no need to save them.
         self._unsaved: deque[float] = deque(maxlen=ServedShare.memory)
@@ -73,10 +78,9 @@ class AbsentShareWatch:
         self._warned_of: float | None = None
         self.operator = OperatorSettings()
 
-    @property
-    def assumed(self) -> float:
-        """The share of absent queries that was assumed when the probabilities were fitted."""
-        return self._calibration.assumed_absent
+    @cached_property
+    def _reference(self) -> ShareReference:
+        return ShareReference(self._calibration.evidence, self._calibration.assumed_absent)
 
     @property
     def used(self) -> float:
@@ -110,9 +114,12 @@ class AbsentShareWatch:
             return of_key, "key"
         return self.used, "bundle" if self.operator.absent_share is None else "adopted"
 
-    def observe(self, decision: Decision) -> None:
-        """Count a served query, unless it is out of distribution."""
-        if decision.assumed_no_match is None or decision.verdict == "out_of_distribution":
+    def observe(self, decision: Decision, outlier_score: float) -> None:
+        """Count a served query, unless it is more unusual than all calibration queries.
+
+        Such a query is like neither the matched nor the absent calibration queries.
+        """
+        if decision.assumed_no_match is None or outlier_score > self._largest_score:
             return
         self._unsaved.append(decision.assumed_no_match)
         self._count(decision.assumed_no_match)
@@ -142,7 +149,7 @@ class AbsentShareWatch:
 
     def _estimate_anew(self) -> None:
         """Update the estimate; if the share in use is clearly too small, log a warning once."""
-        self._estimate, used = self._served.estimate(), self.used
+        self._estimate, used = self._reference.estimate(self._served), self.used
         warning = self._warning(used)
         is_more = self._estimate is not None and self._estimate.lower > used
         if warning is not None and is_more and self._warned_of != used:
@@ -403,7 +410,7 @@ class Watch:
         score = None if is_nearer else answer.predictive.outlier_score
         is_new = self.drift.observe(query_id, score, caller)
         if is_new and self.absent is not None:
-            self.absent.observe(answer.decision)
+            self.absent.observe(answer.decision, answer.predictive.outlier_score)
 
     def answered(self, query_id: str, answer: Answer) -> bool:
         """Count an answer; return whether it is a match drawn for review."""
@@ -435,10 +442,8 @@ class Watch:
         if self._shares is None or self.absent is None:
             return
         served, heard = self.absent.unsaved(), list[SavedShare]()
-        states, assumed = self._shares, self.absent.assumed
-        await asyncio.to_thread(
-            self._try_to, lambda: heard.append(states.add(self.key, assumed, served))
-        )
+        states = self._shares
+        await asyncio.to_thread(self._try_to, lambda: heard.append(states.add(self.key, served)))
         if heard:
             self.absent.restore(heard[0])
         else:

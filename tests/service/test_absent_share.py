@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import expit, logit
 from starlette.testclient import TestClient
 
 from index_builder.datasets.small_images import digits
@@ -38,9 +38,14 @@ N_ENOUGH = 2000
 def watch_of(
     bundle: Bundle, expected: float | None = None, absence: Absence = "absent_labels"
 ) -> AbsentShareWatch:
-    """Return a watch of the digits' calibration, with what is known of absent queries replaced."""
+    """Return a watch of the digits' calibration, with what is known of absent queries replaced.
+
+    Each absent query has a label of its own.
+    """
     calibration = calibration_of(bundle)
-    evidence = replace(calibration.evidence, absence=absence)
+    of = calibration.evidence
+    clusters = np.where(of.absent, of.clusters.max() + 1 + np.arange(len(of)), of.clusters)
+    evidence = replace(of, absence=absence, clusters=clusters)
     return AbsentShareWatch(replace(calibration, expected_absent=expected, evidence=evidence))
 
 
@@ -55,15 +60,22 @@ def decision(no_match: float | None, verdict: Verdict = "ambiguous") -> Decision
 
 
 def serve(watch: AbsentShareWatch, share: float, n: int = N_ENOUGH) -> None:
-    """Let the watch see queries of which a ``share`` is absent, told apart well.
+    """Let the watch see queries like those of the calibration, of which a ``share`` is absent.
 
-    Their log likelihood ratios are N(±s²/2, s²), as those of two normal distributions are.
+    Those with the larger P(no match) of the absent ones are flagged out of distribution.
     """
-    generator, spread = np.random.default_rng(0), 4.0
-    absent = generator.uniform(size=n) < share
-    ratios = generator.normal(np.where(absent, 1, -1) * spread**2 / 2, spread)
-    for value in expit(ratios + logit(watch.state.assumed)):
-        watch.observe(decision(float(value)))
+    generator, of = np.random.default_rng(0), watch._calibration.evidence
+    absent, no_match = generator.uniform(size=n) < share, of.no_match_probabilities
+    values = np.where(
+        absent, generator.choice(no_match[of.absent], n), generator.choice(no_match[of.counted], n)
+    )
+    flagged = absent & (values > np.median(no_match[of.absent]))
+    for value, is_flagged in zip(values.tolist(), flagged.tolist(), strict=True):
+        observe(watch, decision(value, "out_of_distribution" if is_flagged else "ambiguous"))
+
+
+def observe(watch: AbsentShareWatch, decided: Decision) -> None:
+    watch.observe(decided, -math.inf)
 
 
 class TestWhichShareIsUsed:
@@ -153,11 +165,21 @@ class TestTheEstimate:
 
     def test_queries_of_another_kind_are_not_counted(self, bundle: Bundle) -> None:
         watch = watch_of(bundle)
-        watch.observe(decision(0.9, "out_of_distribution"))
-        watch.observe(decision(None, "not_calibrated"))
+        scores = watch._calibration.outlier_scores, watch._calibration.absent_outlier_scores
+        largest = max(float(not_none(one).max()) for one in scores)
+        watch.observe(decision(0.9, "out_of_distribution"), math.nextafter(largest, math.inf))
+        observe(watch, decision(None, "not_calibrated"))
         assert watch.state.n_served == 0
-        watch.observe(decision(0.9))
+        watch.observe(decision(0.9, "out_of_distribution"), largest)
         assert watch.state.n_served == 1
+
+    def test_garbage_hardly_moves_the_estimate(self, bundle: Bundle) -> None:
+        watch, other = watch_of(bundle), watch_of(bundle)
+        serve(watch, 0.2, N_ENOUGH // 2)
+        serve(other, 0.2, N_ENOUGH // 2)
+        for _ in range(N_ENOUGH):
+            watch.observe(decision(1.0, "out_of_distribution"), 1e6)
+        assert watch.state == other.state
 
 
 class TestKept:
@@ -168,13 +190,13 @@ class TestKept:
         states = ShareStates(tmp_path / "feedback.db")
 
         def keep(watch: AbsentShareWatch) -> None:
-            watch.restore(states.add("digits-1", watch.assumed, watch.unsaved()))
+            watch.restore(states.add("digits-1", watch.unsaved()))
 
         for place, watch in enumerate((one, other, one, other)):
             generator, n = np.random.default_rng(place), 3 * ESTIMATED_EVERY
             for value in generator.uniform(0.1, 0.9, n):
-                watch.observe(decision(float(value)))
-                alone.observe(decision(float(value)))
+                observe(watch, decision(float(value)))
+                observe(alone, decision(float(value)))
             keep(watch)
         for watch in (one, alone):
             serve(watch, 0.7)
@@ -183,16 +205,16 @@ class TestKept:
         assert other.state == one.state
         assert one.state.estimated == pytest.approx(alone.state.estimated, abs=1e-6)
         assert one.state.n_served == 12 * ESTIMATED_EVERY + N_ENOUGH
-        assert states.add("digits-2", other.assumed, []).n_served == 0, "another bundle"
+        assert states.add("digits-2", []).n_served == 0, "another bundle"
         keep(other)
         assert other.state == one.state, "what was saved is counted once"
 
     def test_what_cannot_be_saved_is_saved_later(self, bundle: Bundle) -> None:
         watch = watch_of(bundle)
         for value in (0.1, 0.2):
-            watch.observe(decision(value))
+            observe(watch, decision(value))
         failed = watch.unsaved()
-        watch.observe(decision(0.3))
+        observe(watch, decision(0.3))
         watch.put_back(failed)
         assert watch.unsaved() == [0.1, 0.2, 0.3]
         assert watch.unsaved() == []

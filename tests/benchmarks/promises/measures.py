@@ -18,7 +18,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.decision import SIZE_CLASSES, Calibration, Recalibration
-from model_store.decision.absent_share import ServedShare
+from model_store.decision.absent_share import ServedShare, ShareReference
 from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
@@ -326,10 +326,11 @@ def served_share(
         generator.choice(absent.no_match, n_absent),
         generator.choice(matched.no_match, N_SERVED - n_absent),
     ]
-    estimator = ServedShare(calibration.assumed_absent)
+    counted = ServedShare()
     for no_match in generator.permutation(served).tolist():
-        estimator.observe(no_match)
-    estimate = estimator.estimate()
+        counted.observe(no_match)
+    reference = ShareReference(calibration.evidence, calibration.assumed_absent)
+    estimate = reference.estimate(counted)
     return None if estimate is None else estimate.value
 
 
