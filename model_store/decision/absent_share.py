@@ -31,7 +31,7 @@ def first_where(holds: Callable[[int], bool], start: int, stop: int) -> int:
     return start + bisect_left(range(start, stop), True, key=holds)
 
 
-SHARES = np.linspace(0.01, 0.99, 197)
+SHARES = np.linspace(0.01, 0.99, 197).round(3)
 """Shares of absent queries that an estimate compares with the served queries. The next query may be
 absent, even if no earlier query was absent. So the smallest share is above 0."""
 
@@ -159,12 +159,12 @@ class ShareReference:
         np.add.at(of_labels, (labels, places[evidence.absent]), 1.0)
         means = of_labels / of_labels.sum(axis=1, keepdims=True) @ self._moved
         counts = np.bincount(places[evidence.counted], minlength=len(_CENTRES))
-        present, of_present = self._mean_and_variance(counts.astype(np.float64))
-        self._mixed: Floats = (1 - SHARES) * present + SHARES * means.mean(axis=0)
+        self._present, self._of_present = self._mean_and_variance(counts.astype(np.float64))
+        self._mixed: Floats = (1 - SHARES) * self._present + SHARES * means.mean(axis=0)
         # A probability has a variance of at most 1/4; nothing better is known of one label. The
         # served absent queries are a sample of labels too, so the variance counts twice.
         of_absent = 2 * means.var(axis=0, ddof=1) / len(codes) if len(codes) > 1 else 0.25
-        self._variance: Floats = (1 - SHARES) ** 2 * of_present + SHARES**2 * of_absent
+        self._variance: Floats = (1 - SHARES) ** 2 * self._of_present + SHARES**2 * of_absent
         self._quantile = -float(stdtrit(max(len(codes) - 1, 1), _OUTSIDE))
 
     def _mean_and_variance(self, counts: Floats) -> tuple[Floats, Floats]:
@@ -174,12 +174,23 @@ class ShareReference:
         return mean, (counts @ self._moved**2 / n - mean**2) / n
 
     def estimate(self, served: ServedShare) -> ShareEstimate | None:
-        """Return the estimate; None if there are fewer than `LEAST_QUERIES` queries."""
+        """Return the estimate.
+
+        Returns
+        -------
+        None if there are fewer than `LEAST_QUERIES` queries, or if P(no match) is lower than
+        without any absent query. In the second case, the queries with a match differ from those of
+        the evidence.
+        """
         if served.counts.sum() < LEAST_QUERIES:
             return None
         mean, variance = self._mean_and_variance(served.counts)
         score = (mean - self._mixed) / np.sqrt(variance + self._variance + _TINY)
-        lower = SHARES[score <= self._quantile].min(initial=SHARES[-1])
-        upper = SHARES[score >= -self._quantile].max(initial=SHARES[0])
-        value = SHARES[np.abs(score).argmin()]
-        return ShareEstimate(float(value), float(lower), float(upper))
+        without_absent = (mean - self._present) / np.sqrt(variance + self._of_present + _TINY)
+        if max(score.max(), without_absent[0]) < -self._quantile:
+            return None
+        lower, value = (
+            float(SHARES[score <= limit].min(initial=SHARES[-1])) for limit in (self._quantile, 0)
+        )
+        upper = float(SHARES[score >= -self._quantile].max(initial=SHARES[0]))
+        return ShareEstimate(value, lower, max(upper, value))

@@ -114,7 +114,8 @@ class AbsentState(BaseModel):
     estimated: float | None = Field(
         description="Estimate of the share of queries without a match, from served queries. "
         "Queries that are flagged out of distribution count, unless they are more unusual than all "
-        "calibration queries. Null with too few queries."
+        "calibration queries. Null with too few queries, or if queries with a match are clearly "
+        "easier than in the calibration."
     )
     interval: tuple[float, float] | None = Field(
         description="95 % interval of the estimate. It covers the sampling errors of the served "
