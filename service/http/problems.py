@@ -208,8 +208,9 @@ def forget_frames(error: BaseException) -> None:
     this, the body would stay in memory until a garbage collection.
     """
     chain: BaseException | None = error
-    while chain is not None:
-        chain.with_traceback(None)
+    seen: set[BaseException] = set()  # a chain is a circle if an error is raised again and again
+    while chain is not None and chain not in seen:
+        seen.add(chain.with_traceback(None))
         chain = chain.__cause__ or chain.__context__
 
 

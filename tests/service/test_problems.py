@@ -19,7 +19,7 @@ from model_store import errors
 from model_store.bundles.bundle import Bundle
 from model_store.errors import EncoderError, VouchError
 from service.http.limits import FORM_ALLOWANCE
-from service.http.problems import problem_response, status_of
+from service.http.problems import forget_frames, problem_response, status_of
 from tests.end_to_end.questions import boasting_png, picture, search, search_by_stream, truncated
 
 StartClient = Callable[..., TestClient]
@@ -526,3 +526,20 @@ def test_all_methods_of_a_path_are_named(client: TestClient, path: str, allowed:
     refused = client.request("TRACE", path)
     assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
     assert refused.json()["detail"].endswith(f"use {allowed}.")
+
+
+def test_an_error_that_is_raised_again_and_again_loses_its_tracebacks() -> None:
+    kept, other = VouchError("the database does not answer"), OSError("refused")
+    for raised, earlier in ((kept, other), (other, kept)):
+        try:
+            try:
+                raise earlier
+            except (VouchError, OSError):
+                raise raised from earlier
+        except (VouchError, OSError):
+            pass
+    assert kept.__cause__ is other
+    assert other.__cause__ is kept
+    forget_frames(kept)
+    assert kept.__traceback__ is None
+    assert other.__traceback__ is None
