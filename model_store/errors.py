@@ -43,7 +43,7 @@ message contains only information that a client of the service may see.
     │   ├── ShadowNotFound       the gallery has no second bundle under test
     │   └── PathNotFound
     ├── MethodNotAllowed         the path does not support this method
-    ├── IdentitiesUnavailable    the gallery has no usable labels
+    ├── IdentitiesUnavailable    P(same) cannot be fitted to the labels
     ├── FeedbackNotKept          feedback cannot be stored, or no calibration
     ├── Overloaded               too many concurrent requests
     ├── DeadlineExceeded         the request took longer than allowed
@@ -239,7 +239,7 @@ class ShadowNotFound(NotFound):
 
 
 class IdentitiesUnavailable(VouchError):
-    """The gallery has no usable labels."""
+    """No probability of the same identity can be fitted to the labels."""
 
 
 class FeedbackNotKept(VouchError):

@@ -122,8 +122,8 @@ def fit_again(
     kept, items = CalibrationInputs.load(directory), ItemFeatures.load(directory)
     if kept is None:
         raise CalibrationError(NOTHING_KEPT)
-    n_kept = len(kept.matched)
     kept = kept.relabelled(gallery, renamed)
+    n_kept = len(kept.matched)
     kept = with_decisions(kept, drawn, gallery)
     decided = set(kept.matched.ids[n_kept:])
     kept = _without_items(kept, gallery, n_kept)
@@ -190,7 +190,8 @@ def _without_items(kept: CalibrationInputs, gallery: Gallery, n_kept: int) -> Ca
         views of items, they remain: each is excluded from its own results.
     """
     matched, withheld = (
-        are_items(gallery, part.embeddings().directions) for part in (kept.matched, kept.withheld)
+        are_items(gallery, part.embeddings().directions, 2**-10)  # as exact as half precision
+        for part in (kept.matched, kept.withheld)
     )
     if kept.are_views or kept.unlabelled is not None:
         matched[:n_kept] = False

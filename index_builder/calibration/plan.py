@@ -83,7 +83,7 @@ class Plan:
     @property
     def least_queries(self) -> int:
         """Minimum number of `match` verdicts that guarantee `max_error`, if no verdict is wrong."""
-        return math.ceil(least_queries(self.promises.max_error, self.promises.delta))
+        return least_queries(self.promises.max_error, self.promises.delta)
 
     @property
     def least_error(self) -> float:

@@ -108,11 +108,9 @@ BATCH = 128
 """Number of queries that are searched together."""
 
 
-_EQUAL = 1 - 1e-6
-"""Minimum similarity of equal images. Half precision changes a similarity of 1 by about 1e-7."""
-
-
-def are_items(gallery: Gallery, directions: NDArray[np.float32]) -> NDArray[np.bool_]:
+def are_items(
+    gallery: Gallery, directions: NDArray[np.float32], tolerance: float = 1e-5
+) -> NDArray[np.bool_]:
     """Return a mask (B,): True for a query whose embedding is equal to an item's embedding.
 
     Such a query finds itself, and does not show how similar a new photograph is.
@@ -120,12 +118,15 @@ def are_items(gallery: Gallery, directions: NDArray[np.float32]) -> NDArray[np.b
     Parameters
     ----------
     directions : (B, D) unit directions of the queries.
+    tolerance : maximum difference of each component, because another batch rounds otherwise. A
+        limit of the similarity is no substitute: with few dimensions, other images are within it.
     """
     found = np.zeros(len(directions), dtype=bool)
     for start in range(0, len(directions), BATCH):
         rows = slice(start, start + BATCH)
-        nearest = gallery.candidates(directions[rows], 1).similarities
-        found[rows] = (nearest >= _EQUAL).any(axis=1)
+        nearest = gallery.directions(gallery.candidates(directions[rows], 1).rows)  # (B, 0 or 1, D)
+        differences = np.abs(nearest - directions[rows, None])
+        found[rows] = (differences <= tolerance).all(axis=2).any(axis=1)
     return found
 
 

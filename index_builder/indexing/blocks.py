@@ -137,7 +137,7 @@ class Block:
 
         ``recipe`` is a text that describes the encoder and the batches.
         """
-        files = [place.identity() for place in self.places]
+        files = [*(place.identity() for place in self.places), *sorted(self.failures)]
         content = json.dumps([recipe, _READING, self.number, self.ids, files])
         return hashlib.sha256(content.encode()).hexdigest()
 

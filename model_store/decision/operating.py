@@ -669,12 +669,16 @@ def label_p_values(rate: float, n_labels: float, rates: Floats) -> Floats:
     return p_values
 
 
-def least_queries(max_error: float, delta: float) -> float:
+MOST_ADVISED = 10**9
+"""Largest number of queries that advice asks for. The number for a tiny error may be infinite."""
+
+
+def least_queries(max_error: float, delta: float) -> int:
     """Return the number of queries that guarantee ``max_error`` if all answers are right.
 
-    For an error ε, the number is log δ / log(1 − ε).
+    For an error ε, the number is log δ / log(1 − ε), rounded up.
     """
-    return math.log(delta) / math.log1p(-max_error)
+    return math.ceil(min(math.log(delta) / math.log1p(-max_error), MOST_ADVISED))
 
 
 def upper_bound(share: float, n: float, delta: float) -> float:

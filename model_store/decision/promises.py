@@ -350,7 +350,7 @@ class Promises:
         needed = stream.queries_needed(max_error) if n else None
         if needed is not None:
             return message("queries_needed", n_needed=needed)
-        least = math.ceil(least_queries(max_error, stream.delta))
+        least = least_queries(max_error, stream.delta)
         if n < least:
             return message("answered_queries_needed", n_needed=least)
         times = stream.multiple(max_error, of_labels=True)
@@ -364,7 +364,7 @@ class Promises:
 
     def _rate_shortfall(self) -> Message:
         assert self.max_false_match_rate is not None  # noqa: S101 - the caller has looked
-        least = math.ceil(least_queries(self.max_false_match_rate, self.stream.delta))
+        least = least_queries(self.max_false_match_rate, self.stream.delta)
         cause = self.unknown_absence or message(
             "absent_queries_too_few", n_labels=self.stream.n_labels, n_needed=least
         )
@@ -381,4 +381,4 @@ UNKNOWN_TO_STRANGERS = message("absent_unknown_trained_labels")
 
 def least_labels(delta: float) -> int:
     """Return the minimum number of absent labels for an FPIR bound of `WORST_RATE`."""
-    return math.ceil(least_queries(WORST_RATE, delta))
+    return least_queries(WORST_RATE, delta)

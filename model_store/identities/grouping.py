@@ -291,9 +291,9 @@ class Grouping:
         known = _without_training(kept)
         if kept.unlabelled is None and _n_repeated(known.codes) < LEAST_LABELS:
             raise IdentitiesUnavailable(
-                "The encoder was trained on the gallery's labels, and P(same) needs at least "
-                f"{LEAST_LABELS} other labels with two images each. Build again with more "
-                "`withheld_labels`, or with a frozen encoder."
+                "P(same) needs labels that the encoder was surely not trained on: at least "
+                f"{LEAST_LABELS}, with two images each. Build again with more `withheld_labels` or "
+                "a frozen encoder."
             )
         return cls.fit(known.at(_sample(known.codes, np.random.default_rng(seed))), seed)
 

@@ -24,6 +24,7 @@ from service.client import VouchClient
 from service.client.management import GalleryManagement
 from service.client.review import ReviewQueueClient, UnknownQueriesClient
 from tests.support.bundle_copies import copied
+from tests.support.untrained import as_untrained
 
 StartClient = Callable[..., TestClient]
 
@@ -128,6 +129,7 @@ def vouch(
     root = tmp_path / "bundles"
     for one in (digits_bundle, uncalibrated_bundle):
         copied(one, root / one.name)
+    as_untrained(root / digits_bundle.name)  # for groups of unknown photographs
     activate(root, digits_bundle.name)
     app = start(
         replace(bundle.within(root), directory=root / digits_bundle.name),

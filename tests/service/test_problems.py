@@ -223,7 +223,7 @@ def json_search(content: bytes) -> Ask:
 
 
 CASES: dict[str, tuple[Ask, int, str, str]] = {
-    "no bytes": (upload(b""), 400, "empty_image", "0 bytes.*Send"),
+    "no bytes": (upload(b""), 400, "empty_image", "0 bytes.*Use"),
     "text": (
         upload(b"not an image, just text"),
         415,

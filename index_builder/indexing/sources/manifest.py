@@ -100,7 +100,7 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
             require_names(fields, origin, frozenset(texts))
             has_lines = True
             yield origin, fields
-        if not has_lines:
+        if not has_lines and path.suffix.lower() != ".parquet":
             _require_unknown_content(path)
     except UnicodeDecodeError as error:
         _require_unknown_content(path)
@@ -347,8 +347,7 @@ def _csv(path: Path, texts: Collection[str]) -> Iterator[tuple[int, Mapping[str,
         lines = reader.reader
         try:
             header = next(filter(None, lines), [])  # blank lines may come first
-            first = lines.line_num
-            _require_once(header, f"{path.name}, line {first}")
+            _require_once(header, f"{path.name}, line {lines.line_num}")
             reader.fieldnames = [
                 name or f"{_UNNAMED}{number}" for number, name in enumerate(header, start=1)
             ]
@@ -360,9 +359,6 @@ def _csv(path: Path, texts: Collection[str]) -> Iterator[tuple[int, Mapping[str,
                     )
                 named = _named_only(fields, f"{path.name}, line {reader.line_num}")
                 yield reader.line_num, _with_numbers(named, texts)
-            if reader.line_num == first and (content := content_of(path.read_bytes())) is not None:
-                advice = f" {content.advice}" if content.advice else ""
-                raise DatasetError(f"{path.name} is not CSV: it is {content.name}.{advice}")
         except csv.Error as error:
             raise DatasetError(
                 f"{path.name}, line {lines.line_num} is not CSV ({error})."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,7 @@ def test_every_byte_counts(store: ShardStore, tmp_path: Path) -> None:
         Block(3, BLOCK.ids, (*BLOCK.places[:2], Place("/2.png", None, 2, 8))),
         Block(3, BLOCK.ids, (*BLOCK.places[:2], Place("/2.png", None, 1, 7))),
         Block(3, BLOCK.ids, (*BLOCK.places[:2], Place("/2.png", 5, 2, 7))),
+        replace(BLOCK, failures={"a": Failure("InvalidLabel", "The label has a line break.")}),
     ],
 )
 def test_other_images_have_another_shard(store: ShardStore, other: Block) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -160,8 +161,6 @@ def test_what_is_not_there_is_an_entry_all_the_same(folder: Path) -> None:
         ("id,path\na,0/x\0.png\n", "null character|is not CSV"),
         (f"id,path\na,0/x.png\nb,{'x' * 132_000}\n", "line 3 is not CSV .*131072"),
         ("\n\npath,path\n0/x.png,a\n", "line 3: 'path' appears more than once"),
-        ("<html><body>404</body></html>", "list.csv is not CSV: it is an HTML page. Download"),
-        ("PK\3\4" + "\1" * 30, "list.csv is not CSV: it is a ZIP archive"),
     ],
 )
 def test_a_wrong_line_is_named(folder: Path, content: str, said: str) -> None:
@@ -534,13 +533,20 @@ def test_a_damaged_archive_is_refused(
         entries(archive, tmp_path)
 
 
+NOISE = np.random.default_rng(0).bytes(9_000)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.tar", gzip.compress(bytes(1024)), r"It is compressed data \(gzip\): unpack it"),
+        (
+            "a.tar",
+            gzip.compress(bytes(1024), mtime=0),
+            r"It is compressed data \(gzip\): unpack it",
+        ),
         ("a.tar", b"PK\x03\x04" + bytes(2000), "It is a ZIP archive: unpack it"),
         ("a.tar.gz", b"PK\x03\x04" + bytes(2000), "It is a ZIP archive: unpack it"),
-        ("a.tar.gz", gzip.compress(os.urandom(9_000))[:-99], r"header'\)\)\. Copy it again"),
+        ("a.tar.gz", gzip.compress(NOISE, mtime=0)[:-99], r"header'\)\)\. Copy it again"),
         ("a.csv", b"<html><body>404</body></html>", "not a manifest. It is an HTML page"),
         ("a.csv", b"PK\x03\x04" + bytes(100), "not a manifest. It is a ZIP archive"),
         ("a.csv", b"PK\x03\x04\n" + b"\xff" * 100, "not a manifest. It is a ZIP archive"),

@@ -201,7 +201,7 @@ def test_without_labels_that_the_encoder_was_not_trained_on_nothing_is_said(
     tmp_path: Path,
 ) -> None:
     bundle = stored(tmp_path, world(0, 40, spread=0.05), None)
-    with pytest.raises(IdentitiesUnavailable, match="was trained on the gallery's labels"):
+    with pytest.raises(IdentitiesUnavailable, match="surely not trained on"):
         Grouping.of_bundle(bundle)
     (tmp_path / KEPT_QUERIES_FILE).unlink()
     with pytest.raises(IdentitiesUnavailable, match="An earlier release built the bundle"):
