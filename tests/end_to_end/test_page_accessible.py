@@ -8,11 +8,13 @@ import json
 import re
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, FilePayload, Page, expect
 
-from model_store.errors import ImageError
+from model_store.encoder.contract import Embeddings
+from model_store.errors import ImageError, NoEmbedding
 from model_store.images.decode import TOO_MUCH_MEMORY, ImageLimits, decode_image
 from model_store.messages import MESSAGES
 from tests.end_to_end.page_texts import texts
@@ -401,7 +403,13 @@ NOT_ON_THE_PAGE = {
 FROM_THE_API = {"low", "medium", "high", "valid", "drifting", "stale", "missing"}
 
 
-RAISING = ("model_store/images", "service/decoding", "service/access", "service/http")
+RAISING = (
+    "model_store/images",
+    "model_store/encoder",
+    "service/decoding",
+    "service/access",
+    "service/http",
+)
 """Folders of the modules that refuse files and keys."""
 
 SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these stand
@@ -471,6 +479,8 @@ def test_every_language_has_what_the_service_says(language: str) -> None:
         for node in ast.parse((ROOT / "model_store/errors.py").read_text("utf-8")).body
         if isinstance(node, ast.ClassDef)
     }
+    for error in (*ImageError.__subclasses__(), NoEmbedding):
+        assert (error.__doc__ or "").rstrip(".") in later
     known = sentences | titles | FROM_ELSEWHERE
     assert set(table) - known == set()
     raised = "\n".join(
@@ -491,6 +501,14 @@ def refused(data: bytes, **limits: int) -> str:
     return str(caught.value)
 
 
+def without_embedding() -> str:
+    """Why a picture without an embedding is refused."""
+    zeros = np.zeros((1, 4), np.float32)
+    with pytest.raises(NoEmbedding) as caught:
+        Embeddings(zeros, zeros, zeros).require_usable()
+    return str(caught.value)
+
+
 def test_refused_files_and_keys_are_explained_in_german(browser: Browser) -> None:
     reasons = [
         refused(b""),
@@ -503,6 +521,7 @@ def test_refused_files_and_keys_are_explained_in_german(browser: Browser) -> Non
         refused(b"%PDF-1.7 and so on"),
         refused(bytes(range(7, 99))),
         TOO_MUCH_MEMORY,
+        without_embedding(),
         (
             "This service does not know the key that was sent. "
             "Send a valid key as `Authorization: Bearer vouch_…` or as `X-API-Key`; the service's "

@@ -29,6 +29,7 @@ export const LATER = {
   "The encoder cannot be used": "Der Encoder ist unbrauchbar",
   "The encoder stopped during work and is being restarted": "Der Encoder ist ausgefallen und startet neu",
   "The encoder is running, but cannot embed this image": "Der Encoder kommt mit diesem Bild nicht zurecht",
+  "The encoder's embedding of this image or text is not finite, or zero": "Der Encoder liefert für dieses Bild oder diesen Text keine brauchbaren Zahlen",
   "The service is processing its maximum number of requests": "Der Dienst ist ausgelastet",
   "The request took longer than allowed": "Die Antwort kam nicht rechtzeitig",
   "The service cannot answer at the moment": "Der Dienst kann gerade nicht antworten",
@@ -76,6 +77,9 @@ export const LATER = {
   "The decoder crashed, because the image file is damaged.": "Die Bilddatei ist beschädigt und ließ den Decoder abstürzen.",
   "Open and save the image again, and send the new file.": "Öffnen und speichern Sie das Bild neu und senden Sie die neue Datei.",
   "Two processes were killed while they decoded the image.": "Zwei Prozesse wurden beendet, während sie das Bild lasen.",
+  "For this input, the encoder gives numbers that are not finite, or only zeros.": "Der Encoder liefert für diese Eingabe Zahlen, die nicht endlich sind, oder nur Nullen.",
+  "So it cannot be compared with other images.": "Deshalb lässt sie sich nicht mit anderen Bildern vergleichen.",
+  "Send another image or text.": "Senden Sie ein anderes Bild oder einen anderen Text.",
   // Of keys and quotas.
   "A key is needed.": "Ein Schlüssel ist nötig.",
   "This service does not know the key that was sent.": "Der Dienst kennt den gesendeten Schlüssel nicht.",

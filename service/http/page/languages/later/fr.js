@@ -29,6 +29,7 @@ export const LATER = {
   "The encoder cannot be used": "L’encodeur ne peut pas être utilisé",
   "The encoder stopped during work and is being restarted": "L’encodeur s’est arrêté pendant son travail et redémarre",
   "The encoder is running, but cannot embed this image": "L’encodeur tourne, mais ne peut pas encoder cette image",
+  "The encoder's embedding of this image or text is not finite, or zero": "L’encodeur ne donne pas de nombres utilisables pour cette image ou ce texte",
   "The service is processing its maximum number of requests": "Le service traite déjà autant de requêtes qu’il en accepte à la fois",
   "The request took longer than allowed": "Il n’y a pas eu de réponse dans le temps qu’une requête peut prendre",
   "The service cannot answer at the moment": "Le service ne peut pas répondre pour le moment",
@@ -76,6 +77,9 @@ export const LATER = {
   "The decoder crashed, because the image file is damaged.": "Le fichier image est abîmé et a fait planter le décodeur.",
   "Open and save the image again, and send the new file.": "Ouvrez et enregistrez de nouveau l’image, puis envoyez le nouveau fichier.",
   "Two processes were killed while they decoded the image.": "Deux processus ont été tués pendant qu’ils lisaient l’image.",
+  "For this input, the encoder gives numbers that are not finite, or only zeros.": "L’encodeur donne pour cette entrée des nombres qui ne sont pas finis, ou seulement des zéros.",
+  "So it cannot be compared with other images.": "Elle ne peut donc pas être comparée à d’autres images.",
+  "Send another image or text.": "Envoyez une autre image ou un autre texte.",
   // Of keys and quotas.
   "A key is needed.": "Une clé est nécessaire.",
   "This service does not know the key that was sent.": "Ce service ne connaît pas la clé envoyée.",
