@@ -51,11 +51,12 @@ for replica in $(new_replicas); do
   state="0 starting"
   while [ "$state" = "0 starting" ]; do
     sleep 1
-    state=$(docker inspect --format '{{.RestartCount}} {{.State.Health.Status}}' "$replica")
+    state=$(docker inspect --format '{{.RestartCount}} {{.State.Health.Status}}' "$replica") ||
+      state=gone
   done
   if [ "$state" != "0 healthy" ]; then
     echo "The last log lines of the new replica $replica:" >&2
-    docker logs --tail 20 "$replica" >&2
+    docker logs --tail 20 "$replica" >&2 || true
     give_up
   fi
 done

@@ -33,6 +33,8 @@ SEARCH = "/v1/galleries/released-0.2.0/search/raw"
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="needs haproxy")
 
+GONE = "gone"
+
 STAND_IN = """#!{python}
 import json, socket, sys
 with socket.create_connection(("127.0.0.1", {port})) as connection:
@@ -53,8 +55,9 @@ class Engine:
     running : replicas by id, the oldest first.
     asked : the commands.
     serves : whether the replicas are services, or processes that do nothing.
-    starts_badly : whether new replicas never become ready.
-    health : what Docker says of each replica, the next first; the last stays.
+    health : what Docker says of each replica, the next first; the last stays. If it is `GONE`,
+        Docker does not know the replica.
+    ends : what Docker says of a new replica at the end.
     old_bundle : whether the check of the bundle fails.
     """
 
@@ -64,7 +67,8 @@ class Engine:
         self.running: dict[str, Process] = {}
         self.health: dict[str, list[str]] = {}
         self.asked: list[str] = []
-        self.serves = self.starts_badly = self.old_bundle = False
+        self.ends = "healthy"
+        self.serves = self.old_bundle = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         program = folder / "docker"
         port = self._listener.getsockname()[1]
@@ -116,15 +120,18 @@ class Engine:
             case ["compose", "up", *options, "--no-recreate", "--scale", scale, "service"]:
                 old = set(self.running)
                 self.start(int(scale.removeprefix("service=")))
-                ends = ["unhealthy" if self.starts_badly else "healthy"]
-                self.health |= {one: ["starting", *ends] for one in self.running if one not in old}
+                self.health |= {
+                    one: ["starting", self.ends] for one in self.running if one not in old
+                }
                 waits_in_vain = any(health[-1] == "unhealthy" for health in self.health.values())
                 status = int("--wait" in options and waits_in_vain)
             case ["inspect", "--format", "{{.RestartCount}} {{.State.Health.Status}}", replica]:
                 health = self.health[replica]
                 output = f"0 {health.pop(0) if len(health) > 1 else health[0]}"
+                status = int(GONE in output)
             case ["logs", "--tail", _, replica]:
                 output = f"said by {replica}"
+                status = int(self.health[replica] == [GONE])
             case ["stop", replica]:
                 self.running[replica].send(signal.SIGTERM)
                 ended = self.running[replica].popen.wait(TIMEOUT_S)
@@ -227,7 +234,7 @@ def test_roll_under_load_loses_no_request(engine: Engine, tmp_path: Path) -> Non
 def test_roll_to_replicas_that_do_not_start_leaves_the_old_ones(
     engine: Engine, tmp_path: Path
 ) -> None:
-    engine.starts_badly = True
+    engine.ends = "unhealthy"
     engine.start(2)
     done = roll(engine, tmp_path)
     assert done.returncode == 1
@@ -235,6 +242,17 @@ def test_roll_to_replicas_that_do_not_start_leaves_the_old_ones(
     assert "said by replica-2" in done.stderr
     assert list(engine.running) == ["replica-0", "replica-1"]
     assert not any(one.startswith("stop") for one in engine.asked)
+
+
+def test_roll_to_replicas_that_disappear_leaves_the_old_ones(
+    engine: Engine, tmp_path: Path
+) -> None:
+    engine.ends = GONE
+    engine.start(2)
+    done = roll(engine, tmp_path)
+    assert done.returncode == 1
+    assert "the old replicas continue" in done.stderr
+    assert list(engine.running) == ["replica-0", "replica-1"]
 
 
 def test_roll_replaces_an_unhealthy_replica(engine: Engine, tmp_path: Path) -> None:
