@@ -38,6 +38,12 @@ def split_address(text: str, schemes: Collection[str]) -> SplitResult:
     return parts
 
 
+def lower_scheme(url: str) -> str:
+    """Return an address with its scheme in lower case, because ``HTTP`` means ``http``."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme.lower()}{mark}{rest}" if mark else url
+
+
 def require_no_user(parts: SplitResult, instead: str) -> None:
     """Refuse a user or a password in an address, because logs and bundles contain the address.
 

@@ -19,7 +19,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from model_store.addresses import passwords_in, require_no_user, split_address
+from model_store.addresses import lower_scheme, passwords_in, require_no_user, split_address
 from model_store.bundles.directory import KEPT_BUNDLES
 from model_store.bundles.signatures import Signing
 from model_store.gallery.milvus.collection import MilvusAccess, check_address, check_log
@@ -64,6 +64,7 @@ RateText = Annotated[str, AfterValidator(_check_rate)]
 
 def _check_otlp_endpoint(url: str) -> str:
     """Check the collector's address, and that OpenTelemetry is installed."""
+    url = lower_scheme(url)
     require_no_user(split_address(url, ("http", "https")), "OTEL_EXPORTER_OTLP_HEADERS")
     try:
         import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")

@@ -31,7 +31,7 @@ AT_ONCE = 64
 """Number of images between two writes to the journal."""
 
 SUFFIXES = (".csv", ".parquet", ".html")
-_SERVED = re.compile(r"(https?://.+?)/v1/galleries/([^/]+)/?")
+_SERVED = re.compile(r"((?i:https?)://.+?)/v1/galleries/([^/]+)/?")
 
 Row = dict[str, Any]
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if out.suffix.lower() not in SUFFIXES:
             parser.error(f"--out {out}: its name must end in {', '.join(SUFFIXES)}.")
         gallery: str = options.gallery
-        if gallery.startswith(("http://", "https://")) and not _SERVED.fullmatch(gallery):
+        if gallery.lower().startswith(("http://", "https://")) and not _SERVED.fullmatch(gallery):
             parser.error(
                 f"--gallery {gallery}: the address names no gallery. Write "
                 f"{gallery.rstrip('/')}/v1/galleries/NAME."

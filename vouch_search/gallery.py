@@ -65,7 +65,7 @@ def open_gallery(
             "such as 'bundles/mine'."
         )
     require_path("path", path)
-    if str(path).startswith(("http://", "https://")):
+    if str(path).lower().startswith(("http://", "https://")):
         raise ValueError(
             f"path: received the address {path!r}, wanted a folder. A service is reached by "
             "vouch.Client(address).open(name)."

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from model_store.addresses import split_address
+from model_store.addresses import lower_scheme, split_address
 from model_store.errors import InvalidRequest
 from model_store.item_ids import check_item_id
 from service import schemas
@@ -207,7 +207,7 @@ def seconds_to_wait(response: httpx2.Response, attempt: int) -> float:
 
 
 def base_of(url: str) -> str:
-    """Return the URL of a service, after a check.
+    """Return the URL of a service with its scheme in lower case, after a check.
 
     Raises
     ------
@@ -215,7 +215,8 @@ def base_of(url: str) -> str:
     ValueError : the URL does not begin with ``http://`` or ``https://``, or is not an address.
     """
     try:
-        split_address(require_text("url", url), ("http", "https"))
+        url = lower_scheme(require_text("url", url))
+        split_address(url, ("http", "https"))
     except ValueError as error:
         raise ValueError(f"url: {error}") from None
     return url

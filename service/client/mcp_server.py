@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from model_store.addresses import split_address
+from model_store.addresses import lower_scheme, split_address
 from model_store.lists import split_list
 from model_store.programs import add_global_options, interruptible, parser_of
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        split_address(options.url, ("http", "https"))
+        split_address(lower_scheme(options.url), ("http", "https"))
     except ValueError as error:
         parser.error(f"--url {error}")
     folders = [Path(name) for text in options.images for name in split_list(text)]

@@ -70,6 +70,7 @@ FROM_ENVIRONMENT = [
     ("bundle_keys", "/srv/publisher.pub", (Path("/srv/publisher.pub"),)),
     ("signing_key", "/srv/compaction.key", Path("/srv/compaction.key")),
     ("otlp_endpoint", "http://collector:4318", "http://collector:4318"),
+    ("otlp_endpoint", "HTTP://collector:4318", "http://collector:4318"),
     ("max_batch_bytes", "1000", 1000),
     ("feedback", "/srv/feedback.sqlite3", Path("/srv/feedback.sqlite3")),
     ("audit_share", "0.2", 0.2),

@@ -65,6 +65,13 @@ def test_wrong_url_is_named_by_the_constructor(client: Any, url: Any, message: s
         client(url)
 
 
+@pytest.mark.parametrize("client", [vouch.Client, vouch.AsyncClient])
+def test_scheme_of_a_url_may_be_in_upper_case(client: Any) -> None:
+    client("HTTP://service")
+    with pytest.raises(ValueError, match="A service is reached by"):
+        vouch.open("HTTP://service")
+
+
 class TestErrors:
     def test_asynchronous_search_raises_the_error_itself(self, answer: str) -> None:
         gallery = asynchronous(lambda _: httpx2.Response(200, content=answer))
