@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 
 
 _LIMITS = ImageLimits(max_bytes=2**30, max_pixels=ImageLimits().max_pixels)
-_N_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,12 +368,7 @@ def _without_items(
 def queries_of(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> QuerySet:
     """Read the queries; print the unreadable queries."""
     source = room.source(room.evidence.queries, room.evidence.items)
-    queries, failures = room.reader(gallery).queries(source, rule.within)
-    for name, failure in list(failures.items())[:_N_SHOWN]:
-        console.print(f"left out: {name}: {failure.reason}", markup=False, soft_wrap=True)
-    if len(failures) > _N_SHOWN:
-        console.print(f"left out: {len(failures) - _N_SHOWN:,} more")
-    return queries
+    return room.reader(gallery).queries(source, rule.within)
 
 
 @contextmanager

@@ -100,10 +100,8 @@ class QueryReader:
     limits: ImageLimits
     storage: Storage
 
-    def queries(
-        self, source: Source, within: float | None = None
-    ) -> tuple[QuerySet, Mapping[str, Failure]]:
-        """Return queries with their true matches, and the errors of unreadable queries by id.
+    def queries(self, source: Source, within: float | None = None) -> QuerySet:
+        """Return queries with their true matches; print the unreadable queries.
 
         Parameters
         ----------
@@ -122,7 +120,7 @@ class QueryReader:
         else:
             places, truth = _by_place(entries, gallery, within)
             place_of = dict(zip([entry.id for entry in entries], places, strict=True))
-        entries, hashes, failures = self._embedded(entries)
+        entries, hashes = self._embedded(entries)
         labels = [truth[entry.id] for entry in entries]
         images = self._images(entries, labels, hashes)
         if places is not None:
@@ -130,10 +128,12 @@ class QueryReader:
         held = set(gallery.labels) or {item.id for item in gallery.items(gallery.rows())}
         matched = np.array([label in held for label in labels], dtype=bool)
         present, absent = np.flatnonzero(matched), np.flatnonzero(~matched)
-        return QuerySet(images.at(present), images.at(absent), None), failures
+        return QuerySet(images.at(present), images.at(absent), None)
 
     def items(self, source: Source) -> LabelledImages:
         """Read the source of the gallery again, but only images that are items.
+
+        Unreadable images are printed.
 
         Raises
         ------
@@ -150,13 +150,11 @@ class QueryReader:
         if len(kept) < len(label_of):
             n_missing = len(label_of) - len({entry.id for entry in kept})
             _warn(f"{n_missing:,} of {len(label_of):,} items are not in --gallery.")
-        kept, hashes, _ = self._embedded(kept)
+        kept, hashes = self._embedded(kept)
         return self._images(kept, [label_of[entry.id] for entry in kept], hashes)
 
-    def _embedded(
-        self, entries: Sequence[Entry]
-    ) -> tuple[list[Entry], dict[str, str], dict[str, Failure]]:
-        """Embed entries; return the embedded entries, their hashes by id, and the failures."""
+    def _embedded(self, entries: Sequence[Entry]) -> tuple[list[Entry], dict[str, str]]:
+        """Embed entries; return the embedded entries and their hashes by id; print the others."""
         fetching = Fetching(self.storage, self.scratch / "fetched", self.limits)
         n_processes = usable_processors()
         hashes: dict[str, str] = {}
@@ -169,7 +167,11 @@ class QueryReader:
             for shard in track(engine.shards(tasks), "embedding", catalogue.n_blocks):
                 hashes.update(zip(shard.ids, shard.hashes, strict=True))
                 failures.update(shard.failures)
-        return [entry for entry in entries if entry.id in hashes], hashes, failures
+        for name, failure in list(failures.items())[:N_SHOWN]:
+            console.print(f"left out: {name}: {failure.reason}", markup=False, soft_wrap=True)
+        if len(failures) > N_SHOWN:
+            console.print(f"left out: {len(failures) - N_SHOWN:,} more")
+        return [entry for entry in entries if entry.id in hashes], hashes
 
     def _images(
         self, entries: Sequence[Entry], labels: Sequence[str], hashes: Mapping[str, str]

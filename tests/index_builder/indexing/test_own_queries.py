@@ -284,6 +284,18 @@ def test_items_that_are_not_in_the_source_of_the_gallery_are_counted(
     assert f"{len(rows) // 2} of {len(rows)} items are not in --gallery." in told
 
 
+def test_unreadable_images_of_the_gallery_are_named(where: Path, root: Path) -> None:
+    heading, first, *rows = (where / "gallery.csv").read_text().splitlines()
+    name, _, label = first.split(",")
+    (where / "broken.png").write_bytes(b"no image")
+    lines = [heading, f"{name},broken.png,{label}", *rows]
+    (where / "broken.csv").write_text("\n".join(lines) + "\n")
+    told = succeeded(
+        where, "calibrate", root, "--queries", "queries.csv", "--gallery", "broken.csv"
+    )
+    assert f"left out: {name}: " in told
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("options", "said"),
