@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,9 @@ _END, _FILLER = b"\xff\xd9", b"\x5a\xc3" * 2000
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 _RUN = 16
 """Number of equal bytes at the end of a JPEG that may be padding in place of lost data."""
+
+_STRIP = 64
+"""Number of rows of pixels to hash at a time."""
 
 _MENDED = "A damaged part of the file was ignored; it contains no pixels."
 _FLAT = "The picture has only one colour."
@@ -250,6 +254,7 @@ def _loaded(
     else:  # Pillow needs no end marker if other bytes follow the pixels
         if _run_at_end(data) < _RUN or last_scan(data) is None:
             return image
+    image.close()  # releases its memory
     data = data.rstrip(b"\xff")
     if not _is_whole(data):
         raise OSError("pixels are missing")
@@ -307,7 +312,16 @@ def _has_all_pixels(data: bytes) -> bool:
     restarts = _RESTART.findall(data, start)
     number = (restarts[-1][1] + 1) % 8 if restarts else 0
     filler = _FILLER + bytes([0xFF, 0xD0 + number]) + _FILLER
-    return _jpeg(data + _END).tobytes() == _jpeg(data + filler + _END).tobytes()
+    return _digest(data + _END) == _digest(data + filler + _END)
+
+
+def _digest(data: bytes) -> bytes:
+    """Return the hash of a JPEG's pixels; it reads strips, to need little memory."""
+    image, digest = _jpeg(data), sha256()
+    for top in range(0, image.height, _STRIP):
+        bottom = min(top + _STRIP, image.height)
+        digest.update(image.crop((0, top, image.width, bottom)).tobytes())
+    return digest.digest()
 
 
 def _jpeg(data: bytes) -> Image.Image:

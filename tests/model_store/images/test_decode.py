@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import tracemalloc
 import warnings
 import zlib
 from functools import cache
@@ -188,6 +189,17 @@ def test_jpeg_that_lacks_only_its_end_is_read(image: Image.Image, options: dict[
         np.testing.assert_array_equal(decoded.pixels, decode_image(data).pixels)
         assert decoded.warnings == ("The end of the file is missing; the picture is whole.",)
     assert decode_image(data + bytes(3000)).warnings == ()
+
+
+def test_jpeg_that_lacks_only_its_end_takes_little_memory() -> None:
+    data = encoded(SCENE.resize((1600, 1200)), "JPEG")[:-2]
+    tracemalloc.start()
+    try:
+        decode_image(data, smallest_side=200)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1600 * 1200  # a copy of the pixels has 3 bytes for each
 
 
 ARITHMETIC = [
