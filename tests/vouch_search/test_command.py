@@ -159,6 +159,11 @@ def test_failed_request_ends_the_command_which_goes_on_later(
             2,
             "names no gallery. Write http://host:1/v1/galleries/NAME",
         ),
+        (
+            ["FOLDER", "--out", "m.csv", "--gallery", "HTTP://host:1/"],
+            2,
+            "names no gallery. Write HTTP://host:1/v1/galleries/NAME",
+        ),
     ],
 )
 def test_wrong_option_is_named(
