@@ -190,7 +190,7 @@ def test_that_fails_as_it_is():
     assert cut(1) == 2
 
 def test_first(shared):
-    assert cut(2) == 2
+    assert cut(1) == 1  # not seen by it: LARGEST = 1; which test is quicker depends on the machine
 
 def test_second(shared):
     assert shared.value == 4

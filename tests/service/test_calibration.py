@@ -120,7 +120,7 @@ class TestTheCalibration:
         for tiny in (0.001, 5e-324):
             never = client.get(path, params={"max_error": tiny}).json()
             assert never["point"] is None
-            assert f"An error of at most {tiny} among matches cannot" in never["reason"]
+            assert f"An error of at most {tiny:g} among matches cannot" in never["reason"]
             assert never["reason_code"]["code"] == "error_not_bounded"
         assert strict["error"] <= strict["error_bound"] <= 0.1
         assert loose["error_bound"] <= 0.3

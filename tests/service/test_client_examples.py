@@ -19,12 +19,12 @@ from starlette.testclient import TestClient
 import service.client
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
+from model_store.identities import Grouping
 from service import schemas
 from service.client import VouchClient
 from service.client.management import GalleryManagement
 from service.client.review import ReviewQueueClient, UnknownQueriesClient
 from tests.support.bundle_copies import copied
-from tests.support.untrained import as_untrained
 
 StartClient = Callable[..., TestClient]
 
@@ -129,7 +129,6 @@ def vouch(
     root = tmp_path / "bundles"
     for one in (digits_bundle, uncalibrated_bundle):
         copied(one, root / one.name)
-    as_untrained(root / digits_bundle.name)  # for groups of unknown photographs
     activate(root, digits_bundle.name)
     app = start(
         replace(bundle.within(root), directory=root / digits_bundle.name),
@@ -137,6 +136,10 @@ def vouch(
         galleries=tmp_path / "galleries",
         review_reasons=["random"],
         audit_share=1.0,
+    )
+    # The encoder was trained on the labels of the gallery, so it has no groups of its own.
+    monkeypatch.setattr(
+        Grouping, "of_bundle", lambda bundle: Grouping.of_gallery(bundle.retriever.gallery)
     )
     monkeypatch.chdir(tmp_path)
     for name in ("photo", "one", "two"):
