@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _OF_THE_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
-_OF_SQLITE = {"FULL", "READONLY", "CANTOPEN", "PERM", "IOERR"}
+_OF_SQLITE = {3, 8, 10, 13, 14}  # PERM, READONLY, IOERR, FULL, CANTOPEN; a client has no sqlite3
 _TEXT = re.compile(
     "|".join(map(re.escape, map(os.strerror, sorted(_OF_THE_SYSTEM - {errno.EPERM}))))
     + r"|\d+ requested and \d+ written"
@@ -35,8 +35,8 @@ def disk_error(error: BaseException) -> str | None:
         if error.errno not in _OF_THE_SYSTEM:
             return None
         where, why = f"{error.filename}: " if error.filename else "", os.strerror(error.errno)
-    elif hasattr(error, "sqlite_errorname"):  # a client needs no SQLite
-        if error.sqlite_errorname.split("_")[1] not in _OF_SQLITE:
+    elif hasattr(error, "sqlite_errorcode"):
+        if error.sqlite_errorcode & 0xFF not in _OF_SQLITE:
             return None
         why = str(error)
     else:

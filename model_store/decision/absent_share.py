@@ -60,10 +60,10 @@ class ShareEstimate:
 
     Attributes
     ----------
-    value : the estimate, one of `SHARES`.
-    lower, upper : 95 % interval. The interval includes the sampling errors of the served queries
-        and of the calibration queries. It does not include other differences between served and
-        calibration queries.
+    value : the estimate, between the smallest and the largest of `SHARES`.
+    lower, upper : 95 % interval, to 0 or 1 where no share is excluded. The interval includes the
+        sampling errors of the served queries and of the calibration queries. It does not include
+        other differences between served and calibration queries.
     """
 
     value: float
@@ -189,8 +189,9 @@ class ShareReference:
         without_absent = (mean - self._present) / np.sqrt(variance + self._of_present + _TINY)
         if max(score.max(), without_absent[0]) < -self._quantile:
             return None
-        lower, value = (
-            float(SHARES[score <= limit].min(initial=SHARES[-1])) for limit in (self._quantile, 0)
-        )
-        upper = float(SHARES[score >= -self._quantile].max(initial=SHARES[0]))
-        return ShareEstimate(value, lower, max(upper, value))
+        # The score falls with the share. An end that no share excludes is open.
+        falling = np.minimum.accumulate(score)[::-1]
+        at = [self._quantile, 0.0, -self._quantile]
+        lower, value, upper = np.interp(at, falling, SHARES[::-1], left=1.0, right=0.0).tolist()
+        value = min(max(value, float(SHARES[0])), float(SHARES[-1]))
+        return ShareEstimate(value, min(lower, value), max(upper, value))

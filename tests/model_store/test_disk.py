@@ -18,9 +18,9 @@ from model_store.files import replacing
 FULL = "No space left on device"
 
 
-def of_sqlite(name: str, text: str) -> sqlite3.OperationalError:
+def of_sqlite(code: int, text: str) -> sqlite3.OperationalError:
     error = sqlite3.OperationalError(text)
-    error.sqlite_errorname = name
+    error.sqlite_errorcode = code
     return error
 
 
@@ -32,8 +32,8 @@ def of_sqlite(name: str, text: str) -> sqlite3.OperationalError:
         (OSError(errno.ENOSPC, f"Error writing. Detail: {FULL}"), FULL),
         (OSError("200 requested and 102 written"), "200 requested and 102 written"),
         (SafetensorError(f"Error while serializing: I/O error: {FULL} (os error 28)"), FULL),
-        (of_sqlite("SQLITE_FULL", "database or disk is full"), "database or disk is full"),
-        (of_sqlite("SQLITE_CANTOPEN_ISDIR", "unable to open"), "unable to open"),
+        (of_sqlite(sqlite3.SQLITE_FULL, "database or disk is full"), "database or disk is full"),
+        (of_sqlite(sqlite3.SQLITE_CANTOPEN_ISDIR, "unable to open"), "unable to open"),
     ],
 )
 def test_every_library_gets_the_same_advice(error: Exception, said: str) -> None:
@@ -47,7 +47,7 @@ def test_every_library_gets_the_same_advice(error: Exception, said: str) -> None
     "error",
     [
         ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
-        of_sqlite("SQLITE_ERROR", "no such table: disk"),
+        of_sqlite(sqlite3.SQLITE_ERROR, "no such table: disk"),
         SafetensorError("Error while deserializing: No such file or directory (os error 2)"),
         KeyError("Permission denied"),
         RuntimeError("CUDA error: Operation not permitted when the stream is capturing"),
