@@ -37,8 +37,8 @@ class Plan:
     promises : the error bounds of the answers.
     of_vectors : whether the source has vectors. Vectors without labels give no queries, because
         they have no augmented views.
-    is_estimate : whether the numbers of items and queries may change, because images that look
-        alike are held out together and are found only after the embedding.
+    is_estimate : whether the numbers of items and queries may change, because similar images are
+        held out together and are found only after the embedding.
     """
 
     n_images: int

@@ -49,9 +49,9 @@ _RECALL: Mapping[str, str] = {
     "evaluation": "The first result is right for {recall_at_1} of {n_queries} evaluation queries.",
     "held_out": "The first result is right for {recall_at_1} of {n_queries} calibration queries.",
     "left_out": "The first result is right for {recall_at_1} of {n_queries} queries: {n_held_out} "
-    "held out, {n_left_out} items left out of their own lists.",
-    "items": "The first result is right for {recall_at_1} of {n_queries} items left out of their "
-    "own lists.",
+    "held out, {n_left_out} items, each compared with the rest of the gallery.",
+    "items": "The first result is right for {recall_at_1} of {n_queries} items, each compared with "
+    "the rest of the gallery.",
     "views": "The first result is right for {recall_at_1} of {n_queries} augmented views of items.",
     "captions": "The first result is right for {recall_at_1} of {n_queries} captions.",
 }

@@ -125,10 +125,13 @@ def test_flagged_queries_get_no_match() -> None:
     [
         ({"queries": "views_of_items"}, "of 400 augmented views of items."),
         ({"queries": "captions"}, "of 400 captions."),
-        ({"queries": "left_out_items"}, "of 400 items left out of their own lists."),
+        (
+            {"queries": "left_out_items"},
+            "of 400 items, each compared with the rest of the gallery.",
+        ),
         (
             {"queries": "held_out_images", "n_leave_one_out": 300},
-            "of 400 queries: 100 held out, 300 items left out of their own lists.",
+            "of 400 queries: 100 held out, 300 items, each compared with the rest of the gallery.",
         ),
     ],
 )

@@ -99,8 +99,8 @@ export const LATER = {
   // Of a gallery's outcome.
   "The first result is right for {0} of {1} evaluation queries.": "Das erste Ergebnis ist richtig bei {0} von {1} Anfragen zur Auswertung.",
   "The first result is right for {0} of {1} calibration queries.": "Das erste Ergebnis ist richtig bei {0} von {1} Anfragen zur Kalibrierung.",
-  "The first result is right for {0} of {1} queries: {2} held out, {3} items left out of their own lists.": "Das erste Ergebnis ist richtig bei {0} von {1} Anfragen: {2} zurückgehalten, {3} Objekte ohne sich selbst in der Liste.",
-  "The first result is right for {0} of {1} items left out of their own lists.": "Das erste Ergebnis ist richtig bei {0} von {1} Objekten ohne sich selbst in der Liste.",
+  "The first result is right for {0} of {1} queries: {2} held out, {3} items, each compared with the rest of the gallery.": "Das erste Ergebnis ist richtig bei {0} von {1} Anfragen: {2} zurückgehalten, {3} Objekte, jedes mit dem Rest der Sammlung verglichen.",
+  "The first result is right for {0} of {1} items, each compared with the rest of the gallery.": "Das erste Ergebnis ist richtig bei {0} von {1} Objekten, jedes mit dem Rest der Sammlung verglichen.",
   "The first result is right for {0} of {1} augmented views of items.": "Das erste Ergebnis ist richtig bei {0} von {1} erzeugten Ansichten von Objekten.",
   "The first result is right for {0} of {1} captions.": "Das erste Ergebnis ist richtig bei {0} von {1} Bildtexten.",
   "Measured with queries whose labels are kept out of the gallery.": "Beurteilt mit Anfragen zu Labels, die nicht in der Sammlung sind.",

@@ -99,8 +99,8 @@ export const LATER = {
   // Of a gallery's outcome.
   "The first result is right for {0} of {1} evaluation queries.": "Le premier résultat est juste pour {0} des {1} requêtes d’évaluation.",
   "The first result is right for {0} of {1} calibration queries.": "Le premier résultat est juste pour {0} des {1} requêtes d’étalonnage.",
-  "The first result is right for {0} of {1} queries: {2} held out, {3} items left out of their own lists.": "Le premier résultat est juste pour {0} des {1} requêtes : {2} tenues à l’écart, {3} objets ôtés de leur propre liste.",
-  "The first result is right for {0} of {1} items left out of their own lists.": "Le premier résultat est juste pour {0} des {1} objets ôtés de leur propre liste.",
+  "The first result is right for {0} of {1} queries: {2} held out, {3} items, each compared with the rest of the gallery.": "Le premier résultat est juste pour {0} des {1} requêtes : {2} tenues à l’écart, {3} objets, chacun comparé au reste de la collection.",
+  "The first result is right for {0} of {1} items, each compared with the rest of the gallery.": "Le premier résultat est juste pour {0} des {1} objets, chacun comparé au reste de la collection.",
   "The first result is right for {0} of {1} augmented views of items.": "Le premier résultat est juste pour {0} des {1} vues générées d’objets.",
   "The first result is right for {0} of {1} captions.": "Le premier résultat est juste pour {0} des {1} légendes.",
   "Measured with queries whose labels are kept out of the gallery.": "Jugé avec des requêtes d’étiquettes tenues à l’écart de la collection.",
