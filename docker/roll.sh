@@ -14,11 +14,7 @@ SETTLE_S=${SETTLE_S:-10} # seconds for the balancer to find the new replicas and
 
 replicas() { docker compose ps --quiet service; }
 
-new_replicas() {
-  for replica in $(replicas); do
-    case "$old" in *"$replica"*) ;; *) echo "$replica" ;; esac
-  done
-}
+new_replicas() { replicas | grep -vxF "$old" || true; }
 
 if [ "${1-}" = --build ]; then
   docker compose build service

@@ -22,8 +22,9 @@ from index_builder.vectors.encoder import embed_with_features
 from index_builder.whitening import cross_fitted_whitenings
 from model_store.decision import OutlierDetector
 from model_store.encoder.contract import Embeddings, Encoder
-from model_store.errors import CalibrationError, ItemNotFound
+from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
+from model_store.gallery.protocol import find_row
 
 from .detector import MIN_REFERENCES, fit_detectors, scores_by_fold
 
@@ -353,10 +354,8 @@ class ItemQueries:
         keys = group_keys(self.images)
         for images, names in ((self.images, keys), (others, group_keys(others))):
             for name, key in zip(images.ids, names, strict=True):
-                try:
-                    rows.setdefault(key, set()).add(gallery.row(name))
-                except ItemNotFound:
-                    rows.setdefault(key, set())
+                row = find_row(gallery, name)
+                rows.setdefault(key, set()).update(() if row is None else (row,))
         own = [sorted(rows[key]) for key in keys]
         table = np.full((len(own), max((len(one) for one in own), default=1) or 1), -1)
         for place, one in enumerate(own):

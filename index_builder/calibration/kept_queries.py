@@ -211,7 +211,7 @@ def _truth(said: Decided | None, gallery: Gallery) -> str | None:
     if not gallery.labels:
         return said.item_id
     try:
-        item = gallery.items(np.array([gallery.row(said.item_id)]))[0]
+        item = gallery.item(said.item_id)
     except ItemNotFound:  # the item was removed, but its label may remain
         return said.label or said.item_id
     return label_or_id(item)

@@ -32,7 +32,7 @@ from index_builder.configuration.requirements import Check, accept_any
 from index_builder.datasets.splits import QuerySet
 from index_builder.progress import console
 from index_builder.storage import Storage
-from index_builder.vectors.encoder import PassedVectors, StoredEncoder, embedded
+from index_builder.vectors.encoder import PassedVectors, StoredEncoder, embed_all
 from index_builder.vectors.store import VectorFile
 from index_builder.vectors.table import VectorTable, holds_vectors, open_table
 from model_store.bundles.compaction import Compaction
@@ -358,11 +358,8 @@ def _queries(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> QuerySe
 def _without_items(
     room: OpenedEvidence, gallery: Gallery, queries: LabelledImages
 ) -> LabelledImages:
-    kept = [
-        positions[~are_items(gallery, found.directions)]
-        for positions, found in embedded(room.encoder, queries, "queries")
-    ]
-    return queries.at(np.concatenate(kept)) if kept else queries
+    found = embed_all(room.encoder, queries, "queries")
+    return queries.at(~are_items(gallery, found.directions))
 
 
 def queries_of(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> QuerySet:

@@ -263,16 +263,16 @@ def _why_refused(
     item_id: str, label: str | None, group: str | None, source: str | None
 ) -> Failure | None:
     """Return the reason why an entry breaks the rules for texts of items; None if it does not."""
-    try:
-        check_item_id(item_id)
-    except ValueError as error:
-        return Failure("InvalidId", f"The id {error}. Give the image another id, or rename it.")
-    checks = (("label", label, check_label), ("group", group, check_text))
-    for name, text, check in (*checks, ("source", source, check_text)):
+    for name, text, check, advice in (
+        ("id", item_id, check_item_id, "Give the image another id, or rename it."),
+        ("label", label, check_label, "Correct it."),
+        ("group", group, check_text, "Correct it."),
+        ("source", source, check_text, "Correct it."),
+    ):
         try:
             check(text or "")
         except ValueError as error:
-            return Failure(f"Invalid{name.title()}", f"The {name} {error}. Correct it.")
+            return Failure(f"Invalid{name.title()}", f"The {name} {error}. {advice}")
     return None
 
 

@@ -139,14 +139,9 @@ class Embeddings(Table):
     variance: NDArray[np.float32]
     features: NDArray[np.float32]
 
-    @property
-    def usable(self) -> NDArray[np.bool_]:
-        """Mask (B,): True for an embedding that is finite and has a non-zero mean."""
-        return usable_vectors(self.mean, self.variance)
-
     def require_usable(self) -> None:
-        """Raise `NoEmbedding` unless all embeddings are `usable`."""
-        if not self.usable.all():
+        """Raise `NoEmbedding` unless all embeddings are usable, see `usable_vectors`."""
+        if not usable_vectors(self.mean, self.variance).all():
             raise NoEmbedding(
                 "For this input, the encoder gives numbers that are not finite, or only zeros. So "
                 "it cannot be compared with other images. Send another image or text."

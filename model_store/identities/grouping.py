@@ -321,7 +321,7 @@ class Grouping:
         """
         generator = np.random.default_rng(seed)
         names, counts = np.unique(known.codes, return_counts=True)
-        n_repeated = _n_repeated(known.codes)
+        n_repeated = int((counts > 1).sum())
         if n_repeated < LEAST_LABELS:
             raise IdentitiesUnavailable(
                 f"{n_repeated} labels of the gallery have two items or more, but the fit of "

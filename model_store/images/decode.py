@@ -252,7 +252,7 @@ def _loaded(
         if "truncated" not in str(error):
             raise
     else:  # Pillow needs no end marker if other bytes follow the pixels
-        if _run_at_end(data) < _RUN or last_scan(data) is None:
+        if not data.endswith(data[-1:] * _RUN) or last_scan(data) is None:
             return image
     image.close()  # releases its memory
     data = data.rstrip(b"\xff")

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -234,8 +234,6 @@ def _environment() -> dict[str, str]:
         **malloc_environment(),  # halves the decoding time
     }
 
-
-T = TypeVar("T")
 
 logger = logging.getLogger("service")
 

@@ -160,10 +160,10 @@ class _Form:
     def _on_headers_finished(self) -> None:
         """Begin a file or a field, and refuse a part with two names or encoded content."""
         part = self._part
-        header_names = [name for name, _ in part.header]
-        if len(set(header_names)) < len(header_names):
+        headers = dict(part.header)
+        if len(headers) < len(part.header):
             raise _refusal("a part has a header twice")
-        disposition = dict(part.header).get(b"content-disposition", b"")
+        disposition = headers.get(b"content-disposition", b"")
         if _n_names(disposition) > 1:
             raise _refusal("a part has two names")
         options = parse_options_header(disposition)[1]

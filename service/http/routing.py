@@ -35,7 +35,7 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from model_store.errors import InvalidHead, UnsupportedMediaType
 from service.access.access import GuardedRoute
 from service.http.bodies import BoundedRequest, check_charset, is_empty
-from service.schemas.base import kinds_of, suggestion
+from service.schemas.base import is_number, suggestion
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
@@ -322,7 +322,7 @@ def _options(alias: str, field: FieldInfo) -> Iterator[tuple[str, _Option]]:
             yield from _options(one.alias or name, one)
     else:  # only a list of files is sent as several fields; a list of objects is one JSON text
         repeats = get_origin(kind) is list and issubclass(get_args(kind)[0], UploadFile)
-        yield alias, _Option(repeats, not kinds_of(kind).isdisjoint({int, float}))
+        yield alias, _Option(repeats, is_number(kind))
 
 
 def body_of(*accepted: str, required: bool = True) -> Callable[[Request], Awaitable[None]]:

@@ -81,7 +81,7 @@ class RequestModel(BaseModel):
     @classmethod
     def _takes_no_truth(cls, name: str) -> bool:
         field = cls.model_fields.get(name)
-        return field is not None and bool({int, float} & kinds_of(field.annotation))
+        return field is not None and is_number(field.annotation)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -93,10 +93,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(names)}" if names else "nothing can be set here"
 
 
-def kinds_of(annotation: Any) -> set[Any]:  # noqa: ANN401 - any type
-    """Return the members of an optional type; return any other type as the only member."""
+def is_number(annotation: Any) -> bool:  # noqa: ANN401 - any type
+    """Return whether a type is a number, or an optional type can be one."""
     members = get_args(annotation)
-    return set(members) if type(None) in members else {annotation}
+    kinds = set(members) if type(None) in members else {annotation}
+    return not kinds.isdisjoint({int, float})
 
 
 class ReasonCode(BaseModel):

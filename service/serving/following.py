@@ -31,6 +31,7 @@ from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import CURRENT_FILE, current_id
 from model_store.errors import NotReady, PointerUnreadable, VouchError
 from model_store.files import FileMark, file_mark
+from service.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -150,10 +151,7 @@ class Following:
 
     async def close(self) -> None:
         """Cancel running activations."""
-        tasks = list(self._switches.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await Tasks(self._switches.values()).cancel()
 
     def _confirm(self, name: str, served: str, mark: FileMark | None) -> None:
         """Record that `CURRENT` names the served bundle; this holds until the next write."""

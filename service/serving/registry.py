@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.compaction import Compaction
@@ -80,8 +80,6 @@ async def remove_old(bundle: Bundle, keep: int) -> None:
         fields = {"gallery": bundle.name, "bundle": removed}
         logger.info("bundle removed", extra={"fields": fields})
 
-
-T = TypeVar("T")
 
 SWITCH_TIMEOUT_S = 5.0
 """Seconds that a request waits for a bundle that is being opened; half of a request's timeout."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
@@ -29,7 +29,6 @@ from service.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 ACTIVATED: Final = "The shadow bundle {bundle_id} was activated; it is now the served bundle."
 REPLACED = "Another shadow was started, with another bundle or another share of the queries."

@@ -15,7 +15,13 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from index_builder.datasets.image_files import HEAD_BYTES, LeftOut, Reason, is_system_file
+from index_builder.datasets.image_files import (
+    HEAD_BYTES,
+    LeftOut,
+    Reason,
+    head_of,
+    is_system_file,
+)
 from index_builder.indexing.blocks import Entry, Place
 from model_store.errors import DatasetError
 from model_store.files import PARTIAL, FreeSpace
@@ -176,8 +182,7 @@ class Archive:
 
     def _other_content(self) -> str:
         """Return a sentence that names the content of a file with a wrong suffix, or nothing."""
-        with self.path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
+        head = head_of(self.path)
         content = content_of(head)
         is_tar = head[257:262] == b"ustar"  # a tar begins with any text: the name of a file
         is_compressed = content is not None and content.name.startswith("compressed data")

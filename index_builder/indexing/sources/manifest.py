@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from index_builder.datasets.image_files import HEAD_BYTES, LeftOut
+from index_builder.datasets.image_files import LeftOut, head_of
 from index_builder.indexing.blocks import Box, Entry, Place
 from index_builder.indexing.sources.places import Places, named
 from index_builder.storage import shown
@@ -118,8 +118,7 @@ def _require_unknown_content(path: Path) -> None:
     ------
     DatasetError
     """
-    with path.open("rb") as file:
-        content = content_of(file.read(HEAD_BYTES))
+    content = content_of(head_of(path))
     if content is not None:
         raise DatasetError(
             f"{path.name} is not a manifest. It is {content.name}. Export it as CSV, or download "

@@ -239,7 +239,7 @@ def open_source(
 
 def is_of_vectors(path: Path) -> bool:
     """Return whether a file is a table of vectors without images."""
-    is_parquet = _ends_with(path.name, (PARQUET_SUFFIX,)) and path.is_file()
+    is_parquet = _ends_with(path.name, (PARQUET_SUFFIX,))
     return holds_vectors(path) and not (is_parquet and holds_images(path))
 
 

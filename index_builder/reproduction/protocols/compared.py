@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.small_images import outliers
 from index_builder.datasets.splits import stratified, with_label
 from index_builder.reproduction.datasets import Origin
 from index_builder.reproduction.datasets.photographs import caltech101
@@ -19,6 +18,7 @@ from index_builder.reproduction.protocols.protocol import (
     Task,
     all_against_all,
     held_out_task,
+    photographs,
     without_some_labels,
 )
 
@@ -125,9 +125,7 @@ def _open_set(
 
 
 def _photographs(generator: np.random.Generator) -> LabelledImages:
-    images = outliers("photographs", 0, generator)
-    assert images is not None  # noqa: S101 - none only for the kind of that name
-    return images.at(np.arange(N_OUTLIERS))
+    return photographs(0, generator).at(np.arange(N_OUTLIERS))
 
 
 def _names(images: LabelledImages, n: int) -> frozenset[str]:
