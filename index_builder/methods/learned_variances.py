@@ -32,7 +32,7 @@ from index_builder.posteriors.learned_variances import (
     VarianceHead,
     VarianceHeadPosterior,
 )
-from index_builder.training.loop import train
+from index_builder.training import train
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,14 @@ from index_builder.networks import (
 from index_builder.networks.features import LinearNetwork, feature_blocks, trunk_fingerprint
 from index_builder.posteriors.stored import ProbabilisticEncoder, load_posterior
 from index_builder.progress import console
-from index_builder.training.distributed import ProcessGroup, process_group
-from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
+from index_builder.training import (
+    ProcessGroup,
+    feature_source,
+    place_for_training,
+    process_group,
+    train,
+    trunk_device,
+)
 from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
 from index_builder.vectors.opened import opened_once
 from index_builder.vectors.store import VectorFile

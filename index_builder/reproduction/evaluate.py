@@ -34,7 +34,7 @@ from index_builder.networks.features import all_features
 from index_builder.pipeline.run import Run
 from index_builder.posteriors.laplace.fit import LaplacePosterior
 from index_builder.posteriors.stored import load_posterior
-from index_builder.training.loop import trunk_device
+from index_builder.training import trunk_device
 from index_builder.vectors.encoder import embed_all, embed_with_features
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.decision import Calibration, choice_probabilities

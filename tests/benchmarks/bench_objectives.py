@@ -20,7 +20,7 @@ from index_builder.networks import build_encoder
 from index_builder.objectives import objective_of
 from index_builder.objectives.registry import OBJECTIVES
 from index_builder.progress import console
-from index_builder.training.loop import batches_of, feature_source, train
+from index_builder.training import batches_of, feature_source, train
 
 N_IMAGES = 1_200
 BASELINE = "contrastive"

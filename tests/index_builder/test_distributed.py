@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from index_builder.training.distributed import ProcessGroup
+from index_builder.training import ProcessGroup
 from tests.support.build_command import Done, vouch_build
 from tests.support.collection_files import write_drawings
 

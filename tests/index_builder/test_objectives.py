@@ -24,8 +24,7 @@ from index_builder.objectives.registry import OBJECTIVES
 from index_builder.pipeline.gallery_steps import splits_of
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import fit_step, train_step
-from index_builder.training.augmentation import Augmentation
-from index_builder.training.loop import train
+from index_builder.training import Augmentation, train
 from model_store import open_bundle
 from model_store.images import Preprocessing
 from model_store.sphere import base_noise

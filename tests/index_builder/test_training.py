@@ -15,9 +15,9 @@ from index_builder.datasets.small_images import digits
 from index_builder.networks import build_encoder, load_pretrained
 from index_builder.networks.trunk import dropped_out
 from index_builder.objectives import ContrastiveLoss, contrastive_loss
-from index_builder.training.augmentation import Augmentation
-from index_builder.training.loop import (
+from index_builder.training import (
     WARM_UP_STEPS,
+    Augmentation,
     _parameter_groups,
     balanced_batches,
     feature_source,
@@ -161,7 +161,7 @@ def test_images_too_many_to_hold_are_decoded_batch_by_batch(
     encoder = build_encoder(NetworkConfig(embedding_dim=4), torch.Generator().manual_seed(0)).eval()
     rows, config = torch.tensor([3, 1, 7]), TrainingConfig()
     held = feature_source(encoder, IMAGES, config, torch.Generator())(rows)
-    monkeypatch.setattr("index_builder.training.loop.PREPARED_BYTES", 0)
+    monkeypatch.setattr("index_builder.training.PREPARED_BYTES", 0)
     assert torch.equal(feature_source(encoder, IMAGES, config, torch.Generator())(rows), held)
 
 

@@ -12,7 +12,7 @@ from index_builder.posteriors.laplace.curvature import Approximation, Curvature
 from index_builder.posteriors.laplace.fit import fit_laplace
 from index_builder.posteriors.laplace.minibatches import MinibatchPlan
 from index_builder.posteriors.laplace.targets import TargetScaling
-from index_builder.training.loop import balanced_batches
+from index_builder.training import balanced_batches
 from tests.support.narrowing import instance_of
 
 LABELS = torch.arange(200) % 4

@@ -12,7 +12,7 @@ from index_builder.configuration.encoder import TrainingConfig
 from index_builder.objectives.objective import Sampling
 from index_builder.objectives.similarities import MonteCarloInfoNceLoss, simclr
 from index_builder.objectives.von_mises_fisher import sample_von_mises_fisher
-from index_builder.training.loop import batches_of
+from index_builder.training import batches_of
 from tests.index_builder.objectives.test_classification import identity
 from tests.support.small_batches import embeddings, gradient, total, unit
 
