@@ -11,7 +11,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 from index_builder.foreign_encoders.choices import InputFormat, Pooling, channels
 from index_builder.foreign_encoders.foreign_module import ForeignNetwork, pooled, reference_of
-from index_builder.networks.torchvision_trunk import (
+from index_builder.networks.trunk import (
     CLASSIFIERS,
     feature_map,
     pad_as_tensorflow,

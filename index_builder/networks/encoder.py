@@ -1,14 +1,45 @@
-"""The deterministic encoder: trunk and linear last layer."""
+"""The deterministic encoder: a trunk and a linear last layer.
+
+An encoder is untrained, pretrained, or comes from the checkpoint of a run. Its trunk can be a graph
+that ONNX Runtime computes and that is not trained.
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from index_builder.networks.torchvision_trunk import freeze_batch_norm
-from index_builder.networks.trunk import Trunk
+from index_builder.configuration.defaults import WHITENED_DIM
+from index_builder.configuration.encoder import NetworkConfig
+from index_builder.networks.trunk import (
+    ColourCNN,
+    SmallCNN,
+    TorchvisionName,
+    TorchvisionTrunk,
+    Trunk,
+    drawn_from,
+    freeze_batch_norm,
+    shortened,
+)
+from index_builder.networks.weights import (
+    PretrainedWeights,
+    is_checkpoint,
+    linear_layer,
+    load_checkpoint,
+    load_weights,
+    needs_tensorflow_padding,
+)
+from index_builder.vectors.frozen_graph import FrozenGraph
+from index_builder.vectors.halves import FEATURES
 from index_builder.vectors.images import ImageVectors
 from model_store.encoder.contract import EncoderInput
+from model_store.encoder.onnx import open_graph
+from model_store.errors import WeightsError
 
 
 class MetricEncoder(nn.Module):
@@ -113,3 +144,150 @@ class MetricEncoder(nn.Module):
         """Embeddings (B, D), not normalised, of ``images`` (B, H, W, 3) uint8."""
         embeddings: Tensor = self.last_layer(self.features(images))
         return embeddings
+
+
+class GraphTrunk(Trunk):
+    """A trunk that computes the features of an existing encoder.
+
+    Parameters
+    ----------
+    place : name or path of the encoder, as in `vouch-build index`.
+
+    Attributes
+    ----------
+    frozen : the graph.
+
+    Raises
+    ------
+    BundleNotFound : there is no encoder at ``place``.
+    EncoderContractError : the encoder violates the contract.
+    """
+
+    def __init__(self, place: Path) -> None:
+        super().__init__()
+        self.frozen = FrozenGraph(place)
+        self.preprocessing = self.frozen.preprocessing
+        self.n_features = self.frozen.n_features
+
+    @cached_property
+    def _session(self) -> onnxruntime.InferenceSession:
+        return open_graph(self.frozen.content, "cpu", threads=1)
+
+    def extra_repr(self) -> str:
+        """Return a hash of the graph; the hash becomes part of fingerprints."""
+        return self.frozen.fingerprint
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, F) of ``images`` (B, H, W, 3) uint8; the graph standardises the images."""
+        (found,) = self._session.run([FEATURES], {self.frozen.input_name: images.cpu().numpy()})
+        return torch.from_numpy(found)
+
+
+class GraphTrunkEncoder(MetricEncoder):
+    """An encoder with a `GraphTrunk`; only its last layer can be trained."""
+
+    trunk: GraphTrunk
+
+    def __init__(self, trunk: GraphTrunk, embedding_dim: int) -> None:
+        super().__init__(trunk, embedding_dim, frozen=True)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the features (B, F) of ``images`` (B, H, W, 3) uint8."""
+        found: Tensor = self.trunk(images)
+        return found.to(images.device)
+
+
+def build_encoder(config: NetworkConfig, generator: torch.Generator) -> MetricEncoder:
+    """Return an untrained encoder; ``generator`` draws the initial weights.
+
+    The trunk keeps ``generator``, which draws its dropout masks during training.
+    """
+    with drawn_from(generator):
+        trunk = _trunk(config, generator)
+        dim = config.embedding_dim or min(WHITENED_DIM, trunk.n_features)
+        if isinstance(trunk, GraphTrunk):
+            return GraphTrunkEncoder(trunk, dim)
+        return MetricEncoder(
+            trunk,
+            dim,
+            pretrained=config.weights is not None,
+            frozen=config.frozen,
+            feature_norm=config.feature_norm,
+        )
+
+
+def load_encoder(config: NetworkConfig, checkpoint: Path) -> MetricEncoder:
+    """Read an encoder that `save_checkpoint` wrote, in evaluation mode.
+
+    Raises
+    ------
+    WeightsError : the file is not a checkpoint, or is the checkpoint of another network.
+    """
+    of_checkpoint = {"weights": str(checkpoint), "last_layer": "loaded", "frozen": False}
+    config = config.model_copy(update=of_checkpoint)
+    encoder = build_encoder(config, torch.Generator())
+    load_pretrained(encoder, config)
+    return encoder.eval()
+
+
+def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
+    """Load the weights that ``config.weights`` names.
+
+    If the configuration requires it, the last layer is loaded too.
+
+    Raises
+    ------
+    WeightsError : the weights are missing, cannot be read or do not fit.
+    """
+    assert config.weights is not None  # noqa: S101 - the caller has looked
+    if is_checkpoint(config.weights):
+        state = load_checkpoint(config.weights)
+        if config.last_layer != "loaded":
+            state |= {f"last_layer.{k}": v for k, v in encoder.last_layer.state_dict().items()}
+        try:
+            encoder.load_state_dict(state)
+        except RuntimeError as error:
+            raise WeightsError(
+                f"{config.weights} does not fit the encoder. {shortened(error)}"
+            ) from error
+    elif isinstance(encoder.trunk, TorchvisionTrunk):
+        weights = load_weights(encoder.trunk.name, config.weights)
+        encoder.trunk.load_backbone(weights.state)
+        encoder.pixel_mean.copy_(weights.pixel_mean[:, None, None])
+        encoder.pixel_std.copy_(weights.pixel_std[:, None, None])
+        if config.last_layer == "loaded":
+            _take_linear_layer(encoder, weights, config.weights)
+    else:
+        raise WeightsError(
+            f"{config.weights} is not the checkpoint.safetensors of a run; trunk = "
+            f"{config.trunk!r} has no other weights."
+        )
+
+
+def _take_linear_layer(encoder: MetricEncoder, weights: PretrainedWeights, source: str) -> None:
+    """Copy the only linear layer of ``weights`` to the last layer."""
+    layer = linear_layer(weights, encoder.trunk.n_features)
+    if layer is None or layer[0].shape[0] != encoder.last_layer.out_features:
+        found = "none" if layer is None else f"one of {layer[0].shape[0]} dimensions"
+        raise WeightsError(
+            f"last_layer = 'loaded' requires a linear layer from {encoder.trunk.n_features} "
+            f"features to embedding_dim = {encoder.last_layer.out_features}; {source} has {found}."
+        )
+    with torch.no_grad():
+        encoder.last_layer.weight.copy_(layer[0])
+        encoder.last_layer.bias.copy_(layer[1])
+
+
+def _trunk(config: NetworkConfig, generator: torch.Generator) -> Trunk:
+    if config.trunk == "small_cnn":
+        return SmallCNN(config.dropout if config.dropout_inside else 0.0, generator)
+    if config.trunk == "colour_cnn":
+        return ColourCNN()
+    if config.encoder is not None:
+        return GraphTrunk(Path(config.encoder))
+    return TorchvisionTrunk(
+        cast("TorchvisionName", config.trunk),
+        config.pooling,
+        config.input_size,
+        tensorflow_padding=needs_tensorflow_padding(config.weights),
+    )

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from index_builder.networks.torchvision_trunk import (
+from index_builder.networks.trunk import (
     CLASSIFIERS,
     imagenet_normalisation,
 )

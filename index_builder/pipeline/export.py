@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.onnx.errors import UnsupportedOperatorError
 
 from index_builder.networks import MetricEncoder
-from index_builder.networks.graph_trunk import GraphTrunkEncoder
+from index_builder.networks.encoder import GraphTrunkEncoder
 from index_builder.pipeline.graphs import (
     OPSET,
     PARITY_TOLERANCES,

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from index_builder.networks import MetricEncoder
-from index_builder.networks.small_cnn import SmallCNN
+from index_builder.networks.trunk import SmallCNN
 from model_store.encoder.contract import EncoderInput
 
 from .baselines import (

@@ -156,7 +156,7 @@ class TestRealWeights:
     CODE = """
 import os, numpy, torch
 from torchvision import models
-from index_builder.networks.torchvision_trunk import pad_as_tensorflow
+from index_builder.networks.trunk import pad_as_tensorflow
 from index_builder.networks.weights import load_weights
 
 FOLDER = os.environ["VOUCH_DATA_DIR"] + "/backbones/"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from index_builder.networks.torchvision_trunk import AveragePooling, GeneralisedMeanPooling
+from index_builder.networks.trunk import AveragePooling, GeneralisedMeanPooling
 
 MAPS = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from index_builder.networks.small_cnn import SmallCNN
+from index_builder.networks.trunk import SmallCNN
 from tests.support.narrowing import not_none
 
 

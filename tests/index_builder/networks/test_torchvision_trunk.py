@@ -11,7 +11,7 @@ import torch
 
 from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks import build_encoder
-from index_builder.networks.torchvision_trunk import TorchvisionName
+from index_builder.networks.trunk import TorchvisionName
 from index_builder.pipeline.export import export_encoder
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 from index_builder.posteriors.learned_variances import VarianceHead, VarianceHeadPosterior

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from index_builder.networks.small_cnn import SmallCNN
-from index_builder.networks.trunk import dropout_masks
+from index_builder.networks.trunk import SmallCNN, dropout_masks
 from index_builder.posteriors.baselines import DropoutPosterior
 from index_builder.posteriors.stored import load_posterior
 
