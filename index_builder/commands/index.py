@@ -420,7 +420,7 @@ def _contains_images(source: Source) -> bool:
 
 def declared(run: Path, table: VectorTable, name: str) -> Path:
     """Write the encoder file of a table of vectors into the run directory."""
-    from index_builder.vectors.declared import write_declared_encoder  # noqa: PLC0415
+    from index_builder.vectors.frozen_graph import write_declared_encoder  # noqa: PLC0415
 
     path = run / ENCODER_FILE
     write_declared_encoder(path, table.described(name))

@@ -193,8 +193,7 @@ def with_dimensions(config: BuildConfig) -> BuildConfig:
     network = config.network
     if network.embedding_dim is not None or not Path(str(network.encoder)).exists():
         return config
-    from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415
-    from index_builder.vectors.opened import encoder_on_cpu  # noqa: PLC0415
+    from index_builder.vectors.encoder_file import encoder_on_cpu, find_encoder  # noqa: PLC0415
 
     encoder = encoder_on_cpu(find_encoder(Path(str(network.encoder))))
     counted = {"embedding_dim": min(WHITENED_DIM, encoder.n_features)}

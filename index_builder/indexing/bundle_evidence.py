@@ -33,7 +33,7 @@ from index_builder.datasets.splits import QuerySet
 from index_builder.progress import console
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import PassedVectors, StoredEncoder, embed_all
-from index_builder.vectors.store import VectorFile
+from index_builder.vectors.images import VectorFile
 from index_builder.vectors.table import VectorTable, holds_vectors, open_table
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.kept_queries import BUILD_QUERIES_FILE, KEPT_QUERIES_FILE

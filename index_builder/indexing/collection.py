@@ -26,7 +26,7 @@ from index_builder.progress import console
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
 from index_builder.vectors.encoder_file import text_files
-from index_builder.vectors.store import VectorFile
+from index_builder.vectors.images import VectorFile
 from index_builder.vectors.table import VECTOR_SUFFIXES
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE

@@ -39,7 +39,7 @@ from index_builder.posteriors.laplace.held_out import (
 )
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.progress import console
-from index_builder.vectors.linear import LinearEncoder, features_of, repeatable_blocks
+from index_builder.vectors.encoder import LinearEncoder, features_of, repeatable_blocks
 from index_builder.whitening import learned_whitening
 from model_store.errors import CalibrationError, DatasetError
 from model_store.pairs import Correlation

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from index_builder.arrays import Array
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.datasets import Splits
-from index_builder.vectors.linear import LinearEncoder
+from index_builder.vectors.encoder import LinearEncoder
 
 if TYPE_CHECKING:
     import torch

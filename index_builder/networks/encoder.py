@@ -34,8 +34,8 @@ from index_builder.networks.weights import (
     load_weights,
     needs_tensorflow_padding,
 )
+from index_builder.vectors.encoder import FEATURES
 from index_builder.vectors.frozen_graph import FrozenGraph
-from index_builder.vectors.halves import FEATURES
 from index_builder.vectors.images import ImageVectors
 from model_store.encoder.contract import EncoderInput
 from model_store.encoder.onnx import open_graph

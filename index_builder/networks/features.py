@@ -17,7 +17,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Read
 from index_builder.networks import MetricEncoder
 from index_builder.progress import track_parts
-from index_builder.vectors.linear import features_of
+from index_builder.vectors.encoder import features_of
 
 _PIXELS = 800_000
 """Number of pixels in a block: a thousand small images, or fifteen photographs."""

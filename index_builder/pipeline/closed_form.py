@@ -40,11 +40,10 @@ from index_builder.pipeline.graphs import (
 from index_builder.pipeline.run import POSTERIOR_REPORT, TRAINING_REPORT, Run, forget
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.progress import console
+from index_builder.vectors.encoder import OnnxTrunk, trunk_metadata
+from index_builder.vectors.encoder_file import opened_once
 from index_builder.vectors.frozen_graph import FrozenGraph
-from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
-from index_builder.vectors.images import ImageVectors
-from index_builder.vectors.opened import opened_once
-from index_builder.vectors.store import VectorFile
+from index_builder.vectors.images import ImageVectors, VectorFile
 from index_builder.whitening import learned_whitening
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.contract import EncoderInput, EncoderMetadata, Inputs
@@ -140,7 +139,7 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Encoder:
-    """See `index_builder.vectors.linear.LinearEncoder`."""
+    """See `index_builder.vectors.encoder.LinearEncoder`."""
 
     weight: Floats
     bias: Floats

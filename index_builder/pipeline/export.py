@@ -28,8 +28,8 @@ from index_builder.pipeline.graphs import (
 )
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.stored import ProbabilisticEncoder
-from index_builder.vectors.halves import FEATURES, OnnxTrunk
-from index_builder.vectors.opened import opened_once
+from index_builder.vectors.encoder import FEATURES, OnnxTrunk
+from index_builder.vectors.encoder_file import opened_once
 from model_store.encoder.contract import INPUT_NAME, OUTPUT_NAMES, EncoderMetadata, Inputs
 from model_store.errors import ParityError
 

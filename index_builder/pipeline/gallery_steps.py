@@ -27,10 +27,9 @@ from index_builder.indexing.engines import open_encoder
 from index_builder.indexing.from_images import build_gallery
 from index_builder.indexing.sources import open_vectors
 from index_builder.output import CALIBRATION_TABLE, write_table
-from index_builder.vectors.encoder import StoredEncoder
-from index_builder.vectors.halves import Halves
-from index_builder.vectors.opened import encoder_on_cpu, opened_once
-from index_builder.vectors.store import VectorFile
+from index_builder.vectors.encoder import Halves, StoredEncoder
+from index_builder.vectors.encoder_file import encoder_on_cpu, opened_once
+from index_builder.vectors.images import VectorFile
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE, SAMPLES_FOLDER, SampleQuery
 from model_store.bundles.publish import publish

@@ -15,7 +15,7 @@ from onnx import compose, helper, numpy_helper, version_converter
 
 from index_builder.arrays import to_numpy
 from index_builder.posteriors.laplace.kronecker_posterior import COLUMNS, KroneckerPosterior
-from index_builder.vectors.halves import (
+from index_builder.vectors.encoder import (
     FEATURES,
     HEAD_KEY,
     TRUNK_KEY,
@@ -23,7 +23,7 @@ from index_builder.vectors.halves import (
     OnnxTrunk,
     head_metadata,
 )
-from index_builder.vectors.opened import encoder_on_cpu, opened_once
+from index_builder.vectors.encoder_file import encoder_on_cpu, opened_once
 from model_store.encoder.contract import METADATA_KEY, OUTPUT_NAMES, EncoderMetadata, Inputs
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ParityError

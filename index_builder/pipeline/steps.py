@@ -32,9 +32,9 @@ from index_builder.training import (
     train,
     trunk_device,
 )
-from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
-from index_builder.vectors.opened import opened_once
-from index_builder.vectors.store import VectorFile
+from index_builder.vectors.encoder import OnnxTrunk, trunk_metadata
+from index_builder.vectors.encoder_file import opened_once
+from index_builder.vectors.images import VectorFile
 from model_store.bundles.manifest import ENCODER_FILE
 
 from .closed_form import (

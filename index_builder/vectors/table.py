@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.vectors.store import Vector
+from index_builder.vectors.images import Vector
 from model_store.encoder.contract import EncoderInput
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import DatasetError

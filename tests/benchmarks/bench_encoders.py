@@ -50,8 +50,8 @@ from index_builder.encoders.mobilenet_v2 import RANGES
 from index_builder.encoders.resolve import resolve_encoder
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import fit_step, train_step
-from index_builder.vectors.halves import OnnxTrunk
-from index_builder.vectors.store import VectorFile
+from index_builder.vectors.encoder import OnnxTrunk
+from index_builder.vectors.images import VectorFile
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.contract import INPUT_NAME
 from model_store.encoder.onnx import OnnxEncoder, open_graph

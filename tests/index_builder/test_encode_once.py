@@ -33,7 +33,7 @@ from index_builder.pipeline.gallery_steps import (
 from index_builder.pipeline.graphs import write_head
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import fit_step
-from index_builder.vectors.halves import Halves, OnnxTrunk
+from index_builder.vectors.encoder import Halves, OnnxTrunk
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 

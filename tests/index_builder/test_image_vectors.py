@@ -15,8 +15,7 @@ from PIL import Image
 from index_builder.datasets.corruption import corrupted, views
 from index_builder.datasets.images import LabelledImages, Pixels, from_files, joined
 from index_builder.datasets.small_images import digits
-from index_builder.vectors.images import AT_ONCE, ImageVectors
-from index_builder.vectors.store import Vector, VectorFile
+from index_builder.vectors.images import AT_ONCE, ImageVectors, Vector, VectorFile
 from model_store.errors import OutputError
 from model_store.images import Preprocessing
 

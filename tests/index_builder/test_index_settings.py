@@ -13,7 +13,7 @@ from index_builder.configuration.build import load_config
 from index_builder.datasets.images import from_arrays
 from index_builder.indexing.from_images import build_gallery
 from index_builder.vectors.encoder import StoredEncoder, batch_size
-from index_builder.vectors.store import VectorFile
+from index_builder.vectors.images import VectorFile
 from model_store.encoder.contract import Embeddings
 from model_store.errors import ConfigError, OutputError
 from model_store.gallery import FaissGallery, IndexSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from index_builder.vectors.opened import opened_once
+from index_builder.vectors.encoder_file import opened_once
 
 
 def test_an_unchanged_file_is_opened_once_even_if_renamed(tmp_path: Path) -> None:

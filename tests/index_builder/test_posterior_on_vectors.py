@@ -19,7 +19,7 @@ from index_builder.indexing.sources import open_vectors
 from index_builder.pipeline.gallery_steps import splits_of
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import export_step, fit_step, train_step
-from index_builder.vectors.declared import write_declared_encoder
+from index_builder.vectors.frozen_graph import write_declared_encoder
 from model_store import Retriever, VectorQuery, open_bundle
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.manifest import ENCODER_FILE

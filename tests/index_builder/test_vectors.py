@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder.vectors.store import VectorFile
+from index_builder.vectors.images import VectorFile
 
 KEYS = [bytes([number]) * 32 for number in range(5)]
 VECTORS = np.random.default_rng(0).standard_normal((5, 7)).astype(np.float32)

@@ -33,10 +33,8 @@ from index_builder.reproduction.metrics import Floats, Result
 from index_builder.reproduction.protocols import ProtocolConfig, ProtocolData, load_protocol
 from index_builder.reproduction.resources import machine
 from index_builder.reproduction.retrieval import RetrievalResults, consensus_of_queries
-from index_builder.vectors.encoder import StoredEncoder
-from index_builder.vectors.halves import Halves, OnnxTrunk, TrunkHalf
-from index_builder.vectors.images import ImageVectors
-from index_builder.vectors.store import Vector, VectorFile
+from index_builder.vectors.encoder import Halves, OnnxTrunk, StoredEncoder, TrunkHalf
+from index_builder.vectors.images import ImageVectors, Vector, VectorFile
 from model_store.encoder.contract import Embeddings, EncoderMetadata
 from model_store.processors import PROVIDERS
 

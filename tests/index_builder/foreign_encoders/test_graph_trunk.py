@@ -23,7 +23,7 @@ from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import export_step, fit_step, train_step
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 from index_builder.posteriors.stored import ProbabilisticEncoder
-from index_builder.vectors.halves import OnnxHead, OnnxTrunk
+from index_builder.vectors.encoder import OnnxHead, OnnxTrunk
 from model_store.encoder.contract import EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import BundleNotFound

@@ -17,7 +17,7 @@ from index_builder.indexing.blocks import Block, Place
 from index_builder.indexing.prepare import prepare_vectors
 from index_builder.indexing.sources import open_source
 from index_builder.vectors import table
-from index_builder.vectors.declared import write_declared_encoder
+from index_builder.vectors.frozen_graph import write_declared_encoder
 from index_builder.vectors.table import PARTS, open_table
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.encoder.onnx import OnnxEncoder
