@@ -22,8 +22,8 @@ lets the same mathematics work on arrays of NumPy and on tensors. The chain ``in
 → datasets`` never needs torch.
 `vectors` caches features and embeddings for all steps. `storage` reads files from buckets and the
 web. `configuration` defines the settings. `progress` shows progress, `output` reports write errors,
-`interrupts` handles Ctrl+C, and `spawned` starts child processes. `whitening` fits a last layer in
-closed form. `encoders` has the built-in encoder, and finds other encoders by name or path.
+`child_processes` starts child processes that ignore Ctrl+C. `whitening` fits a last layer in closed
+form. `encoders` has the built-in encoder, and finds other encoders by name or path.
 `foreign_encoders` exports encoders of other libraries. `certificates` writes and verifies signed
 certificates of a bundle's guarantees. `exchange` copies bundles to and from other places.
 `reproduction` runs published methods on published protocols.

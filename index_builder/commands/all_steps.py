@@ -34,7 +34,7 @@ from index_builder.configuration.build import (
 from index_builder.configuration.defaults import gallery_name
 from index_builder.configuration.environment import signing
 from index_builder.configuration.file import effective_file, schema_file, starting_file
-from index_builder.encoders.resolve import FORMS, require_form, with_dimensions
+from index_builder.encoders import FORMS, require_form, with_dimensions
 from index_builder.output import writing
 from index_builder.pipeline.run import EVALUATION_TABLE
 from index_builder.progress import console, say_what_is_next, working

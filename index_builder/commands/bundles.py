@@ -345,7 +345,7 @@ def push_command(
 
     An interruption changes no bundle at the destination. The same command continues the copy.
     """
-    from index_builder.exchange.address import place_at  # noqa: PLC0415
+    from index_builder.exchange.places import place_at  # noqa: PLC0415
     from model_store.bundles.changes import changes_path  # noqa: PLC0415
     from model_store.bundles.manifest import read_manifest  # noqa: PLC0415
     from model_store.bundles.retention import Hold  # noqa: PLC0415
@@ -389,7 +389,7 @@ def pull_command(
 
     An interruption leaves no incomplete bundle. The same command fetches the missing files.
     """
-    from index_builder.exchange.address import last_part, place_at  # noqa: PLC0415
+    from index_builder.exchange.places import last_part, place_at  # noqa: PLC0415
     from index_builder.exchange.pull import pull  # noqa: PLC0415
 
     root = directory or Path("bundles") / last_part(source)

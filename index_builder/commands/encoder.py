@@ -13,7 +13,7 @@ from rich.table import Table
 
 from index_builder.commands.command_line import with_options
 from index_builder.commands.index import declared
-from index_builder.encoders.resolve import ENCODERS, file_name
+from index_builder.encoders import ENCODERS, file_name
 from index_builder.foreign_encoders.choices import Door, Pooling, Precision
 from index_builder.progress import console, working
 from model_store.bundles.manifest import ENCODER_FILE

@@ -22,7 +22,7 @@ from index_builder.configuration.build import (
     load_config,
     parse_promises,
 )
-from index_builder.encoders.resolve import FORMS, resolve_encoder
+from index_builder.encoders import FORMS, resolve_encoder
 from index_builder.indexing.blocks import NONE, parse_tolerance
 from index_builder.progress import console, say_what_is_next, timed_step, working
 from index_builder.storage import Patience, Storage, is_url

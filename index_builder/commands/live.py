@@ -15,7 +15,7 @@ import typer
 from index_builder.commands.command_line import CommandLine
 from index_builder.commands.steps import BundlesOption
 from index_builder.configuration.defaults import ENCODER_IN_THE_BOX
-from index_builder.encoders.resolve import ENCODERS, FORMS, resolve_encoder
+from index_builder.encoders import ENCODERS, FORMS, resolve_encoder
 from index_builder.progress import error_console, say_what_is_next, track_parts, working
 from model_store.bundles.directory import locate, name_problem
 from model_store.errors import ImageError, NoEmbedding, UsageError

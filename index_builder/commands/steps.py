@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from index_builder.configuration.build import BuildConfig, builtin_configs, load_config
-from index_builder.encoders.resolve import as_named, with_encoder
+from index_builder.encoders import as_named, with_encoder
 from index_builder.pipeline.run import Run
 from index_builder.progress import say_what_is_next, timed_step, working
 from model_store.errors import ConfigError, DatasetError, WeightsError

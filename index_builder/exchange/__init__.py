@@ -2,8 +2,6 @@
 
 ::
 
-    address     parses the address of a place; a place on this machine
-    bucket      S3, Google Cloud Storage, Azure
-    hub         a repository of the Hugging Face Hub
+    places      a local disk, a bucket, a repository of the Hub; parses their addresses
     pull        copies a bundle into a directory of bundles
 """

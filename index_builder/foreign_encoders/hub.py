@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from index_builder.storage.probe import Probe
+from index_builder.storage.web import Probe
 from model_store.errors import EncoderSourceError
 
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

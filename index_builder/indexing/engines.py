@@ -24,10 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from index_builder.interrupts import children_unreached
+from index_builder.child_processes import SpawnedContext, children_unreached
 from index_builder.output import writing
 from index_builder.progress import progress_bar
-from index_builder.spawned import SpawnedContext
 from index_builder.vectors.encoder import StoredEncoder, recipe, stored
 from index_builder.vectors.encoder_file import encoder_on_cpu
 from model_store.encoder.contract import Embeddings, Encoder, usable_vectors

@@ -19,7 +19,7 @@ from index_builder.networks.trunk import (
     CLASSIFIERS,
     imagenet_normalisation,
 )
-from index_builder.storage.probe import Probe
+from index_builder.storage.web import Probe
 from model_store.errors import WeightsError
 
 _QUANTISED = ".q"

@@ -16,7 +16,7 @@ from typing import Any
 import faiss
 import torch
 
-from index_builder.interrupts import children_unreached, end_silently
+from index_builder.child_processes import children_unreached, end_silently
 from index_builder.pipeline.run import Run, write_json
 from index_builder.pipeline.steps import export_step, fit_step, train_step
 from index_builder.progress import console

@@ -15,12 +15,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from index_builder.storage.web import ALLOWED_ORIGINS, Trust
 from model_store.errors import DatasetError, SourceUnavailable
 from model_store.files import FreeSpace, replacing
 
 from .bucket import Bucket, ListedObject
 from .source import ByteSource, NotFetched, Opened, TryAgain
-from .trust import ALLOWED_ORIGINS, Trust
 from .urls import WEB, file_name, in_bucket, scheme_of, shown, unsigned
 from .web import Web
 

@@ -46,8 +46,8 @@ from numpy.typing import NDArray
 from index_builder.configuration.build import encoder_config
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.datasets.splits import QuerySet
+from index_builder.encoders import resolve_encoder
 from index_builder.encoders.mobilenet_v2 import RANGES
-from index_builder.encoders.resolve import resolve_encoder
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import fit_step, train_step
 from index_builder.vectors.encoder import OnnxTrunk

@@ -30,7 +30,7 @@ from scipy.stats import binom
 
 from index_builder.configuration.build import encoder_config
 from index_builder.datasets.images import LabelledImages, from_files
-from index_builder.encoders.resolve import resolve_encoder
+from index_builder.encoders import resolve_encoder
 from index_builder.indexing.engines import open_encoder
 from index_builder.metrics import expected_calibration_error
 from index_builder.pipeline.build import build_all

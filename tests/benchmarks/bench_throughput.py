@@ -187,7 +187,7 @@ def built() -> None:
     if (BUNDLES / "CURRENT").exists():
         return
     from index_builder.configuration.build import encoder_config
-    from index_builder.encoders.resolve import resolve_encoder
+    from index_builder.encoders import resolve_encoder
     from index_builder.pipeline.build import build_all
     from index_builder.pipeline.run import Run
     from tests.benchmarks.bench_zero_shot import unpacked

@@ -27,7 +27,7 @@ from unittest.mock import patch
 import numpy as np
 
 from index_builder.datasets.image_files import LeftOut
-from index_builder.exchange.address import BundleFolder
+from index_builder.exchange.places import BundleFolder
 from index_builder.exchange.pull import pull
 from index_builder.indexing.sources import open_source
 from index_builder.storage import NotFetched, Patience, Storage

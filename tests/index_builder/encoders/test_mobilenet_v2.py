@@ -14,13 +14,13 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from index_builder.encoders import WEIGHTS_SHA256
 from index_builder.encoders.mobilenet_v2 import (
     N_FEATURES,
     WEIGHTS_FILE,
     encoder_file,
     read_weights,
 )
-from index_builder.encoders.resolve import WEIGHTS_SHA256
 from index_builder.foreign_encoders.bundle import write_encoder
 from index_builder.foreign_encoders.choices import Door
 from index_builder.foreign_encoders.doors import DOORS, EncoderChoices
@@ -142,7 +142,7 @@ def test_weights_are_the_file_that_origin_names() -> None:
 def test_encoder_in_the_box_needs_no_torch(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from index_builder.encoders.resolve import resolve_encoder\n"
+        "from index_builder.encoders import resolve_encoder\n"
         "resolve_encoder(None, Path(sys.argv[1])); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from index_builder import encoders
 from index_builder.commands.app import app
-from index_builder.encoders import resolve
-from index_builder.encoders.resolve import resolve_encoder
+from index_builder.encoders import resolve_encoder
 from index_builder.vectors.encoder_file import find_encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ConfigError, EncoderSourceError, OutputError
@@ -22,7 +22,7 @@ class TestEncoderInTheBox:
         place = resolve_encoder(None, tmp_path / "encoders")
         assert place == tmp_path / "encoders" / "mobilenet_v2"
         assert OnnxEncoder(find_encoder(place), "cpu").dim == 1280
-        monkeypatch.delattr(resolve, "_write_encoder_in_the_box")
+        monkeypatch.delattr(encoders, "_write_encoder_in_the_box")
         with pytest.raises(NameError):
             resolve_encoder(None, tmp_path / "others")
 
@@ -78,13 +78,13 @@ class TestSpecification:
     def test_a_model_of_a_library_is_exported_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        weights = Path(resolve.__file__).with_name("mobilenet_v2_imagenet_int8.npz")
+        weights = Path(encoders.__file__).with_name("mobilenet_v2_imagenet_int8.npz")
         spec = f"torchvision:mobilenet_v2/{weights}"
         place = resolve_encoder(spec, tmp_path)
         assert place.name == "torchvision-mobilenet_v2-mobilenet_v2_imagenet_int8"
         assert json.loads((place / "encoder.json").read_text("utf-8"))["origin"]["spec"] == spec
         assert OnnxEncoder(find_encoder(place), "cpu").dim == 1280
-        monkeypatch.delattr(resolve, "_export")
+        monkeypatch.delattr(encoders, "_export")
         assert resolve_encoder(spec, tmp_path) == place
         with pytest.raises(NameError):
             resolve_encoder("torchvision:mobilenet_v2/IMAGENET1K_V1", tmp_path)

@@ -16,7 +16,7 @@ import obstore
 import pytest
 import yaml
 
-from index_builder.exchange.hub import model_card
+from index_builder.exchange.places import model_card
 from model_store.bundles.directory import bundle_ids, current_id, locate
 from model_store.bundles.manifest import MANIFEST_FILE, file_names, read_manifest
 from model_store.signing import new_key

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.exchange.address import BundleFolder
+from index_builder.exchange.places import BundleFolder
 from index_builder.exchange.pull import BundlePlace, pull
 from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, read_manifest

@@ -18,7 +18,7 @@ from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks import MetricEncoder, build_encoder, load_pretrained, save_checkpoint
 from index_builder.networks.trunk import TorchvisionTrunk, imagenet_normalisation
 from index_builder.networks.weights import load_weights
-from index_builder.storage.probe import Probe
+from index_builder.storage.web import Probe
 from model_store.errors import WeightsError
 
 

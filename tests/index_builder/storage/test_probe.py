@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from index_builder.storage.probe import Probe
+from index_builder.storage.web import Probe
 
 
 @contextmanager

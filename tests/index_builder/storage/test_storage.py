@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from index_builder.storage import NotFetched, Patience, Storage, Trust
-from index_builder.storage.trust import Guard
+from index_builder.storage.web import Guard
 from model_store.errors import ConfigError, DatasetError, SourceUnavailable
 from tests.support.web_server import (
     Answer,
