@@ -4,8 +4,8 @@
 
     method               the interface
     laplace              a Laplace posterior, fitted after or during training
-    learned_variances    a network that predicts variances: Bayesian triplet, PFE, HIB
-    temperatures         embedding norm, loss prediction
+    learned_variances    a network that predicts variances: Bayesian triplet, PFE, HIB; loss
+                         prediction, embedding norm
     validation           choice of a temperature by votes on validation images
     baselines            no posterior, Monte Carlo dropout, a deep ensemble
 
@@ -30,8 +30,8 @@ METHODS: Mapping[str, str] = {
     "deterministic": "baselines",
     "mc_dropout": "baselines",
     "ensemble": "baselines",
-    "embedding_norm": "temperatures",
-    "loss_prediction": "temperatures",
+    "embedding_norm": "learned_variances",
+    "loss_prediction": "learned_variances",
 }
 """Module by the name of a method. A module is imported when it is used, because most modules need
 torch. Its ``CLASSES`` are the classes by name. The argument of a class is the configuration table

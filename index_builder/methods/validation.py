@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from index_builder.arrays import Array
 from index_builder.datasets import LabelledImages, Splits
+from index_builder.posteriors.laplace.fit import PriorSearch
 from index_builder.posteriors.laplace.held_out import Criterion, Predicts, vote_log_likelihood
-from index_builder.posteriors.laplace.prior import PriorSearch
 from index_builder.progress import console
 
 N_VALIDATION = 1_000

@@ -4,11 +4,9 @@
 
     objective            the interface, objectives without parameters, the pairs of a batch
     registry             objectives by the name in `training.objective`
-    contrastive          the contrastive loss, and the margin loss
-    triplets             mining of triplets, the triplet loss, the Bayesian triplet loss
+    distances            contrastive, margin, triplet and Bayesian triplet loss
     similarities         InfoNCE, SupCon, SNCA, smooth AP, SimCLR, MCInfoNCE and others
-    classification       cross-entropy, center loss, SPCE
-    proxies              proxies as points, or as distributions on the sphere
+    proxies              cross-entropy, center loss, SPCE; proxies as points or distributions
     von_mises_fisher     the von Mises-Fisher distribution with gradients
 
 Objectives that train a posterior::
@@ -17,7 +15,11 @@ Objectives that train a posterior::
     learned_variances    a second head: predicted loss, PFE, HIB
 """
 
-from index_builder.objectives.contrastive import ContrastiveLoss, contrastive_loss
+from index_builder.objectives.distances import (
+    BayesianTripletLoss,
+    ContrastiveLoss,
+    contrastive_loss,
+)
 from index_builder.objectives.learned_variances import (
     HedgedInstanceLoss,
     LossPrediction,
@@ -26,7 +28,6 @@ from index_builder.objectives.learned_variances import (
 from index_builder.objectives.objective import Objective
 from index_builder.objectives.online_laplace import OnlineLaplaceLoss
 from index_builder.objectives.registry import objective_of
-from index_builder.objectives.triplets import BayesianTripletLoss
 
 __all__ = [
     "BayesianTripletLoss",

@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from index_builder.objectives.distances import gaussian_divergence
 from index_builder.posteriors.learned_variances import LossHead, UncertaintyModule
 
 from .objective import Objective, mean_of, positives_and_negatives
-from .triplets import gaussian_divergence
 
 Form = Literal["ranking", "squared"]
 

@@ -10,20 +10,23 @@ from typing import Any
 import torch
 
 from index_builder.configuration.encoder import TrainingConfig
-from index_builder.objectives.classification import (
-    CenterLoss,
-    CrossEntropyLoss,
-    simplified_pairwise_cross_entropy,
+from index_builder.objectives.distances import (
+    TRIPLET_MARGIN,
+    ContrastiveLoss,
+    MarginLoss,
+    triplet_loss,
 )
-from index_builder.objectives.contrastive import ContrastiveLoss, MarginLoss
 from index_builder.objectives.objective import LossOfEmbeddings, Objective
 from index_builder.objectives.proxies import (
+    CenterLoss,
+    CrossEntropyLoss,
     ExpectedLikelihoodLoss,
     NonIsotropicProxyLoss,
     ProxyAnchorLoss,
     ProxyNcaLoss,
     RegularisedProxyAnchorLoss,
     SphereProxyLoss,
+    simplified_pairwise_cross_entropy,
 )
 from index_builder.objectives.similarities import (
     SOFTMAXES,
@@ -35,7 +38,6 @@ from index_builder.objectives.similarities import (
     similarity_loss,
     smooth_ap,
 )
-from index_builder.objectives.triplets import MARGIN, triplet_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def _triplet(c: Any, _: ObjectiveInputs) -> Objective:  # noqa: ANN401
             distance=c.distance,
             soft=c.form == "soft",
             mining=c.mining,
-            margin=MARGIN if c.margin is None else c.margin,
+            margin=TRIPLET_MARGIN if c.margin is None else c.margin,
         )
     )
 

@@ -36,9 +36,9 @@ from index_builder.pipeline.gallery_steps import (
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import export_step, fit_step, train_step
 from index_builder.posteriors.laplace import minibatches
+from index_builder.posteriors.laplace.curvature import TargetScaling
 from index_builder.posteriors.laplace.fit import fit_laplace
 from index_builder.posteriors.laplace.minibatches import MinibatchPlan
-from index_builder.posteriors.laplace.targets import TargetScaling
 from index_builder.posteriors.stored import load_posterior
 from index_builder.reproduction.methods import configured
 from model_store import open_bundle

@@ -11,7 +11,7 @@ import pytest
 from index_builder.configuration import objective
 from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.sources.places import LocalPlaces
-from index_builder.objectives import triplets
+from index_builder.objectives import distances
 from tests.index_builder.objectives import test_pairwise_objectives
 from tests.support.small_batches import LABELS, embeddings
 
@@ -28,7 +28,7 @@ def code(name: str) -> str:
 
 
 def test_loss_of_the_example_equals_its_loops() -> None:
-    module = dict(vars(triplets))
+    module = dict(vars(distances))
     exec(code("lifted_structure"), module)
     loops = dict(vars(test_pairwise_objectives))
     exec(code("lifted_by_loops"), loops)

@@ -31,10 +31,10 @@ from index_builder.arrays import (
     norms,
     to_numpy,
 )
+from index_builder.posteriors.laplace.curvature import AnchorTargets
 
 from .curvature import Curvature, Split
 from .kronecker import MAX_RANK, PartialTraces
-from .targets import AnchorTargets
 
 
 def checked_blocks(features: FeatureBlocks, weight: Array, n_rows: int) -> Iterator[Array]:

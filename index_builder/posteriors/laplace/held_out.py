@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from index_builder.arrays import Array, affine, to_numpy, unit
 from index_builder.metrics import auroc
+from index_builder.posteriors.laplace.fit import PriorSearch
 from model_store.pairs import Correlation
 
 from .fit import LaplaceFit, LaplacePosterior
 from .kronecker import KroneckerCurvature
 from .kronecker_posterior import KroneckerPosterior
-from .prior import PriorSearch
 
 
 class Predicts(Protocol):

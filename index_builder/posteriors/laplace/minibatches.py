@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from index_builder.arrays import Array, FeatureBlocks, extended, to_numpy
+from index_builder.posteriors.laplace.curvature import AnchorTargets, TargetScaling, anchor_targets
 
 from . import all_pairs
 from .all_pairs import gather, own_terms, own_traces, spanning, within
 from .curvature import Approximation, Curvature, Split, Structure
 from .kronecker import PartialTraces
-from .targets import AnchorTargets, TargetScaling, anchor_targets
 
 _ELEMENTS = 2**20
 """Number of entries of a temporary array: 4 MB in float32, which fits into the cache."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 from index_builder.objectives import BayesianTripletLoss
-from index_builder.objectives.triplets import Prior, gaussian_divergence
+from index_builder.objectives.distances import Prior, gaussian_divergence
 from index_builder.objectives.von_mises_fisher import kl_divergence_to_uniform
 from index_builder.posteriors.learned_variances import VarianceHead
 

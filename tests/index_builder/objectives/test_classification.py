@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from index_builder.objectives.classification import (
+from index_builder.objectives.proxies import (
     CenterLoss,
     CrossEntropyLoss,
     pairwise_cross_entropy,

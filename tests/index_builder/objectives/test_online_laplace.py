@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from index_builder.configuration.encoder import TrainingConfig
 from index_builder.objectives import OnlineLaplaceLoss, contrastive_loss
-from index_builder.posteriors.laplace.curvature import Approximation, Curvature
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, TargetScaling
 from index_builder.posteriors.laplace.fit import fit_laplace
 from index_builder.posteriors.laplace.minibatches import MinibatchPlan
-from index_builder.posteriors.laplace.targets import TargetScaling
 from index_builder.training import balanced_batches
 from tests.support.narrowing import instance_of
 

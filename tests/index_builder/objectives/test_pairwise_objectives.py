@@ -12,7 +12,7 @@ from pytorch_metric_learning import distances, losses
 from torch import Tensor
 
 from index_builder.objectives import contrastive_loss
-from index_builder.objectives.contrastive import MarginLoss, negative_odds
+from index_builder.objectives.distances import MarginLoss, negative_odds, triplet_loss
 from index_builder.objectives.similarities import (
     SOFTMAXES,
     fast_ap,
@@ -21,7 +21,6 @@ from index_builder.objectives.similarities import (
     similarity_loss,
     smooth_ap,
 )
-from index_builder.objectives.triplets import triplet_loss
 from tests.support.small_batches import (
     LABELS,
     LIMITS,

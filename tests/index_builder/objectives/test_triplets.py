@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from index_builder.objectives.triplets import MINING_MARGIN, Mining, mine_triplets
+from index_builder.objectives.distances import MINING_MARGIN, Mining, mine_triplets
 
 GENERATOR = torch.Generator().manual_seed(0)
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3])

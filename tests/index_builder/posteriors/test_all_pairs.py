@@ -15,8 +15,12 @@ from index_builder.posteriors.laplace.all_pairs import (
     fixed_curvature,
     positives_curvature,
 )
-from index_builder.posteriors.laplace.curvature import Curvature, Split
-from index_builder.posteriors.laplace.targets import TargetScaling, anchor_targets
+from index_builder.posteriors.laplace.curvature import (
+    Curvature,
+    Split,
+    TargetScaling,
+    anchor_targets,
+)
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Difference, Oracle, Problem

@@ -13,12 +13,14 @@ from torch.nn import functional
 
 from index_builder.posteriors.laplace import all_pairs, kronecker
 from index_builder.posteriors.laplace.all_pairs import fixed_traces
-from index_builder.posteriors.laplace.curvature import Approximation
-from index_builder.posteriors.laplace.fit import fit_laplace
+from index_builder.posteriors.laplace.curvature import Approximation, anchor_targets
+from index_builder.posteriors.laplace.fit import (
+    fit_laplace,
+    log_marginal_likelihood,
+    tune_prior_precision,
+)
 from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces, PriorScale
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
-from index_builder.posteriors.laplace.prior import log_marginal_likelihood, tune_prior_precision
-from index_builder.posteriors.laplace.targets import anchor_targets
 from tests.support.narrowing import instance_of
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from index_builder.posteriors.laplace.all_pairs import (
     fixed_traces,
     positives_traces,
 )
-from index_builder.posteriors.laplace.curvature import Approximation, Split
+from index_builder.posteriors.laplace.curvature import Approximation, Split, anchor_targets
 from index_builder.posteriors.laplace.kronecker import PartialTraces
 from index_builder.posteriors.laplace.minibatches import pair_traces
-from index_builder.posteriors.laplace.targets import anchor_targets
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Problem

@@ -11,12 +11,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from index_builder.posteriors.laplace import all_pairs
 from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
-from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
-from index_builder.posteriors.laplace.fit import fit_laplace
+from index_builder.posteriors.laplace.curvature import (
+    Approximation,
+    Curvature,
+    Split,
+    Structure,
+    anchor_targets,
+)
+from index_builder.posteriors.laplace.fit import (
+    fit_laplace,
+    log_marginal_likelihood,
+    tune_prior_precision,
+)
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 from index_builder.posteriors.laplace.minibatches import MinibatchPlan
-from index_builder.posteriors.laplace.prior import log_marginal_likelihood, tune_prior_precision
-from index_builder.posteriors.laplace.targets import anchor_targets
 from model_store.errors import CalibrationError
 from tests.support.narrowing import instance_of
 

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from index_builder.posteriors.laplace import minibatches
 from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
-from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
+from index_builder.posteriors.laplace.curvature import (
+    Approximation,
+    Curvature,
+    Split,
+    TargetScaling,
+    anchor_targets,
+)
 from index_builder.posteriors.laplace.minibatches import (
     Drawn,
     MinibatchPlan,
@@ -18,7 +24,6 @@ from index_builder.posteriors.laplace.minibatches import (
     minibatch_loss,
     pair_curvature,
 )
-from index_builder.posteriors.laplace.targets import TargetScaling, anchor_targets
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Difference, Problem

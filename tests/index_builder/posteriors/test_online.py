@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from index_builder.posteriors.laplace import all_pairs, online
-from index_builder.posteriors.laplace.curvature import Curvature
+from index_builder.objectives import online_laplace as online
+from index_builder.objectives.online_laplace import OnlineCurvature, online_step
+from index_builder.posteriors.laplace import all_pairs
+from index_builder.posteriors.laplace.curvature import Curvature, anchor_targets
 from index_builder.posteriors.laplace.fit import LaplacePosterior, fit_laplace
 from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
@@ -18,8 +20,6 @@ from index_builder.posteriors.laplace.minibatches import (
     minibatch_loss,
     minibatch_traces,
 )
-from index_builder.posteriors.laplace.online import OnlineCurvature, online_step
-from index_builder.posteriors.laplace.targets import anchor_targets
 from tests.support.narrowing import instance_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import multivariate_normal
 
 from index_builder.posteriors.laplace.curvature import Curvature
-from index_builder.posteriors.laplace.prior import (
+from index_builder.posteriors.laplace.fit import (
     PriorSearch,
     evidence_curve,
     log_marginal_likelihood,

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from index_builder.posteriors.laplace.curvature import anchor_targets
 from index_builder.posteriors.laplace.minibatches import minibatch_targets
-from index_builder.posteriors.laplace.targets import anchor_targets
 from model_store.errors import DatasetError
 
 LABELS = torch.tensor([4, 4, 4, 9, 9, 1])

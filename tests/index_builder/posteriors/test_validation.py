@@ -4,10 +4,14 @@ import pytest
 import torch
 
 from index_builder.posteriors.laplace.curvature import Curvature
-from index_builder.posteriors.laplace.fit import LaplaceFit, LaplacePosterior, fit_laplace
+from index_builder.posteriors.laplace.fit import (
+    LaplaceFit,
+    LaplacePosterior,
+    PriorSearch,
+    fit_laplace,
+)
 from index_builder.posteriors.laplace.held_out import norm_correlation, temper_by_validation
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
-from index_builder.posteriors.laplace.prior import PriorSearch
 from tests.support.narrowing import instance_of, not_none
 
 MARGIN = 1.0
