@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from index_builder.configuration.encoder import TrainingConfig
 from index_builder.datasets import LabelledImages
 from index_builder.networks import MetricEncoder
-from index_builder.networks.features import all_features
+from index_builder.networks.encoder import all_features
 from index_builder.networks.trunk import dropped_out
 from index_builder.objectives import Objective
 from index_builder.objectives.objective import Sampling

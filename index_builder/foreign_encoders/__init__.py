@@ -2,13 +2,12 @@
 
 ::
 
-    doors             the sources of encoders, with their options and libraries
-    choices           pooling and precision
-    preprocess_files  reads the preprocessing from published files
-    foreign_module    a torch network with the reference pipeline of its library
-    timm_models, open_clip_models, transformers_models, torchvision_models, torch_modules
-                      one source of encoders each
-    hub               downloads from the Hugging Face Hub
+    doors             the sources of encoders, with their options; downloads from the Hub
+    choices           pooling and precision; the preprocessing, also from published files
+    torch_modules     a torch network with the reference pipeline of its library; own modules
+    classifiers       models of timm and torchvision without their classifier
+    open_clip_models, transformers_models
+                      models of these libraries
     text_towers       text towers of torch, and their tokenizers
     onnx_graphs       a foreign ONNX graph, wrapped without torch
     precision         float16 and int8, and their loss of recall

@@ -16,16 +16,15 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
-from index_builder.foreign_encoders.choices import Pooling
-from index_builder.foreign_encoders.foreign_module import (
+from index_builder.foreign_encoders.choices import Pooling, from_open_clip
+from index_builder.foreign_encoders.classifiers import PooledTimmModel
+from index_builder.foreign_encoders.parity import TextSource
+from index_builder.foreign_encoders.torch_modules import (
     ForeignNetwork,
     first_line,
     pooled,
     reference_of,
 )
-from index_builder.foreign_encoders.parity import TextSource
-from index_builder.foreign_encoders.preprocess_files import from_open_clip
-from index_builder.foreign_encoders.timm_models import PooledTimmModel
 from model_store.encoder.contract import Cleaning
 from model_store.errors import EncoderSourceError
 

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from index_builder.foreign_encoders.choices import Pooling
-from index_builder.foreign_encoders.foreign_module import ForeignNetwork, first_line, pooled
+from index_builder.foreign_encoders.choices import Pooling, from_transformers
 from index_builder.foreign_encoders.parity import TextSource
-from index_builder.foreign_encoders.preprocess_files import from_transformers
 from index_builder.foreign_encoders.text_towers import library_tokenizer, text_source
+from index_builder.foreign_encoders.torch_modules import ForeignNetwork, first_line, pooled
 from model_store.errors import EncoderSourceError
 
 _CLASS_TOKENS = ("cls_token", "class_embedding", "distillation_token")

@@ -17,7 +17,7 @@ from index_builder.configuration.posterior import (
 from index_builder.datasets import Splits
 from index_builder.methods.method import Method, Report, Trained
 from index_builder.networks import MetricEncoder
-from index_builder.networks.features import all_features
+from index_builder.networks.encoder import all_features
 from index_builder.networks.trunk import SmallCNN, dropout_masks
 from index_builder.posteriors.baselines import (
     DropoutPosterior,

@@ -23,7 +23,7 @@ from index_builder.datasets import Splits
 from index_builder.methods.method import Method, Report, Trained
 from index_builder.methods.validation import Tempered, chosen_temperature, votes
 from index_builder.networks import MetricEncoder
-from index_builder.networks.features import all_features
+from index_builder.networks.encoder import all_features
 from index_builder.objectives import (
     BayesianTripletLoss,
     HedgedInstanceLoss,

@@ -2,10 +2,9 @@
 
 ::
 
-    encoder              trunk and linear last layer; encoders by configuration
+    encoder              trunk and linear last layer; encoders by configuration; features of images
     trunk                the interface of trunks, and the trunks that can be trained
     weights              pretrained weights
-    features             features of many images
 """
 
 from index_builder.networks.encoder import (

@@ -21,7 +21,7 @@ from index_builder.networks import (
     load_pretrained,
     save_checkpoint,
 )
-from index_builder.networks.features import LinearNetwork, feature_blocks, trunk_fingerprint
+from index_builder.networks.encoder import LinearNetwork, feature_blocks, trunk_fingerprint
 from index_builder.posteriors.stored import ProbabilisticEncoder, load_posterior
 from index_builder.progress import console
 from index_builder.training import (

@@ -30,7 +30,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.indexing.from_images import build_gallery
 from index_builder.metrics import error_auroc, retrieval_calibration_error
 from index_builder.networks import load_encoder
-from index_builder.networks.features import all_features
+from index_builder.networks.encoder import all_features
 from index_builder.pipeline.run import Run
 from index_builder.posteriors.laplace.fit import LaplacePosterior
 from index_builder.posteriors.stored import load_posterior

@@ -34,7 +34,7 @@ from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.small_images import outliers
 from index_builder.metrics import auroc
 from index_builder.networks import MetricEncoder, load_encoder
-from index_builder.networks.features import all_features, feature_blocks
+from index_builder.networks.encoder import all_features, feature_blocks
 from index_builder.pipeline.run import TRAINING_REPORT, Run
 from index_builder.pipeline.steps import fit_step, train_step
 from index_builder.posteriors.baselines import PointPosterior

@@ -38,7 +38,7 @@ from index_builder.datasets.small_images import idx_dataset, outliers
 from index_builder.methods.laplace import MIN_CORRELATED
 from index_builder.metrics import auroc
 from index_builder.networks import load_encoder
-from index_builder.networks.features import all_features
+from index_builder.networks.encoder import all_features
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import train_step
 from index_builder.posteriors.laplace.held_out import norm_correlation

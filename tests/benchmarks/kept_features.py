@@ -17,7 +17,7 @@ from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.posterior import LaplaceConfig
 from index_builder.datasets import LabelledImages
 from index_builder.networks import MetricEncoder
-from index_builder.networks.features import feature_blocks
+from index_builder.networks.encoder import feature_blocks
 from index_builder.posteriors.laplace.fit import LaplaceFit, fit_laplace
 from model_store.errors import CalibrationError
 

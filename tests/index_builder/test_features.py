@@ -6,7 +6,7 @@ import torch
 from index_builder.configuration.encoder import NetworkConfig
 from index_builder.datasets.small_images import digits
 from index_builder.networks import MetricEncoder, build_encoder
-from index_builder.networks.features import all_features
+from index_builder.networks.encoder import all_features
 
 
 def encoder_of(seed: int) -> MetricEncoder:

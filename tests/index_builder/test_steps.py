@@ -24,7 +24,7 @@ from index_builder.configuration.build import BuildConfig, encoder_config
 from index_builder.configuration.posterior import EnsembleConfig, MonteCarloDropoutConfig
 from index_builder.datasets import load_splits
 from index_builder.networks import load_encoder
-from index_builder.networks.features import all_features
+from index_builder.networks.encoder import all_features
 from index_builder.pipeline.build import build_all
 from index_builder.pipeline.gallery_steps import (
     calibrate_step,

@@ -24,7 +24,7 @@ from index_builder.configuration.posterior import (
 from index_builder.datasets import Splits
 from index_builder.methods import Trained, method_of
 from index_builder.networks import MetricEncoder
-from index_builder.networks.features import trunk_fingerprint
+from index_builder.networks.encoder import trunk_fingerprint
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import train_step, trained_members
 from index_builder.posteriors.stored import Posterior, load_posterior

@@ -17,7 +17,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet, Splits
 from index_builder.foreign_encoders.choices import Pooling
 from index_builder.networks import build_encoder
-from index_builder.networks.features import trunk_fingerprint
+from index_builder.networks.encoder import trunk_fingerprint
 from index_builder.pipeline.export import export_encoder
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import export_step, fit_step, train_step

@@ -15,8 +15,7 @@ from huggingface_hub import constants
 from PIL import Image
 
 from index_builder.foreign_encoders.choices import Door
-from index_builder.foreign_encoders.doors import DOORS, EncoderChoices
-from index_builder.foreign_encoders.hub import HubModel
+from index_builder.foreign_encoders.doors import DOORS, EncoderChoices, HubModel
 from index_builder.storage.web import Probe
 from model_store.errors import ConfigError, EncoderSourceError
 from tests.support.build_command import vouch_build

@@ -12,8 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from index_builder.foreign_encoders.choices import InputFormat, channels
-from index_builder.foreign_encoders.preprocess_files import read_preprocess_file
+from index_builder.foreign_encoders.choices import InputFormat, channels, read_preprocess_file
 from model_store.errors import EncoderSourceError
 from model_store.images import Preprocessing
 
