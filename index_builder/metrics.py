@@ -277,16 +277,11 @@ def reliability_by_width(
     return _bins(probabilities, outcomes, groups)
 
 
-def expected_calibration_error(probabilities: Floats, outcomes: Bools, n_bins: int = 15) -> float:
-    """Σ_b |B_b|/N · |mean outcome − mean probability| over the bins of `reliability`.
-
-    Guo et al. 2017.
-    """
-    return calibration_error(reliability(probabilities, outcomes, n_bins))
-
-
 def calibration_error(bins: Sequence[ReliabilityBin]) -> float:
-    """Return Σ_b w_b · |share − probability| over the bins of a reliability diagram."""
+    """Return Σ_b w_b · |share − probability| over the bins of a reliability diagram.
+
+    Over the bins of `reliability`, this is the expected calibration error (Guo et al. 2017).
+    """
     return math.fsum(one.weight * abs(one.share - one.probability) for one in bins)
 
 

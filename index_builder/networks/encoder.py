@@ -18,6 +18,7 @@ import numpy as np
 import onnxruntime
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from index_builder.arrays import to_numpy
@@ -39,7 +40,6 @@ from index_builder.networks.weights import (
     PretrainedWeights,
     is_checkpoint,
     linear_layer,
-    load_checkpoint,
     load_weights,
     needs_tensorflow_padding,
 )
@@ -251,7 +251,7 @@ def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
     """
     assert config.weights is not None  # noqa: S101 - the caller has looked
     if is_checkpoint(config.weights):
-        state = load_checkpoint(config.weights)
+        state = load_file(Path(config.weights).expanduser())
         if config.last_layer != "loaded":
             state |= {f"last_layer.{k}": v for k, v in encoder.last_layer.state_dict().items()}
         try:

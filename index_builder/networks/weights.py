@@ -156,11 +156,6 @@ def save_checkpoint(state: Mapping[str, Tensor], path: Path, weights: str | None
     save_file(tensors, path, metadata={_PADDING: padding})
 
 
-def load_checkpoint(source: str) -> dict[str, Tensor]:
-    """Read the state of an encoder that `save_checkpoint` wrote."""
-    return dict(load_file(Path(source).expanduser()))
-
-
 def _download(trunk: str, name: str) -> Mapping[str, Tensor]:
     from torchvision import models  # noqa: PLC0415 - slow
 

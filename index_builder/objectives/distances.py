@@ -182,11 +182,10 @@ def mine_triplets(
     anchors, positives, negatives : (T,) int64 each, 0 ≤ T ≤ ``n_most``.
     """
     distances = torch.cdist(directions, directions)
-    same = labels[:, None] == labels
-    is_positive = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    anchors, positives = is_positive.nonzero(as_tuple=True)
+    positive, negative = positives_and_negatives(labels)
+    anchors, positives = positive.nonzero(as_tuple=True)
     lead = distances[anchors] - distances[anchors, positives][:, None]
-    wanted = ~same[anchors] & (lead < MINING_MARGIN)
+    wanted = negative[anchors] & (lead < MINING_MARGIN)
     if mining == "semihard":
         wanted &= lead > 0
     elif mining == "hard":

@@ -12,7 +12,7 @@ import pytest
 from index_builder.calibration.evaluate import _of_first, evaluate
 from index_builder.datasets.small_images import digits
 from index_builder.datasets.splits import QuerySet
-from index_builder.metrics import expected_calibration_error
+from index_builder.metrics import calibration_error, reliability
 from model_store.bundles.bundle import open_bundle
 from model_store.retriever import Retriever
 
@@ -33,7 +33,7 @@ def test_absent_queries_weigh_as_their_expected_share() -> None:
     probabilities = np.r_[MATCHED, np.repeat(ABSENT, 3)]
     outcomes = np.r_[CORRECT, np.zeros(90, dtype=bool)]
     assert report["top1_brier"] == pytest.approx(np.mean((probabilities - outcomes) ** 2))
-    exact = expected_calibration_error(probabilities, outcomes)
+    exact = calibration_error(reliability(probabilities, outcomes))
     assert report["top1_ece"] == pytest.approx(exact, abs=0.02)  # bins end elsewhere among ties
     assert report["top1_stream"] == "matched_and_withheld_labels"
     assert report["top1_ece"] > measured(0.01, ABSENT)["top1_ece"]
@@ -41,7 +41,7 @@ def test_absent_queries_weigh_as_their_expected_share() -> None:
 
 def test_without_withheld_labels_the_stream_is_of_matches_and_says_so() -> None:
     report = measured(0.05, None)
-    assert report["top1_ece"] == pytest.approx(expected_calibration_error(MATCHED, CORRECT))
+    assert report["top1_ece"] == pytest.approx(calibration_error(reliability(MATCHED, CORRECT)))
     assert report["top1_stream"] == "matched"
 
 

@@ -7,9 +7,7 @@ blocked N x N comparison of the images is therefore enough for all pairs. The di
 curvature for all F features is one matrix product, Aᵀ (φ∘φ). Row i of A is the diagonal of the
 D x D curvature with respect to h_i. The joint terms of i and j factorise over the rows of a class.
 
-As in `all_pairs`, the terms of a single image depend on its partners only through two sums. One
-blocked N × N comparison of the images is therefore enough for all pairs. The joint terms of two
-images factorise over the rows of a class. `kronecker` defines the terms.
+`kronecker` defines the terms of the partial traces.
 """
 
 from __future__ import annotations
@@ -333,7 +331,7 @@ def positives_curvature(
         scaled = phi
         scaled /= lengths[rows]  # in place: a copy would double the largest array
         y = 2 * float(targets.positive[rows[0]])
-        inner = coordinates_of(z[rows])
+        inner = principal_coordinates(z[rows])[0]
         of_weight -= y * _joint_terms(z[rows], inner, scaled)
         of_bias -= y * _joint_terms(z[rows], inner, 1 / lengths[rows])[:, 0]
     return Curvature(of_weight, of_bias)
@@ -377,27 +375,19 @@ def positives_pull(z: Array, labels: Array, targets: AnchorTargets, *, split: Sp
 def own_terms(z: Array, pull: Array, split: Split) -> Array:
     """Return ‖h_i‖² times the diagonal of the terms of the single image i, (N, D).
 
+    For `arccos`, the terms are Σ_j y_ij ∇²_i (1 - cos(h_i, h_j)): Warburg et al. 2023, Eq. 95, in
+    column form, y (c I + u₁u₂ᵀ + u₂u₁ᵀ - 3 c u₁u₁ᵀ) / ‖h₁‖², with the unit directions u.
+
     Parameters
     ----------
     z : (N, D), unit directions.
     pull : Σ_j y_ij (N, 1) for `euclidean`, Σ_j y_ij z_j (N, D) for `arccos`.
     split : see `Split`.
     """
-    return arccos_own_terms(z, pull) if split == "arccos" else pull * (1 - z**2)
-
-
-def arccos_own_terms(z: Array, partners: Array) -> Array:
-    """‖h_i‖² times the diagonal of Σ_j y_ij ∇²_i (1 - cos(h_i, h_j)), for all i.
-
-    Warburg et al. 2023, Eq. 95, in column form: y (c I + u₁u₂ᵀ + u₂u₁ᵀ - 3 c u₁u₁ᵀ) / ‖h₁‖².
-
-    Parameters
-    ----------
-    z : (N, D), unit directions u₁.
-    partners : (N, D), Σ_j y_ij z_j.
-    """
-    cosines = namespace(z).sum(z * partners, axis=1, keepdims=True)
-    return cosines * (1 - 3 * z**2) + 2 * z * partners
+    if split == "euclidean":
+        return pull * (1 - z**2)
+    cosines = namespace(z).sum(z * pull, axis=1, keepdims=True)
+    return cosines * (1 - 3 * z**2) + 2 * z * pull
 
 
 def _inside_margin_sums(z: Array, labels: Array, margin: float, *, with_directions: bool) -> Array:
@@ -461,11 +451,6 @@ def _joint_terms(z: Array, coordinates: Array, scaled: Array) -> Array:
         by_axis = xp.reshape(sums**2, (-1, rank, scaled.shape[1]))
         joint[lower : lower + step] += xp.sum(by_axis, axis=1)
     return joint
-
-
-def coordinates_of(z: Array) -> Array:
-    """Return the coordinates (n, R) of `principal_coordinates`."""
-    return principal_coordinates(z)[0]
 
 
 def principal_coordinates(z: Array) -> tuple[Array, Array]:

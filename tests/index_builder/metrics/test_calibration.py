@@ -9,16 +9,21 @@ from scipy.stats import mode
 from sklearn.metrics import brier_score_loss
 
 from index_builder.metrics import (
+    Bools,
+    Floats,
     brier,
     calibration_error,
     calibration_spread,
     consensus,
     evened,
-    expected_calibration_error,
     reliability,
     reliability_by_width,
     retrieval_calibration_error,
 )
+
+
+def expected_calibration_error(probabilities: Floats, outcomes: Bools, n_bins: int = 15) -> float:
+    return calibration_error(reliability(probabilities, outcomes, n_bins))
 
 
 def test_unanimous_and_wrong_is_the_worst() -> None:

@@ -154,10 +154,10 @@ def test_directions_that_a_narrow_class_does_not_take_up_are_left_out(
 
     exact, without_them = curvature(torch.float64), curvature(torch.float32)
     z = torch.nn.functional.normalize(features @ weight.T + bias)[labels == 0]
-    assert all_pairs.coordinates_of(z).shape == (200, 16)
-    assert all_pairs.coordinates_of(z.float()).shape[1] < 8
+    assert all_pairs.principal_coordinates(z)[0].shape == (200, 16)
+    assert all_pairs.principal_coordinates(z.float())[0].shape[1] < 8
     # What single precision loses depends on the processor; leaving directions out adds little.
-    monkeypatch.setattr(all_pairs, "coordinates_of", lambda rows: rows)
+    monkeypatch.setattr(all_pairs, "principal_coordinates", lambda rows: (rows, None))
     with_them = curvature(torch.float32)
     assert difference(with_them, exact) < 5e-3
     assert difference(without_them, exact) < 1.5 * difference(with_them, exact)
@@ -302,4 +302,4 @@ def test_of_rows_along_an_axis_small_differences_are_kept() -> None:
     """They are all that is left of 1 - z², which the joint terms are subtracted from."""
     z = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)) * 1e-5
     z[:, 0] = 1
-    assert all_pairs.coordinates_of(torch.nn.functional.normalize(z)).shape == (50, 3)
+    assert all_pairs.principal_coordinates(torch.nn.functional.normalize(z))[0].shape == (50, 3)
