@@ -39,7 +39,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from index_builder.datasets import LabelledImages
-from index_builder.metrics import auroc, expected_calibration_error
+from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.decision import Terms
 from model_store.encoder.contract import Embeddings
 from model_store.retriever import Retriever
@@ -189,9 +189,9 @@ def measure(name: str, seed: int) -> dict[str, Any]:
     record["p50_ms"] = 1000 * float(np.median(seconds))
     for one, probabilities in found_by.items():
         record[f"auroc_{one}"] = auroc(-probabilities[~truth], -probabilities[truth])
-        record[f"ece_{one}"] = expected_calibration_error(probabilities, truth)
+        record[f"ece_{one}"] = calibration_error(reliability(probabilities, truth))
     perfect = [
-        expected_calibration_error(found_by["vouch"], generator.random(len(truth)) < first)
+        calibration_error(reliability(found_by["vouch"], generator.random(len(truth)) < first))
         for _ in range(N_PERFECT)
     ]
     record["ece_perfect_95"] = float(np.quantile(perfect, 0.95))

@@ -29,7 +29,7 @@ from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.images import from_arrays
 from index_builder.datasets.small_images import idx_dataset, outliers
-from index_builder.metrics import auroc, expected_calibration_error
+from index_builder.metrics import auroc, calibration_error, reliability
 from index_builder.pipeline.gallery_steps import calibrate_step, index_step
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import export_step, fit_step, train_step
@@ -219,9 +219,9 @@ def of_probabilities(
         fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
         isotonic[test] = fitted.fit(similarities[train], correct[train]).predict(similarities[test])
     draws = np.random.default_rng(1).uniform(size=(1000, len(correct))) < probabilities
-    by_chance = [expected_calibration_error(probabilities, outcome) for outcome in draws]
+    by_chance = [calibration_error(reliability(probabilities, outcome)) for outcome in draws]
     return {
-        "top-1 ECE": expected_calibration_error(probabilities, correct),
+        "top-1 ECE": calibration_error(reliability(probabilities, correct)),
         "… of a perfect predictor, 95 %": float(np.quantile(by_chance, 0.95)),
         "Brier": float(np.mean((probabilities - correct) ** 2)),
         "… isotonic on the cosine": float(np.mean((isotonic - correct) ** 2)),

@@ -32,7 +32,7 @@ from index_builder.configuration.build import encoder_config
 from index_builder.datasets.images import LabelledImages, from_files
 from index_builder.encoders import resolve_encoder
 from index_builder.indexing.engines import open_encoder
-from index_builder.metrics import expected_calibration_error
+from index_builder.metrics import calibration_error, reliability
 from index_builder.pipeline.build import build_all
 from index_builder.pipeline.run import Run
 from index_builder.vectors.encoder import embedded
@@ -155,7 +155,7 @@ def _stream(
         f"mean_probability_{key}": float(probabilities.mean()),
         f"matches_of_absent_{key}": float(matched[len(present) :].mean()),
         f"matches_of_present_{key}": float(matched[: len(present)].mean()),
-        f"ece_{key}": expected_calibration_error(probabilities, right),
+        f"ece_{key}": calibration_error(reliability(probabilities, right)),
         f"ece_by_chance_{key}": _by_chance(probabilities, draw),
     }
 
@@ -163,7 +163,7 @@ def _stream(
 def _by_chance(probabilities: NDArray[np.float64], draw: np.random.Generator) -> float:
     """The ECE that a perfect predictor with these probabilities has on average."""
     draws = draw.random((200, len(probabilities))) < probabilities
-    return float(np.mean([expected_calibration_error(probabilities, one) for one in draws]))
+    return float(np.mean([calibration_error(reliability(probabilities, one)) for one in draws]))
 
 
 def main(names: Sequence[str]) -> None:

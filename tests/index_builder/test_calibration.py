@@ -18,7 +18,7 @@ from index_builder.calibration import (
 from index_builder.calibration.detector import fit_detectors
 from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
-from index_builder.metrics import auroc, expected_calibration_error
+from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.decision import SIGNALS, Calibration, LabelMeans, choice_probabilities
 from model_store.decision.absent_share import prior_shift
 from model_store.decision.calibration import DEFAULT_ABSENT
@@ -109,7 +109,7 @@ def test_probabilities_are_true_on_queries_it_has_not_seen() -> None:
     for label in range(3):  # the nearest, and the next
         pairs = [(p[label], row, at[label]) for row, (at, p) in enumerate(found) if len(at) > label]
         probabilities, rows, places = map(np.array, zip(*pairs, strict=True))
-        assert expected_calibration_error(probabilities, unseen.matches[rows, places]) < 0.05
+        assert calibration_error(reliability(probabilities, unseen.matches[rows, places])) < 0.05
     first = of_first(fitted, unseen)
     right = unseen.matches[:, 0]
     area = auroc(first[right], first[~right])
