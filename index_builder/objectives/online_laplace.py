@@ -193,7 +193,8 @@ def online_step(
     else:
         weights, biases = weight[None], bias[None]
     loss = loss or partial(minibatch_loss, margin=margin)
-    objective = state.prior_precision / (2 * state.data_scale) * _squared_norm(weight, bias)
+    squared_norm = weight.square().sum() + bias.square().sum()
+    objective = state.prior_precision / (2 * state.data_scale) * squared_norm
     is_diagonal = isinstance(state.decayed, Curvature)
     of_minibatch: Callable[..., Any] = minibatch_curvature if is_diagonal else minibatch_traces
     weighted_as = {"margin": margin, "approximation": approximation, "split": split, "drawn": drawn}
@@ -203,10 +204,6 @@ def online_step(
         with torch.no_grad():
             total = total + of_minibatch(features, labels, w, b, **weighted_as)
     return state.updated(total * (1 / len(weights))), objective
-
-
-def _squared_norm(weight: Tensor, bias: Tensor) -> Tensor:
-    return weight.square().sum() + bias.square().sum()
 
 
 class OnlineLaplaceLoss(Objective):

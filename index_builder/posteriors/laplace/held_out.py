@@ -8,9 +8,6 @@ nearest item. Two AUROCs measure how well this uncertainty detects wrong first r
 queries. The score of a prior is the sum of the two AUROCs. The temperature hardly changes the
 AUROCs, so they cannot choose the temperature. The score of a temperature therefore measures how
 well sampled neighbours predict the label of a query (see `vote_log_likelihood`).
-
-One criterion for a temperature is the likelihood of votes: predictive samples vote on the label of
-a query.
 """
 
 from __future__ import annotations
@@ -78,7 +75,7 @@ def norm_correlation(posterior: LaplacePosterior, features: Array) -> float | No
     posterior : the posterior to compare.
     features : (N, F) features of images.
     """
-    mean, variance = _predicted(posterior, features)
+    mean, variance = (to_numpy(one).astype(np.float64) for one in posterior.predict(features))
     squared_norm = (mean**2).sum(axis=1)
     uncertainty = np.log(variance.sum(axis=1) / squared_norm)
     length = np.log((to_numpy(features).astype(np.float64) ** 2).sum(axis=1) / squared_norm)
@@ -143,11 +140,6 @@ def vote_log_likelihood(
         return total / len(queries)
 
     return criterion
-
-
-def _predicted(posterior: Predicts, features: Array) -> tuple[NDArray[np.float64], ...]:
-    """Return mean and variance (N, D) in float64."""
-    return tuple(to_numpy(one).astype(np.float64) for one in posterior.predict(features))
 
 
 FRACTIONS = {"kronecker": (30.0, 3.0, 0.3, 0.03), "diagonal": (0.01, 0.1, 1.0, 0.001)}
