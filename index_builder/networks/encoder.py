@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import onnxruntime
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
@@ -50,6 +49,9 @@ from index_builder.vectors.images import ImageVectors
 from model_store.encoder.contract import EncoderInput
 from model_store.encoder.onnx import open_graph
 from model_store.errors import WeightsError
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 
 class MetricEncoder(nn.Module):
