@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from index_builder.reproduction.cells import ExperimentPlan, methods_named, run_cells
-from index_builder.reproduction.comparison.grid import compare_objectives
+from index_builder.reproduction.comparison import compare_objectives
 from index_builder.reproduction.page import write_page
 from index_builder.reproduction.protocols import PROTOCOLS, protocol_config
-from index_builder.reproduction.stereo.command import measure_stereo
+from index_builder.reproduction.stereo import measure_stereo
 from index_builder.reproduction.summary import markdown, publish, report_of
 from model_store.errors import BuildError, ConfigError
 

@@ -34,6 +34,19 @@ from index_builder.networks.encoder import all_features
 from index_builder.pipeline.run import Run
 from index_builder.posteriors.laplace.fit import LaplacePosterior
 from index_builder.posteriors.stored import load_posterior
+from index_builder.reproduction.retrieval import (
+    Result,
+    RetrievalResults,
+    Signals,
+    consensus_of_queries,
+    consensus_of_samples,
+    curves,
+    independent_draws,
+    nearest,
+    of_ranking,
+    of_signals,
+    search,
+)
 from index_builder.training import trunk_device
 from index_builder.vectors.encoder import embed_all, embed_with_features
 from model_store.bundles.manifest import ENCODER_FILE
@@ -45,16 +58,7 @@ from model_store.gallery import FaissGallery
 from model_store.predictive import N_SAMPLES
 from model_store.sphere import spherical_variance, unit_direction
 
-from .metrics import Result, Signals, curves, of_ranking, of_signals
 from .protocols import PROTOCOLS, ProtocolConfig, ProtocolData, Task
-from .retrieval import (
-    RetrievalResults,
-    consensus_of_queries,
-    consensus_of_samples,
-    independent_draws,
-    nearest,
-    search,
-)
 
 N_FOLDS = 5
 """Number of folds into which a gallery is divided if its items are also the queries. The outlier

@@ -50,8 +50,7 @@ from index_builder.datasets.small_images import idx_dataset
 from index_builder.metrics import auroc
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.stored import load_posterior
-from index_builder.reproduction.datasets.official import Origin
-from index_builder.reproduction.datasets.small import cifar10
+from index_builder.reproduction.data_sets import Origin, cifar10
 from index_builder.vectors.encoder import embed_with_features
 from model_store import Retriever, open_bundle
 from model_store.decision.picture import DisplacementModel

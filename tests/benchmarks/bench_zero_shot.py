@@ -42,8 +42,7 @@ from index_builder.networks.encoder import all_features
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import train_step
 from index_builder.posteriors.laplace.held_out import norm_correlation
-from index_builder.reproduction.datasets.official import Origin
-from index_builder.reproduction.datasets.small import chars74k, cifar10
+from index_builder.reproduction.data_sets import Origin, chars74k, cifar10
 from model_store.sphere import spherical_variance, unit_direction
 from tests.benchmarks.kept_features import fitted
 from tests.benchmarks.measured import record_figures

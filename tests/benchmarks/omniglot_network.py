@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted
-from index_builder.reproduction.datasets.official import Origin
-from index_builder.reproduction.datasets.small import omniglot
+from index_builder.reproduction.data_sets import Origin, omniglot
 from model_store.encoder.contract import Embeddings
 from model_store.images import Preprocessing
 from tests.benchmarks.preconditions import data_dir

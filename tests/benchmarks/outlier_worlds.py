@@ -25,8 +25,7 @@ from index_builder.datasets.images import joined
 from index_builder.datasets.small_images import digits, idx_dataset, outliers
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import export_step, fit_step, train_step
-from index_builder.reproduction.datasets import Origin
-from index_builder.reproduction.datasets.small import chars74k, cifar10
+from index_builder.reproduction.data_sets import Origin, chars74k, cifar10
 from index_builder.reproduction.protocols import ProtocolConfig, load_protocol
 from model_store.decision import OutlierDetector
 from model_store.decision.outliers import averaged_features

@@ -2,9 +2,9 @@
 
 =================  ==============================================================================
 `protocol`         the parts of a protocol: training, validation, development, test, outliers
-`closed_sets`      Fashion-MNIST (two ways), CIFAR-10, digits: test labels occur in training
-`open_sets`        CUB, Cars, LFW, SOP, In-Shop, MSLS, Omniglot: test labels are new
-`compared`         small protocols for comparing objectives
+`loaders`          closed sets: Fashion-MNIST (three ways), CIFAR-10, digits: test labels occur in
+                   training; open sets: CUB, Cars, LFW, SOP, In-Shop, MSLS, Omniglot: test labels
+                   are new; small protocols for comparing objectives
 `published`        the papers' results
 `registry`         all protocols by name, and their configurations
 =================  ==============================================================================

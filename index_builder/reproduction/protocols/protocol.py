@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.small_images import outliers
 from index_builder.datasets.splits import QuerySet, Splits, stratified, with_label
-from index_builder.reproduction.datasets import Origin
+from index_builder.reproduction.data_sets import Origin
 from model_store.truth import SameLabel, Truth, Within
 
 Positions = Callable[[LabelledImages], NDArray[np.float64]]

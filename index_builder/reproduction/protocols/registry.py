@@ -18,27 +18,23 @@ from index_builder.configuration.posterior import LaplaceConfig
 from index_builder.configuration.problems import Problems
 from index_builder.configuration.section import Section
 from index_builder.datasets.small_images import DATA_DIR_VARIABLE
-from index_builder.reproduction.datasets import Origin
+from index_builder.reproduction.data_sets import Origin
 from index_builder.reproduction.protocols import published
-from index_builder.reproduction.protocols.closed_sets import (
+from index_builder.reproduction.protocols.loaders import (
+    load_caltech,
+    load_cars,
     load_cifar10,
+    load_cub,
     load_digits,
     load_fashion_mnist,
     load_fashion_mnist_authors,
     load_fashion_mnist_small,
-)
-from index_builder.reproduction.protocols.compared import (
-    load_caltech,
     load_fashion_mnist_tiny,
-    load_omniglot_small,
-)
-from index_builder.reproduction.protocols.open_sets import (
-    load_cars,
-    load_cub,
     load_in_shop,
     load_lfw,
     load_msls,
     load_omniglot,
+    load_omniglot_small,
     load_stanford_online_products,
 )
 from index_builder.reproduction.protocols.protocol import Protocol, ProtocolData

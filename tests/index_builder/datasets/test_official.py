@@ -11,8 +11,15 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from index_builder.reproduction.datasets import Origin
-from index_builder.reproduction.datasets.photographs import (
+from index_builder.reproduction.data_sets import (
+    Origin,
+    chars74k,
+    cifar10,
+    mnist_like,
+    omniglot,
+    svhn,
+)
+from index_builder.reproduction.photographs import (
     cars,
     coordinates,
     cub,
@@ -21,7 +28,6 @@ from index_builder.reproduction.datasets.photographs import (
     msls,
     stanford_online_products,
 )
-from index_builder.reproduction.datasets.small import chars74k, cifar10, mnist_like, omniglot, svhn
 from model_store.errors import DatasetError
 
 

@@ -10,7 +10,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import from_arrays
 from index_builder.reproduction.command import reproduce
 from index_builder.reproduction.protocols import PROTOCOLS, Task, load_protocol, protocol_config
-from index_builder.reproduction.protocols.open_sets import inverted
+from index_builder.reproduction.protocols.loaders import inverted
 from index_builder.reproduction.protocols.protocol import (
     MATCH_DISTANCE,
     all_against_all,

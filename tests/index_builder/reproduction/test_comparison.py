@@ -18,8 +18,15 @@ from typer.testing import CliRunner
 from index_builder.commands.app import app
 from index_builder.objectives.registry import OBJECTIVES
 from index_builder.pipeline.run import Run
-from index_builder.reproduction.comparison import grid, measure
-from index_builder.reproduction.comparison.grid import (
+from index_builder.reproduction import compared_encoder, comparison
+from index_builder.reproduction.compared_encoder import (
+    DECISION,
+    LAPLACE,
+    NORM,
+    POSTERIORS,
+    PRIORS,
+)
+from index_builder.reproduction.comparison import (
     DEFAULT_PRIOR,
     GROUPS,
     Grid,
@@ -28,15 +35,8 @@ from index_builder.reproduction.comparison.grid import (
     summary_of,
     write_page,
 )
-from index_builder.reproduction.comparison.measure import (
-    DECISION,
-    LAPLACE,
-    NORM,
-    POSTERIORS,
-    PRIORS,
-)
-from index_builder.reproduction.datasets import Origin
-from index_builder.reproduction.datasets.photographs import caltech101
+from index_builder.reproduction.data_sets import Origin
+from index_builder.reproduction.photographs import caltech101
 from index_builder.reproduction.protocols import (
     PROTOCOLS,
     Outliers,
@@ -79,8 +79,8 @@ def few_digits(
 def few_data() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PROTOCOLS, FEW, replace(PROTOCOLS["digits"], load=few_digits))
-        patch.setattr(grid, "DATA_SETS", (FEW,))
-        patch.setattr(grid, "PRIORS", dict(list(PRIORS.items())[1:2]))
+        patch.setattr(comparison, "DATA_SETS", (FEW,))
+        patch.setattr(comparison, "PRIORS", dict(list(PRIORS.items())[1:2]))
         yield
 
 
@@ -122,7 +122,7 @@ def test_what_is_measured_is_not_measured_again(
     def refuse(*_: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(grid, "measure_encoder", refuse)
+    monkeypatch.setattr(comparison, "measure_encoder", refuse)
     result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert not (out / "run").exists()
@@ -154,14 +154,14 @@ def test_each_seed_has_its_own_whitening_and_all_share_the_features(
         with run.vectors.open("a") as vectors:
             vectors.write(f"features of seed {config.seed}, ")
 
-    monkeypatch.setattr(measure, "train_step", train)
+    monkeypatch.setattr(compared_encoder, "train_step", train)
     splits = load_protocol(protocol_config("digits")).splits()
     run, started = Run(tmp_path / "run"), []
     for objective in ("contrastive", "triplet"):
         for seed in (0, 1):
             config = protocol_config("caltech-101", seed=seed, objective=objective)
             shared = Run(tmp_path / "trunks")
-            started.append(measure._on_shared_trunk(config, run, shared, splits))
+            started.append(compared_encoder._on_shared_trunk(config, run, shared, splits))
     assert trained == [0, 1]
     weights = [Path(str(config.network.weights)).read_text() for config in started]
     assert weights == ["whitening of seed 0", "whitening of seed 1"] * 2
@@ -210,7 +210,7 @@ def test_the_table_has_means_over_seeds_and_says_which_is_best(
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", grid.DATA_SETS)
+@pytest.mark.parametrize("name", comparison.DATA_SETS)
 def test_no_test_image_of_a_small_protocol_is_learned_from(data_dir: Path, name: str) -> None:
     first, second = (
         load_protocol(protocol_config(name, data=data_dir, allow_partial=True, seed=seed))

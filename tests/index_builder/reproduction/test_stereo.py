@@ -13,17 +13,21 @@ from sklearn.datasets import load_sample_images
 from typer.testing import CliRunner
 
 from index_builder.commands.app import app
-from index_builder.reproduction.stereo import command
-from index_builder.reproduction.stereo.matching import cost_volume, fitted_temperature, matched
-from index_builder.reproduction.stereo.network import (
+from index_builder.reproduction import stereo
+from index_builder.reproduction.stereo_matching import (
     FAR,
     NEAR,
     PATCH,
     PatchEmbedding,
+    StereoPair,
     Triplets,
+    cost_volume,
+    fitted_temperature,
+    kitti,
+    made_pair,
+    matched,
     standardised,
 )
-from index_builder.reproduction.stereo.pairs import StereoPair, kitti, made_pair
 from model_store.errors import ConfigError
 
 MOST = 12
@@ -117,11 +121,11 @@ def test_the_command_measures_and_learning_helps(
 ) -> None:
     """A fraction of the training, on photographs of a third of the height."""
     monkeypatch.delenv("VOUCH_DATA_DIR", raising=False)
-    monkeypatch.setattr(command, "TRIPLETS_PER_EPOCH", 25 * 128)
-    monkeypatch.setattr(command, "MOST_MADE", MOST)
-    monkeypatch.setattr(command, "N_MADE", {"training": 1, "validation": 1, "test": 1})
+    monkeypatch.setattr(stereo, "TRIPLETS_PER_EPOCH", 25 * 128)
+    monkeypatch.setattr(stereo, "MOST_MADE", MOST)
+    monkeypatch.setattr(stereo, "N_MADE", {"training": 1, "validation": 1, "test": 1})
     small = [np.asarray(image)[::3, ::3] for image in load_sample_images().images]
-    monkeypatch.setattr(command, "load_sample_images", lambda: type("Two", (), {"images": small}))
+    monkeypatch.setattr(stereo, "load_sample_images", lambda: type("Two", (), {"images": small}))
     arguments = ["reproduce", "--protocol", "stereo", "--seeds", "1", "--epochs", "1"]
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output

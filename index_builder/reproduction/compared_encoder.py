@@ -28,11 +28,15 @@ from index_builder.networks.encoder import trunk_fingerprint
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import train_step, trained_members
 from index_builder.posteriors.stored import Posterior, load_posterior
+from index_builder.reproduction.cells import machine
 from index_builder.reproduction.evaluate import measure_decision, measure_method
-from index_builder.reproduction.metrics import Floats, Result
 from index_builder.reproduction.protocols import ProtocolConfig, ProtocolData, load_protocol
-from index_builder.reproduction.resources import machine
-from index_builder.reproduction.retrieval import RetrievalResults, consensus_of_queries
+from index_builder.reproduction.retrieval import (
+    Floats,
+    Result,
+    RetrievalResults,
+    consensus_of_queries,
+)
 from index_builder.vectors.encoder import Halves, OnnxTrunk, StoredEncoder, TrunkHalf
 from index_builder.vectors.images import ImageVectors, Vector, VectorFile
 from model_store.encoder.contract import Embeddings, EncoderMetadata

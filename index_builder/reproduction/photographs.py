@@ -16,10 +16,9 @@ from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
 from index_builder.datasets.images import LabelledImages, Pixels, from_files, joined
+from index_builder.reproduction.data_sets import Official, Origin, Publication, rows_of
 from model_store.errors import DatasetError
 from model_store.images import decode_image
-
-from .official import Official, Origin, Publication, rows_of
 
 N_CUB_TRAIN, N_CARS_TRAIN = 100, 98
 """Number of training classes; classes with larger numbers are test classes."""

@@ -16,16 +16,21 @@ from torch import Tensor
 from index_builder.datasets.small_images import DATA_DIR_VARIABLE
 from index_builder.metrics import error_auroc, retrieval_calibration_error
 from index_builder.progress import console
-from index_builder.reproduction.resources import machine
-from index_builder.reproduction.stereo.matching import (
+from index_builder.reproduction.cells import machine
+from index_builder.reproduction.stereo_matching import (
+    BATCH,
+    KITTI,
+    PATCH,
     TOLERANCE,
+    StereoPair,
     cost_volume,
     fitted_temperature,
+    kitti,
+    made_pairs,
     matched,
     patch_correlation,
+    train_patches,
 )
-from index_builder.reproduction.stereo.network import BATCH, PATCH, train_patches
-from index_builder.reproduction.stereo.pairs import KITTI, StereoPair, kitti, made_pairs
 from index_builder.reproduction.summary import figure, publish, summarised
 from model_store.errors import ConfigError
 

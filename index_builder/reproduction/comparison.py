@@ -14,11 +14,17 @@ from index_builder.output import templates_of
 from index_builder.pipeline.run import Run
 from index_builder.progress import console
 from index_builder.reproduction.cells import chosen_names, write_cell
+from index_builder.reproduction.compared_encoder import (
+    DECISION,
+    LAPLACE,
+    NORM,
+    PRIORS,
+    Cell,
+    measure_encoder,
+)
 from index_builder.reproduction.protocols import PROTOCOLS, ProtocolConfig, protocol_config
 from index_builder.reproduction.summary import figure, markdown_table, publish, summarised
 from model_store.errors import BuildError, ConfigError
-
-from .measure import DECISION, LAPLACE, NORM, PRIORS, Cell, measure_encoder
 
 Summary = dict[str, Any]
 
