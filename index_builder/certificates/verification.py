@@ -15,14 +15,12 @@ from typing import Any, Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from index_builder.certificates.content import SCHEMA_VERSION, Observed, content, open_certified
 from index_builder.output import templates_of
 from model_store.errors import BundleError, CertificateError
 from model_store.files import json_text
 from model_store.signing import is_signature, sign
 from vouch_search import plots
-
-from .content import SCHEMA_VERSION, content, open_certified
-from .since import Observed
 
 CERTIFICATE_FILE = "certificate.json"
 PAGE_FILE = "certificate.html"

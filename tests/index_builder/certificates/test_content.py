@@ -12,8 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index_builder.certificates.content import content, open_certified
-from index_builder.certificates.since import DrawnReview, Observed, ServedProbabilities, since
+from index_builder.certificates.content import (
+    DrawnReview,
+    Observed,
+    ServedProbabilities,
+    content,
+    open_certified,
+    since,
+)
 from index_builder.metrics import auroc
 from model_store.bundles.manifest import Manifest
 from model_store.bundles.publish import publish
