@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -226,9 +225,13 @@ def run_cells(plan: ExperimentPlan, jobs: int = 1) -> tuple[list[Cell], list[Fai
     _require_same_settings(plan)
     everything = [(method, seed) for seed in plan.seeds for method in plan.methods]
     missing = [cell for cell in everything if not plan.cell(*cell).exists()]
-    measure = _one_by_one if jobs == 1 else partial(_side_by_side, jobs=jobs)
+    outcomes = (
+        (_measure(plan, *cell) for cell in missing)
+        if jobs == 1
+        else _side_by_side(plan, missing, jobs)
+    )
     failures = []
-    for done, (method, seed, reason) in enumerate(measure(plan, missing), 1):
+    for done, (method, seed, reason) in enumerate(outcomes, 1):
         if reason is not None:
             failures.append(FailedCell(method, seed, reason))
         console.print(
@@ -241,11 +244,6 @@ def run_cells(plan: ExperimentPlan, jobs: int = 1) -> tuple[list[Cell], list[Fai
 
 Outcome = tuple[str, int, str | None]
 """Method, seed and failure reason of a cell; the reason is None if the cell was measured."""
-
-
-def _one_by_one(plan: ExperimentPlan, cells: Sequence[tuple[str, int]]) -> Iterator[Outcome]:
-    for method, seed in cells:
-        yield _measure(plan, method, seed)
 
 
 def _side_by_side(
