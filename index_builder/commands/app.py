@@ -13,15 +13,11 @@ from rich.markup import escape
 from index_builder.commands import (
     all_steps,
     bundles,
-    certify,
     encoder,
     evidence,
-    feedback,
     index,
     live,
-    reproduce,
     steps,
-    unknown,
 )
 from index_builder.commands.command_line import (
     GLOBAL_OPTIONS,
@@ -98,10 +94,10 @@ app.command("calibrate", rich_help_panel=BUILD)(evidence.calibrate_command)
 app.command("evaluate", rich_help_panel=BUILD)(evidence.evaluate_command)
 app.command("publish", rich_help_panel=BUILD)(steps.publish_command)
 app.command("new", rich_help_panel=GALLERIES)(live.new_command)
-app.add_typer(live.app, name="items", rich_help_panel=GALLERIES)
+app.add_typer(live.items_app, name="items", rich_help_panel=GALLERIES)
 app.command("compact", rich_help_panel=GALLERIES)(live.compact_command)
-app.command("unknown", rich_help_panel=GALLERIES)(unknown.unknown_command)
-app.add_typer(feedback.app, name="feedback", rich_help_panel=GALLERIES)
+app.command("unknown", rich_help_panel=GALLERIES)(evidence.unknown_command)
+app.add_typer(live.feedback_app, name="feedback", rich_help_panel=GALLERIES)
 app.command("bundles", rich_help_panel=BUNDLES)(bundles.bundles_command)
 app.command("activate", rich_help_panel=BUNDLES)(bundles.activate_command)
 app.command("rollback", rich_help_panel=BUNDLES)(bundles.rollback_command)
@@ -111,9 +107,9 @@ app.command("push", rich_help_panel=BUNDLES)(bundles.push_command)
 app.command("pull", rich_help_panel=BUNDLES)(bundles.pull_command)
 app.command("sign", rich_help_panel=BUNDLES)(bundles.sign_command)
 app.command("compare", rich_help_panel=EVIDENCE)(evidence.compare_command)
-app.command("certify", rich_help_panel=EVIDENCE)(certify.certify_command)
-app.command("verify", rich_help_panel=EVIDENCE)(certify.verify_command)
-app.command("reproduce", rich_help_panel=EVIDENCE)(reproduce.reproduce_command)
+app.command("certify", rich_help_panel=EVIDENCE)(bundles.certify_command)
+app.command("verify", rich_help_panel=EVIDENCE)(bundles.verify_command)
+app.command("reproduce", rich_help_panel=EVIDENCE)(steps.reproduce_command)
 app.command("doctor", rich_help_panel=OPERATIONS)(bundles.doctor_command)
 app.command("absent-share", rich_help_panel=OPERATIONS)(bundles.absent_share_command)
 app.command("acknowledge", rich_help_panel=OPERATIONS)(bundles.acknowledge_command)

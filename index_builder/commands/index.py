@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
+from index_builder.commands.steps import opened_run, step_of
 from index_builder.configuration.build import (
     DATABASE_OPTIONS,
     CalibrationConfig,
@@ -37,8 +39,6 @@ from model_store.lists import as_list
 from model_store.processors import ProviderChoice, usable_processors
 
 from .command_line import PROMISES, given_options, with_options
-from .outcome import JsonOption, OutcomeReport, RequireOption
-from .steps import opened_run, step_of
 
 if TYPE_CHECKING:
     from index_builder.datasets.image_files import LeftOut
@@ -411,7 +411,7 @@ def _contains_images(source: Source) -> bool:
     """Return whether a source contains its images, so that they have no base folder."""
     from index_builder.indexing.sources.archive import ARCHIVE_SUFFIXES, Archive  # noqa: PLC0415
     from index_builder.indexing.sources.opening import BucketFolder, RemoteFile  # noqa: PLC0415
-    from index_builder.indexing.sources.parquet_images import ParquetImages  # noqa: PLC0415
+    from index_builder.indexing.sources.tables import ParquetImages  # noqa: PLC0415
 
     if isinstance(source, RemoteFile):
         return source.url.partition("?")[0].endswith(ARCHIVE_SUFFIXES)

@@ -1,6 +1,7 @@
-"""Commands on live galleries: new, items, compact, backup and restore. No command needs torch.
+"""Commands on galleries in service: new, items, compact, backup, restore; reviewer decisions.
 
-Modules are imported late, because the help of the commands does not need them.
+No command needs torch. Modules are imported late, because the help of the commands does not need
+them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from index_builder.commands.command_line import CommandLine
 from index_builder.commands.steps import BundlesOption
 from index_builder.configuration.defaults import ENCODER_IN_THE_BOX
 from index_builder.encoders import ENCODERS, FORMS, resolve_encoder
+from index_builder.output import writing
 from index_builder.progress import error_console, say_what_is_next, track_parts, working
 from model_store.bundles.directory import locate, name_problem
-from model_store.errors import ImageError, NoEmbedding, UsageError
+from model_store.errors import ConfigError, ImageError, NoEmbedding, UsageError
 from model_store.item_ids import check_item_id, check_label
 from model_store.item_metadata import check_metadata
 
@@ -27,13 +29,12 @@ if TYPE_CHECKING:
     from model_store.bundles.bundle import Bundle
     from model_store.gallery import Upsert, Writable
 
-
 PUT_TOGETHER = 32
 """Number of items per transaction; an interrupted command keeps finished transactions."""
 
 Root = Annotated[Path, typer.Argument(help="The directory of bundles.")]
 
-app = CommandLine(help="Put items into a live gallery, label and delete items.")
+items_app = CommandLine(help="Put items into a live gallery, label and delete items.")
 
 
 def new_command(
@@ -57,7 +58,7 @@ def new_command(
         raise UsageError(problem)
     published = bundles or Path("bundles") / name
     with working("publishing"), TemporaryDirectory() as place:
-        from index_builder.indexing.new_gallery import new_gallery  # noqa: PLC0415 - slow
+        from index_builder.indexing.assemble import new_gallery  # noqa: PLC0415 - slow
 
         is_built_in = encoder in {None, ENCODER_IN_THE_BOX}
         directory = Path(place) if is_built_in else ENCODERS  # its file is only needed here
@@ -66,7 +67,7 @@ def new_command(
     say_what_is_next(published)
 
 
-@app.command("put")
+@items_app.command("put")
 def put_command(
     directory: Root,
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
@@ -109,7 +110,7 @@ def put_command(
         raise typer.Exit(1)
 
 
-@app.command("delete")
+@items_app.command("delete")
 def delete_command(
     directory: Root, ids: Annotated[list[str], typer.Argument(help="Ids of the items.")]
 ) -> None:
@@ -121,7 +122,7 @@ def delete_command(
     print(f"{len(ids)} items deleted, the gallery has {live.snapshot().n_items}")
 
 
-@app.command("label")
+@items_app.command("label")
 def label_command(
     directory: Root,
     ids: Annotated[list[str], typer.Argument(help="Ids of the items.")],
@@ -262,3 +263,59 @@ def _say(summaries: Summaries) -> None:
         where = "" if place == "." else f"{place}: "
         said = f"bundle {summary.bundle_id}, {summary.n_items} items, {summary.version} changes"
         print(where + said)
+
+
+Kept = Annotated[Path, typer.Argument(help="Feedback file of the service (VOUCH_FEEDBACK).")]
+
+feedback_app = CommandLine(help="Export and import reviewer decisions.")
+
+
+@feedback_app.command("export")
+def export_command(
+    kept: Kept,
+    out: Annotated[Path, typer.Argument(help="File to write, .csv or .jsonl.")],
+    gallery: Annotated[str, typer.Option(metavar="NAME", help="Name of the gallery.")],
+) -> None:
+    """Write all decisions on a gallery, oldest first, including withdrawn decisions."""
+    from model_store.feedback import FeedbackLog, require_feedback_file  # noqa: PLC0415 - slow
+    from model_store.feedback.exchange import to_csv, to_jsonl  # noqa: PLC0415
+
+    write = {".csv": to_csv, ".jsonl": to_jsonl}[_suffix(out)]
+    require_feedback_file(kept)
+    log = FeedbackLog(kept)
+    found = log.decided(gallery)
+    others = [] if found else log.galleries()
+    if others:
+        raise ConfigError(
+            f"{kept} has no decisions on {gallery!r}; it has decisions on "
+            f"{', '.join(map(repr, others))}."
+        )
+    with writing(str(out)):
+        out.write_text(write(found), encoding="utf-8")
+    print(f"{len(found)} decisions written")
+
+
+@feedback_app.command("import")
+def import_command(
+    kept: Kept, file: Annotated[Path, typer.Argument(help="File of decisions, .csv or .jsonl.")]
+) -> None:
+    """Import new decisions from a file; if a line is wrong, no decision is imported."""
+    from model_store.feedback import FeedbackLog, require_feedback_file  # noqa: PLC0415 - slow
+    from model_store.feedback.exchange import from_csv, from_jsonl  # noqa: PLC0415
+
+    read = {".csv": from_csv, ".jsonl": from_jsonl}[_suffix(file)]
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}.") from error
+    decided = read(text)
+    if kept.exists():
+        require_feedback_file(kept)
+    print(f"{FeedbackLog(kept).bring(decided)} of {len(decided)} decisions are new")
+
+
+def _suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in {".csv", ".jsonl"}:
+        raise UsageError(f"{path} has neither suffix .csv nor .jsonl. Name another file.")
+    return suffix

@@ -1,4 +1,4 @@
-"""The steps of a build as commands. The modules of the steps are imported late."""
+"""The steps of a build as commands, and ``reproduce``. Modules are imported late."""
 
 from __future__ import annotations
 
@@ -98,15 +98,14 @@ def step_of(name: str, config: BuildConfig | None = None) -> Any:  # noqa: ANN40
         raise ConfigError(
             "Only `train` works under torchrun. Run the other steps without torchrun."
         )
-    module = "build" if config is not None or name == "build_all" else "gallery_steps"
     with working("loading libraries"), _without_collection():
-        found = _pipeline(module)
-        return getattr(found.steps_for(config) if config is not None else found, name)
+        build = _all_steps()
+        return getattr(build.steps_for(config) if config is not None else build, name)
 
 
-def _pipeline(module: str) -> ModuleType:
-    """Import a module of the pipeline."""
-    return importlib.import_module(f"..pipeline.{module}", __package__)
+def _all_steps() -> ModuleType:
+    """Import `index_builder.pipeline.build`."""
+    return importlib.import_module("index_builder.pipeline.build")
 
 
 @contextmanager
@@ -133,7 +132,7 @@ def single_step(name: str) -> Callable[[str, Path | None], None]:
             build = with_trunk(build, opened)
             step = step_of(f"{name}_step", build)
             with timed_step(name):
-                step(build, opened, _pipeline("gallery_steps").splits_of(build))
+                step(build, opened, _all_steps().splits_of(build))
 
     return command
 
@@ -193,3 +192,65 @@ def _require_labels(folder: Path, withheld: tuple[str, ...]) -> None:
         f"dataset.withheld_labels names {missing}, but {folder} has no such sub-folders.{meant} "
         f"It has {listed or 'none'}."
     )
+
+
+def reproduce_command(
+    protocol: Annotated[
+        str, typer.Option(help="Protocol: fashion-mnist, …; or objectives, or stereo.")
+    ],
+    methods: Annotated[str, typer.Option(help="Comma-separated names of methods, or all.")] = "all",
+    objective: Annotated[
+        str | None,
+        typer.Option(help="Training objective: supcon, el_nivmf, … [default: contrastive]"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2, …")] = 5,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of each training. [default: the protocol's]")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data sets. [default: VOUCH_DATA_DIR]")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output directory. [default: runs/reproduce/<protocol>[-<objective>]]"),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Weights of the pretrained trunk. [default: torchvision's]"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device for training: auto, cpu or cuda.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="Precision of training: full, mixed, or auto (mixed on a GPU).")
+    ] = "auto",
+    jobs: Annotated[int, typer.Option(min=1, help="Number of parallel processes.")] = 1,
+    allow_partial: Annotated[
+        bool,
+        typer.Option("--allow-partial", help="Accept less data than the published protocol uses."),
+    ] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download missing data, if torchvision offers it.")
+    ] = False,
+) -> None:
+    """Evaluate published methods on a published protocol; write a table, report.json, report.html.
+
+    After an interruption, the same command continues.
+    """
+    with working("loading libraries"):
+        reproduction = importlib.import_module("index_builder.reproduction.command")
+    directory = Path("runs/reproduce") / "-".join(filter(None, (protocol, objective)))
+    report = reproduction.reproduce(
+        protocol,
+        methods,
+        seeds,
+        out or directory,
+        objective=objective,
+        epochs=epochs,
+        data=data,
+        weights=weights,
+        device=device,
+        precision=precision,
+        jobs=jobs,
+        allow_partial=allow_partial,
+        download=download,
+    )
+    print(report)

@@ -6,11 +6,9 @@
     encoder      the tables of the encoder: network, training, posterior
     defaults     defaults that depend on other keys
     file         the file as text: with all values, or with comments for users to edit
-    schema       the JSON schema of the file
+    schema       the base of all tables; the JSON schema of the file
     problems     error messages for a file
     objective    the table [training.objective]
     posterior    the table [posterior]
-    requirements requirements on a build's outcome, for --require
     environment  signing keys, and access to a database
-    section      the base of all tables
 """

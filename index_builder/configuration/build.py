@@ -21,7 +21,7 @@ from index_builder.configuration.defaults import of_build
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.objective import OF_VIEWS
 from index_builder.configuration.problems import Problems, did_you_mean
-from index_builder.configuration.section import (
+from index_builder.configuration.schema import (
     Contradiction,
     FilePath,
     Section,

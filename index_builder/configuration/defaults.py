@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from index_builder.configuration.posterior import POST_HOC
-from index_builder.configuration.section import Section
+from index_builder.configuration.schema import Section
 
 ENCODER_IN_THE_BOX = "mobilenet_v2"
 """The built-in encoder; see `index_builder.encoders`."""

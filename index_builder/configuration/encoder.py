@@ -31,7 +31,7 @@ from index_builder.configuration.posterior import (
     PosteriorConfig,
 )
 from index_builder.configuration.problems import did_you_mean
-from index_builder.configuration.section import (
+from index_builder.configuration.schema import (
     Contradiction,
     Section,
     absolute,

@@ -12,6 +12,7 @@ import tomli_w
 
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.schema import (
+    RULE,
     SCHEMA_FILE,
     Schema,
     accepted,
@@ -24,7 +25,6 @@ from index_builder.configuration.schema import (
     tags_of,
     variants_of,
 )
-from index_builder.configuration.section import RULE
 from model_store.installation import installed_version
 
 FIRST = (

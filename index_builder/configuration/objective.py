@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from index_builder.configuration.section import Contradiction, Section
+from index_builder.configuration.schema import Contradiction, Section
 
 Mining = Literal["all", "semihard", "hard"]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from index_builder.configuration.section import Contradiction, Section
+from index_builder.configuration.schema import Contradiction, Section
 
 
 class _Posterior(Section):

@@ -14,6 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from index_builder.configuration.schema import (
+    RULE,
+    Contradictions,
     Schema,
     accepted,
     choices_of,
@@ -26,7 +28,6 @@ from index_builder.configuration.schema import (
     tags_of,
     variants_of,
 )
-from index_builder.configuration.section import RULE, Contradictions
 
 LONGEST_VALUE = 60
 """Maximum number of characters of a value in a message."""

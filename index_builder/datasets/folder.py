@@ -1,20 +1,21 @@
-"""A folder of images with one sub-folder for each label."""
+"""A folder of images with one sub-folder for each label; the manifest of a copied source."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
-from index_builder.datasets.copied_items import CopiedItem, copied_items
 from index_builder.datasets.groups import (
     Fingerprint,
     fingerprint,
@@ -22,12 +23,63 @@ from index_builder.datasets.groups import (
     pairs_of_equal,
     united,
 )
-from index_builder.datasets.image_files import LeftOut, Reason, image_files, require_readable
+from index_builder.datasets.image_files import (
+    LeftOut,
+    Reason,
+    image_files,
+    require_readable,
+    similar_labels,
+    similar_labels_message,
+)
 from index_builder.datasets.images import LabelledImages, Pixels, from_files
-from index_builder.datasets.similar_labels import similar_labels, similar_labels_message
 from index_builder.progress import track
 from model_store.errors import DatasetError, ImageError
+from model_store.files import PARTIAL
 from model_store.images import FORMATS, decode_image
+
+COPIED_ITEMS = ".vouch-items.jsonl"
+"""Name of the manifest in a folder of copies. A user's folder does not contain this name by chance.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedItem:
+    """An item of the source, and the copy of its image.
+
+    Attributes
+    ----------
+    path : the copy, relative to the folder.
+    id, label, group, source, metadata : see `Entry`.
+    """
+
+    path: str
+    id: str
+    label: str | None = None
+    group: str | None = None
+    source: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_copied_items(folder: Path, items: Iterable[CopiedItem]) -> Path:
+    """Write the manifest of the copies in ``folder``; return its path."""
+    path = folder / COPIED_ITEMS
+    partial = path.with_name(path.name + PARTIAL)
+    with partial.open("w", encoding="utf-8") as file:
+        for one in items:
+            line = {name: getattr(one, name) for name in one.__slots__}
+            file.write(json.dumps(line) + "\n")
+    partial.replace(path)
+    return path
+
+
+def copied_items(folder: Path) -> list[CopiedItem] | None:
+    """Return the items of a folder of copies; None if the folder is no folder of copies."""
+    path = folder / COPIED_ITEMS
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8") as file:
+        return [CopiedItem(**json.loads(line)) for line in file]
+
 
 logger = logging.getLogger(__name__)
 

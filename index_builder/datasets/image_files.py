@@ -1,15 +1,17 @@
 """Find the image files of a folder, an archive or a bucket, and list the files that are left out.
 
 The content of a file, not its name, decides whether the file is an image. The report of the run
-lists each file that is left out, with the reason.
+lists each file that is left out, with the reason. It also lists labels that differ only in case,
+spaces or Unicode form, because they often mean the same.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -394,3 +396,27 @@ def require_readable(bad: Mapping[str, str], n: int) -> None:
             f"{len(bad):,} of {n:,} items cannot be read, and at most {100 * MOST_BAD:g} % may "
             f"fail; for example {name!r}: {why} Repair or remove such items."
         )
+
+
+def plain_label(label: str) -> str:
+    """Return a label without differences in case, spaces and Unicode form."""
+    return " ".join(unicodedata.normalize("NFKC", label).casefold().split())
+
+
+def similar_labels(labels: Iterable[str]) -> list[list[str]]:
+    """Return groups of labels that differ only in case, spaces or Unicode form, sorted."""
+    found: dict[str, list[str]] = {}
+    for label in sorted(set(labels)):
+        found.setdefault(plain_label(label), []).append(label)
+    return [names for names in found.values() if len(names) > 1]
+
+
+def similar_labels_message(groups: list[list[str]]) -> str:
+    """Return a warning about groups of similar labels; empty if there are none."""
+    if not groups:
+        return ""
+    shown = "; ".join(", ".join(map(repr, names)) for names in groups[:N_SHOWN])
+    return (
+        f"{len(groups)} groups of labels differ only in case, spaces or Unicode form, and count "
+        f"as different: {shown}. If labels of a group mean the same, use one spelling."
+    )

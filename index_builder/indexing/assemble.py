@@ -1,11 +1,11 @@
-"""Builds the gallery from shards, and the manifest of its bundle."""
+"""Builds the gallery from shards, and the manifest of its bundle; publishes an empty gallery."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -13,23 +13,39 @@ from typing import Any
 
 import numpy as np
 
-from index_builder.configuration.environment import database_access
+from index_builder.configuration.environment import database_access, signing
+from index_builder.indexing.catalogue import note_groups, note_held_out
+from index_builder.indexing.workdir import Position, ShardStore, Work
+from index_builder.output import writing
 from index_builder.progress import track_parts
-from model_store.bundles.manifest import Manifest, SampleQuery
+from index_builder.vectors.encoder_file import find_encoder, text_files
+from model_store.bundles.bundle import open_parts
+from model_store.bundles.directory import bundle_ids
+from model_store.bundles.empty import no_features
+from model_store.bundles.manifest import ENCODER_FILE, Manifest, SampleQuery
+from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.decision.staleness import search_settings
 from model_store.encoder.contract import Embeddings
-from model_store.errors import DatasetError
-from model_store.gallery import IndexSettings, NewItem, Thumbnail
-from model_store.gallery.opening import GalleryContent, write_gallery
+from model_store.encoder.onnx import OnnxEncoder
+from model_store.errors import DatasetError, OutputError
+from model_store.files import work_folder
+from model_store.gallery import IndexSettings, NewItem, Thumbnail, write_faiss_parts
+from model_store.gallery.opening import GalleryContent, index_description, write_gallery
 from model_store.gallery.protocol import AT_ONCE, PREVIEWED_AT_ONCE, Part
 from model_store.installation import DISTRIBUTION, installed_versions
+from model_store.records import GalleryOutcome
 from model_store.retriever import Retriever
 
-from .holding_out import note_groups, note_held_out
-from .workdir import Position, ShardStore, Work
+Check = Callable[[GalleryOutcome], object]
+"""Function that gets the outcome of a build before the bundle is published. The function raises an
+error to prevent the publication."""
 
 _LIBRARIES = (DISTRIBUTION, "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
+
+
+def accept_any(_: GalleryOutcome) -> None:
+    """Accept every outcome."""
 
 
 def describe(
@@ -132,7 +148,7 @@ def assemble(
     settings : the settings of the index.
     database_uri : address of the database that stores the gallery; None for files.
     n_held_out : maximum number of labelled images to hold out; see
-        `index_builder.indexing.holding_out`.
+        `index_builder.indexing.catalogue`.
     owner : see `GalleryContent`.
 
     Raises
@@ -212,3 +228,43 @@ def _parts(
             )
         ]
         yield Embeddings(mean, variance, np.empty((len(items), 0), np.float32)), items
+
+
+def new_gallery(bundles: Path, name: str, encoder: Path, description: str = "") -> Path:
+    """Publish an empty gallery; return its bundle.
+
+    Parameters
+    ----------
+    bundles : directory of bundles to create; it must not have bundles yet.
+    name : name of the gallery.
+    encoder : the encoder, see `find_encoder`. Its file is copied.
+
+    Raises
+    ------
+    OutputError : the directory already has bundles, or cannot be written.
+    BundleNotFound : there is no encoder.
+    EncoderError : the encoder cannot be used.
+    WriteRefused : the bundle needs a signature, and there is no key.
+    SigningKeyError : the key file is missing or invalid.
+    """
+    if bundle_ids(bundles):
+        raise OutputError(
+            f"{bundles} already has bundles. Name another gallery, or another directory with "
+            "--bundles."
+        )
+    signing().key_for(bundles)  # fails before the encoder is opened
+    file = find_encoder(encoder)
+    opened = OnnxEncoder(file, "cpu", threads=1)
+    with writing(f"the gallery in {bundles}"):
+        bundles.mkdir(parents=True, exist_ok=True)
+        with work_folder(bundles, ".new-") as place:
+            staging = place / "bundle"
+            staging.mkdir()
+            shutil.copyfile(file, staging / ENCODER_FILE)
+            for path in text_files(file, opened.fingerprint):
+                shutil.copyfile(path, staging / path.name)
+            write_faiss_parts(staging, (0, opened.dim), (), opened.fingerprint)
+            no_features(opened.n_features).save(staging)
+            index = index_description(staging)
+            manifest = describe(open_parts(staging, "cpu", threads=1), index, name, description)
+            return publish(staging, manifest, bundles, keep=False, signing=signing())

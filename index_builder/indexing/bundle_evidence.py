@@ -28,8 +28,8 @@ from index_builder.calibration.queries import TruthRule
 from index_builder.calibration.retrieval import are_items, say_left_out
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.environment import open_with_access, signing
-from index_builder.configuration.requirements import Check, accept_any
 from index_builder.datasets.splits import QuerySet
+from index_builder.indexing.assemble import Check, accept_any, summarise, text_described
 from index_builder.progress import console
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import PassedVectors, StoredEncoder, embed_all
@@ -47,7 +47,6 @@ from model_store.retriever import Retriever
 from model_store.text_queries import text_encoder
 from model_store.threads import one_blas_thread
 
-from .assemble import summarise, text_described
 from .comparison import Side, compared
 from .comparison import page as comparison_page
 from .evaluation_page import page

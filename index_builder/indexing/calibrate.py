@@ -1,7 +1,7 @@
 """Calibrates a gallery with held-out images of its collection, or with augmented views.
 
 If the images have labels, about a fifth of each label's images becomes queries
-(`index_builder.indexing.holding_out`). There are at most `N_QUERIES` queries. The held-out images
+(`index_builder.indexing.catalogue`). There are at most `N_QUERIES` queries. The held-out images
 are in the catalogue, but not in the gallery. Without labels, every image is its own class, and the
 queries are augmented views of gallery images. `vouch-build calibrate` fits a calibration with the
 user's own queries instead.

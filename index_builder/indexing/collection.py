@@ -18,9 +18,9 @@ from rich.markup import escape
 
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.configuration.environment import database_access, signing
-from index_builder.configuration.requirements import Check, accept_any
-from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason
-from index_builder.datasets.similar_labels import similar_labels_message
+from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason, similar_labels_message
+from index_builder.indexing.assemble import Check, accept_any, assemble, describe, duplicates
+from index_builder.indexing.catalogue import Catalogue, held_out
 from index_builder.output import read_from, write_table, writing
 from index_builder.progress import console
 from index_builder.storage import Storage
@@ -44,13 +44,10 @@ from model_store.gallery.opening import engine_at, index_description
 from model_store.images import ImageLimits
 from model_store.processors import ProviderChoice
 
-from .assemble import assemble, describe, duplicates
 from .blocks import BLOCK, BLOCK_OF_VECTORS, Failure, Tolerance
 from .calibrate import N_QUERIES, calibrate_collection, plan_of
-from .catalogue import Catalogue
 from .engines import Engine, Progress, embed_catalogue, local_engine, open_encoder
 from .fetching import Fetching, reader
-from .holding_out import held_out
 from .parents import NO_PARENTS, Parents, read_parents
 from .sources import Source, VectorSource
 from .workdir import Work, occupied

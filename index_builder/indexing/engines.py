@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from index_builder.child_processes import SpawnedContext, children_unreached
+from index_builder.indexing.catalogue import Catalogue
 from index_builder.output import writing
 from index_builder.progress import progress_bar
 from index_builder.vectors.encoder import StoredEncoder, recipe, stored
@@ -40,7 +41,6 @@ from model_store.memory import OF_INDEXING, tune_malloc
 from model_store.processors import PROVIDERS, ProviderChoice
 
 from .blocks import Block, Failure, PreparedBlock, Tolerance
-from .catalogue import Catalogue
 from .fetching import BLOCKS_AT_ONCE, Fetching
 from .prepare import Prepare, budget_for, failed_block, prepare_files, prepare_vectors
 from .workdir import Shard, ShardStore

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 from urllib.parse import quote
 
-from index_builder.datasets.copied_items import CopiedItem, write_copied_items
+from index_builder.datasets.folder import CopiedItem, write_copied_items
 from index_builder.datasets.image_files import LeftOut, is_system_file
 from index_builder.indexing.blocks import Entry, Tolerance
 from index_builder.indexing.sources import open_source

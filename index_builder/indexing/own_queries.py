@@ -19,10 +19,10 @@ from rich.markup import escape
 
 from index_builder.calibration.retrieval import LATITUDE, LONGITUDE, place_in, places_of_items
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.image_files import N_SHOWN, LeftOut
+from index_builder.datasets.image_files import N_SHOWN, LeftOut, plain_label
 from index_builder.datasets.images import Pixels
-from index_builder.datasets.similar_labels import plain_label
 from index_builder.datasets.splits import QuerySet
+from index_builder.indexing.catalogue import Catalogue
 from index_builder.progress import console, track
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
@@ -33,7 +33,6 @@ from model_store.processors import usable_processors
 from model_store.truth import Within, label_or_id, wgs84
 
 from .blocks import Entry, Failure
-from .catalogue import Catalogue
 from .engines import local_engine
 from .fetching import Fetching, reader
 from .prepare import read_vector

@@ -11,8 +11,7 @@ from index_builder.calibration.feedback import corrected_by_feedback
 from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again, fit_first
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.environment import database_access, signing
-from index_builder.configuration.requirements import Check, accept_any
-from index_builder.indexing.assemble import summarise
+from index_builder.indexing.assemble import Check, accept_any, summarise
 from index_builder.indexing.bundle_evidence import opened
 from index_builder.progress import console
 from model_store.bundles.changes import open_writable, require_files

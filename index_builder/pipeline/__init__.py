@@ -3,10 +3,9 @@
 ::
 
     run               the directory of a build
-    build             all steps in order
+    build             index, calibrate, evaluate, publish (no torch); all steps in order
     steps             train, fit, export (torch)
     closed_form       train, fit, export where nothing is trained (no torch)
-    gallery_steps     index, calibrate, evaluate, publish (no torch)
     export            encoder and posterior → ONNX (torch)
     graphs            ONNX graphs: joined, compared, written (no torch)
 """

@@ -27,10 +27,10 @@ from index_builder.calibration.retrieval import RetrievedQueries, look_up
 from index_builder.calibration.setup import RetrievalSetup
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
-from index_builder.indexing.from_images import build_gallery
 from index_builder.metrics import error_auroc, retrieval_calibration_error
 from index_builder.networks import load_encoder
 from index_builder.networks.encoder import all_features
+from index_builder.pipeline.build import build_gallery
 from index_builder.pipeline.run import Run
 from index_builder.posteriors.laplace.fit import LaplacePosterior
 from index_builder.posteriors.stored import load_posterior
@@ -52,7 +52,7 @@ from index_builder.vectors.encoder import embed_all, embed_with_features
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.decision import Calibration, choice_probabilities
 from model_store.decision.absent_share import prior_shift
-from model_store.encoder.contract import Embeddings, Encoder
+from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.gallery import FaissGallery
 from model_store.predictive import N_SAMPLES
@@ -237,7 +237,9 @@ def measure_method(
         for name, one in outliers.items()
     }
     has_say = bool(results.queries.variance.any())
-    uncertainties = {name: _spread(one) for name, one in outliers.items()}
+    uncertainties = {
+        name: spherical_variance(one.mean, one.variance) for name, one in outliers.items()
+    }
     confidences, agreed = None, None
     if has_say and data.test.positions is None:  # samples vote for labels; places have no labels
         confidences, agreed = consensus(results)
@@ -302,7 +304,9 @@ def measure_decision(
     )
     calibration = fit_decision(development, data, config.calibration, config.seed)
     test = development if same else world_of(encoder, data.test, directory / "test", config.seed)
-    ordinary, outliers = decide_test(encoder, _asking(test, data), calibration, data, config.seed)
+    ordinary, outliers = decide_test(
+        encoder, replace(test, task=data.test), calibration, data, config.seed
+    )
     results = search(encoder, data.test)
     by_place = data.test.positions is not None  # for places, labels are squares
     correct = results.correct if by_place else ordinary.correct
@@ -325,15 +329,6 @@ def measure_decision(
             1 - ordinary.likeliest_probabilities, ordinary.likeliest_correct
         )
     return Measured(metrics, signals, results)
-
-
-def _asking(world: World, data: ProtocolData) -> World:
-    """Return the same opened gallery with the queries of the test."""
-    return replace(world, task=data.test)
-
-
-def _spread(embeddings: Embeddings) -> Floats:
-    return spherical_variance(embeddings.mean, embeddings.variance)
 
 
 def _of_similarity(results: RetrievalResults, outliers: dict[str, Floats]) -> Result:

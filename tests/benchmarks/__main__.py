@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from index_builder.datasets import load_splits
-from index_builder.pipeline.gallery_steps import (
+from index_builder.pipeline.build import (
     calibrate_step,
     evaluate_step,
     index_step,

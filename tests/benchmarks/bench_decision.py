@@ -30,7 +30,7 @@ from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.images import from_arrays
 from index_builder.datasets.small_images import idx_dataset, outliers
 from index_builder.metrics import auroc, calibration_error, reliability
-from index_builder.pipeline.gallery_steps import calibrate_step, index_step
+from index_builder.pipeline.build import calibrate_step, index_step
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import export_step, fit_step, train_step
 from model_store.bundles.bundle import open_parts

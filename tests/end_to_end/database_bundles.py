@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from index_builder.commands.app import app
 from index_builder.configuration.build import BuildConfig
 from index_builder.datasets.splits import Splits
-from index_builder.pipeline.gallery_steps import splits_of
+from index_builder.pipeline.build import splits_of
 
 N_EVALUATED = 40
 """Queries of each kind: a database takes 5 ms or more to answer one, and the step asks 2,000."""
@@ -34,7 +34,7 @@ def bundles_in_database(
             ("publish", ["--bundles", str(place / "bundles")]),
         ]:
             if step == "evaluate":
-                patched.setattr("index_builder.pipeline.gallery_steps.splits_of", _few_of)
+                patched.setattr("index_builder.pipeline.build.splits_of", _few_of)
             done = CliRunner().invoke(app, [step, *options, *more], env=given)
             assert done.exit_code == 0, done.output
     return place / "bundles"

@@ -37,7 +37,7 @@ def other_bundle(
 
     Its embeddings are the first bundle's mirrored: what one encodes, the other finds nothing for.
     """
-    from index_builder.pipeline.gallery_steps import (
+    from index_builder.pipeline.build import (
         calibrate_step,
         evaluate_step,
         index_step,

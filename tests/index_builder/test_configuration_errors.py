@@ -10,8 +10,7 @@ from pydantic import Field, ValidationError
 
 from index_builder.configuration.build import load_config, parse_promises
 from index_builder.configuration.problems import Problems, lines_of
-from index_builder.configuration.schema import keys_of, schema_of
-from index_builder.configuration.section import FilePath, Section
+from index_builder.configuration.schema import FilePath, Section, keys_of, schema_of
 from index_builder.reproduction.protocols import protocol_config
 from model_store.errors import ConfigError
 

@@ -23,8 +23,8 @@ from index_builder.configuration.encoder import NetworkConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted, degraded
 from index_builder.networks import build_encoder, save_checkpoint
-from index_builder.pipeline.build import build_all
-from index_builder.pipeline.gallery_steps import (
+from index_builder.pipeline.build import (
+    build_all,
     calibrate_step,
     evaluate_step,
     index_step,

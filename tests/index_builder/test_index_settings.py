@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from index_builder.commands.index import IndexOptions
 from index_builder.configuration.build import load_config
 from index_builder.datasets.images import from_arrays
-from index_builder.indexing.from_images import build_gallery
+from index_builder.pipeline.build import build_gallery
 from index_builder.vectors.encoder import StoredEncoder, batch_size
 from index_builder.vectors.images import VectorFile
 from model_store.encoder.contract import Embeddings

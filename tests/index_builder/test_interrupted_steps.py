@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from index_builder.configuration.build import BuildConfig
-from index_builder.pipeline.gallery_steps import (
+from index_builder.pipeline.build import (
     calibrate_step,
     evaluate_step,
     index_step,

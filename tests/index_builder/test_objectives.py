@@ -21,7 +21,7 @@ from index_builder.networks import MetricEncoder, load_encoder
 from index_builder.networks.trunk import Trunk, drawn_from
 from index_builder.objectives import Objective, objective_of
 from index_builder.objectives.registry import OBJECTIVES
-from index_builder.pipeline.gallery_steps import splits_of
+from index_builder.pipeline.build import splits_of
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import fit_step, train_step
 from index_builder.training import Augmentation, train

@@ -14,9 +14,8 @@ from index_builder.calibration.calibrate import calibrate_gallery
 from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet, Splits
-from index_builder.indexing.from_images import build_gallery
 from index_builder.indexing.sources import open_vectors
-from index_builder.pipeline.gallery_steps import splits_of
+from index_builder.pipeline.build import build_gallery, splits_of
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import export_step, fit_step, train_step
 from index_builder.vectors.frozen_graph import write_declared_encoder

@@ -46,7 +46,7 @@ def test_fashion_mnist_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = load_config("fashion-mnist")
     splits = thinned(load_splits(config), of_gallery=60, of_queries=20)
     assert len(splits.gallery) == 1000
-    monkeypatch.setattr("index_builder.pipeline.gallery_steps.load_splits", lambda *_: splits)
+    monkeypatch.setattr("index_builder.pipeline.build.load_splits", lambda *_: splits)
     short = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 4})})
     bundle, report = build_all(short, Run(tmp_path / "run"), tmp_path / "bundles")
     assert read_manifest(bundle).metrics == report

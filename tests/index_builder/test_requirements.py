@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from index_builder.configuration.requirements import parse_requirements
+from index_builder.commands.outcome import parse_requirements
 from model_store.errors import UsageError
 from model_store.verdicts import OUTCOME_NUMBERS
 from tests.support.calibration_evidence import outcome

@@ -11,7 +11,7 @@ from PIL import Image
 from index_builder.configuration.build import BuildConfig, SampleConfig, load_config
 from index_builder.datasets import load_splits
 from index_builder.datasets.splits import Splits
-from index_builder.pipeline.gallery_steps import read_samples, write_samples
+from index_builder.pipeline.build import read_samples, write_samples
 from model_store.errors import ConfigError
 
 CONFIG = """

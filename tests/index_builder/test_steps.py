@@ -25,8 +25,8 @@ from index_builder.configuration.posterior import EnsembleConfig, MonteCarloDrop
 from index_builder.datasets import load_splits
 from index_builder.networks import load_encoder
 from index_builder.networks.encoder import all_features
-from index_builder.pipeline.build import build_all
-from index_builder.pipeline.gallery_steps import (
+from index_builder.pipeline.build import (
+    build_all,
     calibrate_step,
     evaluate_step,
     index_step,

@@ -14,7 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from index_builder.encoders import resolve_encoder
-from index_builder.indexing.new_gallery import new_gallery
+from index_builder.indexing.assemble import new_gallery
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.encoder.onnx import OnnxEncoder
 from service.app import create_app

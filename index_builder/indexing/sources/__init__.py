@@ -4,14 +4,11 @@ A source yields its entries in a fixed order, and decodes no image.
 
 ::
 
-    folder      a folder of images
+    places      the folder that must contain all images; a folder of images
     manifest    CSV, JSONL or Parquet, with a line for each image
     archive     a tar of images, optionally with label and metadata files beside the images
-    coco        COCO annotations; each box is an item
-    iiif        a manifest of the IIIF Presentation API; each canvas is an item
-    parquet_images  Parquet files that contain the images
-    vectors     tables of vectors instead of images
-    places      the folder that must contain all images
+    documents   COCO annotations (each box is an item) and IIIF manifests (each canvas is an item)
+    tables      Parquet files that contain the images; tables of vectors instead of images
     opening     chooses the reader for a path or a URL
 """
 
@@ -22,6 +19,6 @@ from index_builder.indexing.sources.opening import (
     open_vectors,
 )
 from index_builder.indexing.sources.places import Source
-from index_builder.indexing.sources.vectors import VectorSource
+from index_builder.indexing.sources.tables import VectorSource
 
 __all__ = ["Source", "VectorSource", "is_of_vectors", "name_of", "open_source", "open_vectors"]

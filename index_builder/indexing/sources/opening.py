@@ -15,6 +15,21 @@ from pathlib import Path, PurePosixPath
 
 from index_builder.datasets.image_files import HEAD_BYTES, LeftOut, is_system_file
 from index_builder.indexing.blocks import Entry, Place
+from index_builder.indexing.sources.documents import CocoAnnotations, IiifManifest, is_iiif
+from index_builder.indexing.sources.places import (
+    Folder,
+    NamedFile,
+    Places,
+    Source,
+    local_files,
+    places_in,
+)
+from index_builder.indexing.sources.tables import (
+    ParquetImages,
+    VectorSource,
+    holds_images,
+    parquet_files,
+)
 from index_builder.storage import NotFetched, Storage, is_url
 from index_builder.storage.urls import BUCKETS, file_name, folder_of, in_bucket, scheme_of
 from index_builder.vectors.table import VECTOR_SUFFIXES, holds_vectors, open_table
@@ -22,13 +37,7 @@ from model_store.errors import DatasetError
 from model_store.images import SUFFIXES
 
 from .archive import ARCHIVE_SUFFIXES, Archive
-from .coco import CocoAnnotations
-from .folder import Folder, NamedFile, local_files
-from .iiif import IiifManifest, is_iiif
 from .manifest import COLUMNS, MANIFEST_SUFFIXES, ImageManifest
-from .parquet_images import ParquetImages, holds_images, parquet_files
-from .places import Places, Source, places_in
-from .vectors import VectorSource
 
 AHEAD = 64
 """Maximum number of files whose first bytes are downloaded at the same time."""

@@ -16,7 +16,7 @@ from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.objective import OF_VIEWS
 from index_builder.configuration.posterior import LaplaceConfig
 from index_builder.configuration.problems import Problems
-from index_builder.configuration.section import Section
+from index_builder.configuration.schema import Section
 from index_builder.datasets.small_images import DATA_DIR_VARIABLE
 from index_builder.reproduction.data_sets import Origin
 from index_builder.reproduction.protocols import published

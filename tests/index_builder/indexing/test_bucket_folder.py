@@ -12,9 +12,8 @@ import pytest
 
 from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Place
-from index_builder.indexing.sources.folder import Folder
 from index_builder.indexing.sources.opening import BucketFiles
-from index_builder.indexing.sources.places import RemotePlaces
+from index_builder.indexing.sources.places import Folder, RemotePlaces
 from index_builder.storage import NotFetched, Storage
 from index_builder.storage.bucket import ListedObject
 from model_store.errors import DatasetError

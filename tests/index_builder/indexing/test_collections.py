@@ -353,7 +353,7 @@ def test_what_cannot_be_read_is_not_said_to_be_unwritable(
         yield "0/0000.png"
         raise PermissionError(errno.EACCES, "Permission denied", f"{folder}/private")
 
-    monkeypatch.setattr("index_builder.indexing.sources.folder.files_below", refused)
+    monkeypatch.setattr("index_builder.indexing.sources.places.files_below", refused)
     with pytest.raises(DatasetError, match=r"private cannot be read: Permission denied"):
         index_collection(indexing)
     with pytest.raises(DatasetError, match=r"private cannot be read: Permission denied"):

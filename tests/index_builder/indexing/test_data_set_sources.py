@@ -21,7 +21,7 @@ from index_builder.indexing.blocks import Block, Entry
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.prepare import prepare_files, read_again
 from index_builder.indexing.sources import open_source
-from index_builder.indexing.sources.parquet_images import image_column
+from index_builder.indexing.sources.tables import image_column
 from model_store.bundles.bundle import open_bundle
 from model_store.errors import DatasetError
 from model_store.images import Preprocessing

@@ -18,9 +18,14 @@ from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets.image_files import LeftOut, LeftOutFile, Reason
 from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS, NONE, Entry, Place
 from index_builder.indexing.calibrate import _images, plan_of
-from index_builder.indexing.catalogue import Catalogue, Contents
+from index_builder.indexing.catalogue import (
+    Catalogue,
+    Contents,
+    held_out,
+    note_groups,
+    note_held_out,
+)
 from index_builder.indexing.collection import Indexing, _require_writable
-from index_builder.indexing.holding_out import held_out, note_groups, note_held_out
 from index_builder.indexing.own_queries import _truth
 from index_builder.indexing.parents import Parents
 from index_builder.indexing.sources.opening import open_vectors

@@ -15,9 +15,8 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
 from index_builder.datasets.image_files import LeftOut
-from index_builder.indexing.catalogue import Catalogue
+from index_builder.indexing.catalogue import Catalogue, chosen
 from index_builder.indexing.collection import Indexing, index_collection
-from index_builder.indexing.holding_out import chosen
 from index_builder.indexing.sources import open_source
 from model_store.bundles.bundle import Bundle, open_bundle
 from tests.support.collection_files import lines

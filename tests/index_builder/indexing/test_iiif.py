@@ -17,7 +17,7 @@ from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.sources import open_source
-from index_builder.indexing.sources.iiif import image_url
+from index_builder.indexing.sources.documents import image_url
 from model_store import open_bundle
 from model_store.errors import DatasetError
 from tests.support.web_server import Handler, WebServer, web_server

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from index_builder.datasets.copied_items import COPIED_ITEMS
+from index_builder.datasets.folder import COPIED_ITEMS
 from index_builder.datasets.folder import folder as read_folder
 from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.local_copy import AHEAD, copy_images

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from index_builder.datasets.copied_items import COPIED_ITEMS
+from index_builder.datasets.folder import COPIED_ITEMS
 from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import NONE, Entry, parse_tolerance
 from index_builder.indexing.collection import Indexing, IndexingResult, index_collection
