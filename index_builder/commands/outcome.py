@@ -56,7 +56,7 @@ class Requirement:
 
 
 def parse_requirements(text: str) -> tuple[Requirement, ...]:
-    """Read requirements, separated by commas.
+    """Read requirements, separated by commas: ``recall_at_1>=0.8,match_share>=0.3``.
 
     Raises
     ------

@@ -1,4 +1,8 @@
-"""A folder of images with one sub-folder for each label; the manifest of a copied source."""
+"""A folder of images with one sub-folder for each label; the manifest of a copied source.
+
+The manifest is beside the copies, and keeps what a file name cannot keep. It has the format that
+`vouch-build index` reads.
+"""
 
 from __future__ import annotations
 

@@ -3,14 +3,13 @@
 In memory, a list of a million entries with metadata would take half a gigabyte.
 
 This module also chooses images to hold out: they become queries instead of gallery items. Images of
-a group are held out together, or they all stay in the gallery. The column ``group`` of a
-manifest defines groups; exact copies are always in the same group. If this column is missing,
-images with similar thumbnails (near-duplicates) form groups. Vectors have no thumbnails and
-therefore no such groups. About a fifth of each label's images is held out. For example, if five
-labels have two images each, one image is held out from each of two labels. These two images are a
-fifth of the ten images. The queries of these labels then have only one match in the gallery. If a
-label has only one image or one group, no image is held out, because the gallery would lose the
-label.
+a group are held out together, or they all stay in the gallery. The column ``group`` of a manifest
+defines groups; exact copies are always in the same group. If this column is missing, images with
+similar thumbnails (near-duplicates) form groups. Vectors have no thumbnails and therefore no such
+groups. About a fifth of each label's images is held out. For example, if five labels have two
+images each, one image is held out from each of two labels. These two images are a fifth of the ten
+images. The queries of these labels then have only one match in the gallery. If a label has only one
+image or one group, no image is held out, because the gallery would lose the label.
 """
 
 from __future__ import annotations

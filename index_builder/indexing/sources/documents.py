@@ -1,4 +1,9 @@
-"""Reads JSON documents that list images: COCO annotations and IIIF manifests."""
+"""Reads JSON documents that list images: COCO annotations and IIIF manifests.
+
+In COCO annotations, each box is an item. In manifests of the IIIF Presentation API, versions 2 and
+3, each canvas is an item: https://iiif.io/api/presentation/3.0/,
+https://iiif.io/api/presentation/2.1/, https://iiif.io/api/image/3.0/.
+"""
 
 from __future__ import annotations
 
