@@ -6,6 +6,7 @@ These steps need no torch. `steps_for` imports torch only for an encoder that ne
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -28,6 +29,7 @@ from index_builder.calibration.plan import Plan
 from index_builder.configuration.build import BuildConfig, SampleConfig
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.environment import database_access, signing
+from index_builder.configuration.posterior import LaplaceConfig
 from index_builder.datasets import LabelledImages, SplitChoices, Splits, load_splits
 from index_builder.indexing.assemble import Check, accept_any, assemble, describe
 from index_builder.indexing.blocks import BLOCK, NONE, Block, Entry, Place, PreparedBlock
@@ -43,7 +45,6 @@ from index_builder.indexing.prepare import prepare_pixels
 from index_builder.indexing.sources import open_vectors
 from index_builder.indexing.workdir import occupied
 from index_builder.output import CALIBRATION_TABLE, write_table, writing
-from index_builder.pipeline.closed_form import is_closed_form
 from index_builder.pipeline.run import EVALUATION_TABLE, POSTERIOR_REPORT, Run, forget, write_json
 from index_builder.progress import timed_step
 from index_builder.vectors.encoder import Halves, StoredEncoder, stored
@@ -385,7 +386,17 @@ def steps_for(config: EncoderConfig) -> ModuleType:
 
     torch is imported only for an encoder that needs it.
     """
-    name = "closed_form" if is_closed_form(config) else "steps"
+    posterior, one_process = config.posterior, int(os.environ.get("WORLD_SIZE", "1")) == 1
+    is_closed_form = (
+        config.network.encoder is not None
+        and config.network.last_layer == "whitening"
+        and not config.training.epochs
+        and isinstance(posterior, LaplaceConfig)
+        and posterior.structure == "kronecker"
+        and posterior.approximation != "full"
+        and one_process
+    )
+    name = "closed_form" if is_closed_form else "steps"
     return import_module(f"{__package__}.{name}")
 
 

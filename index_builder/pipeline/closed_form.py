@@ -8,7 +8,6 @@ of `index_builder.pipeline.steps`.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,6 @@ from safetensors.numpy import load_file, save_file
 
 from index_builder.configuration.defaults import WHITENED_DIM
 from index_builder.configuration.encoder import EncoderConfig
-from index_builder.configuration.posterior import LaplaceConfig
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.methods import Trained, method_of
 from index_builder.methods.method import Report
@@ -57,20 +55,6 @@ MIN_POSITIVES = 2
 """Minimum number of images of a label, because a positive pair consists of two images."""
 
 Floats = NDArray[np.float32]
-
-
-def is_closed_form(config: EncoderConfig) -> bool:
-    """Return whether the steps of this module build the encoder of ``config``."""
-    posterior, one_process = config.posterior, int(os.environ.get("WORLD_SIZE", "1")) == 1
-    return (
-        config.network.encoder is not None
-        and config.network.last_layer == "whitening"
-        and not config.training.epochs
-        and isinstance(posterior, LaplaceConfig)
-        and posterior.structure == "kronecker"
-        and posterior.approximation != "full"
-        and one_process
-    )
 
 
 def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
@@ -150,7 +134,7 @@ class _Encoder:
 
 
 def _frozen(config: EncoderConfig) -> FrozenGraph:
-    assert config.network.encoder is not None  # noqa: S101 - `is_closed_form` has looked
+    assert config.network.encoder is not None  # noqa: S101 - `steps_for` has looked
     return opened_once(FrozenGraph, Path(config.network.encoder))
 
 
