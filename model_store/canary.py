@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.encoder.vector_input import VectorInput
+from model_store.encoder.contract import VectorInput
 from model_store.images import encode_thumbnail
 
 CANARY_PICTURE, _ = encode_thumbnail(

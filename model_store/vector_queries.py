@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision import Decision, Retrieved, Terms, decide
-from model_store.encoder.contract import Embeddings
-from model_store.encoder.vector_input import VectorInput
+from model_store.encoder.contract import Embeddings, VectorInput
 from model_store.errors import InvalidVector
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever

@@ -19,8 +19,7 @@ from index_builder.vectors.encoder import embed_with_features
 from model_store.bundles.item_features import MOST_ITEMS, ItemFeatures
 from model_store.bundles.kept_queries import CalibrationInputs, Kept
 from model_store.decision.outliers import averaged_features, averaging
-from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs
-from model_store.encoder.vector_input import VectorInput
+from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs, VectorInput
 from model_store.errors import ItemNotFound
 from model_store.feedback import Decided, DrawnQuery
 from model_store.gallery import Gallery

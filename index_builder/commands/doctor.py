@@ -35,7 +35,7 @@ from model_store.bundles.upgrade import old_schema_of
 from model_store.canary import CANARY_PICTURE, canary_vector
 from model_store.decision import outcome_of
 from model_store.decision.drift import NOT_TESTED
-from model_store.encoder.vector_input import VectorInput
+from model_store.encoder.contract import VectorInput
 from model_store.errors import PointerUnreadable, VouchError
 from model_store.files import lock_between_processes
 from model_store.gallery import ChangesFile

@@ -32,9 +32,8 @@ from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration, outcome_of
-from model_store.encoder.contract import Encoder
+from model_store.encoder.contract import Encoder, VectorInput
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ConfigError, DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.files import json_text, replacing
 from model_store.gallery import IndexSettings, open_gallery

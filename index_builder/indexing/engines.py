@@ -30,9 +30,8 @@ from index_builder.output import writing
 from index_builder.progress import progress_bar
 from index_builder.vectors.encoder import StoredEncoder, recipe, stored
 from index_builder.vectors.encoder_file import encoder_on_cpu
-from model_store.encoder.contract import Embeddings, Encoder, usable_vectors
+from model_store.encoder.contract import Embeddings, Encoder, VectorInput, usable_vectors
 from model_store.encoder.onnx import OnnxEncoder, choose_provider
-from model_store.encoder.vector_input import VectorInput
 from model_store.errors import SourceUnavailable, TooManyBadImages
 from model_store.gallery import Thumbnail
 from model_store.images import ImageLimits, Preprocessing

@@ -25,8 +25,7 @@ from index_builder.indexing.blocks import (
     Place,
     PreparedBlock,
 )
-from model_store.encoder.contract import EncoderInput, Inputs
-from model_store.encoder.vector_input import VectorInput
+from model_store.encoder.contract import EncoderInput, Inputs, VectorInput
 from model_store.errors import CorruptImage, ImageError, ImageTooCostly, ImageTooLarge
 from model_store.images import (
     TOO_MUCH_MEMORY,

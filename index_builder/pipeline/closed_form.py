@@ -44,8 +44,7 @@ from index_builder.vectors.frozen_graph import FrozenGraph
 from index_builder.vectors.images import ImageVectors, VectorFile
 from index_builder.whitening import learned_whitening
 from model_store.bundles.manifest import ENCODER_FILE
-from model_store.encoder.contract import EncoderInput, EncoderMetadata, Inputs
-from model_store.encoder.vector_input import VectorInput
+from model_store.encoder.contract import EncoderInput, EncoderMetadata, Inputs, VectorInput
 from model_store.errors import ConfigError, DatasetError
 from model_store.threads import one_blas_thread
 

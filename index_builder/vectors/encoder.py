@@ -40,11 +40,11 @@ from model_store.encoder.contract import (
     Encoder,
     EncoderInput,
     EncoderMetadata,
+    ForwardingEncoder,
     Inputs,
     input_fields,
     read_input,
 )
-from model_store.encoder.forwarding import ForwardingEncoder
 from model_store.encoder.onnx import open_graph
 from model_store.errors import DatasetError
 from model_store.processors import PROVIDERS

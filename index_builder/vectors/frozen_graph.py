@@ -17,8 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 from index_builder.output import writing
 from index_builder.vectors.encoder import FEATURES
 from index_builder.vectors.encoder_file import encoder_on_cpu, find_encoder
-from model_store.encoder.contract import METADATA_KEY, OUTPUT_NAMES, VECTORS_NAME, EncoderMetadata
-from model_store.encoder.vector_input import VectorInput
+from model_store.encoder.contract import (
+    METADATA_KEY,
+    OUTPUT_NAMES,
+    VECTORS_NAME,
+    EncoderMetadata,
+    VectorInput,
+)
 from model_store.files import replacing
 
 

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.vectors.images import Vector
-from model_store.encoder.contract import EncoderInput
-from model_store.encoder.vector_input import VectorInput
+from model_store.encoder.contract import EncoderInput, VectorInput
 from model_store.errors import DatasetError
 from model_store.installation import how_to_install
 

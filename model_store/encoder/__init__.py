@@ -2,11 +2,9 @@
 
 ::
 
-    contract      the protocol, metadata and embeddings; no ONNX Runtime
-    vector_input  vectors as input, from an external encoder
+    contract      the protocol, input, metadata and embeddings, and an encoder that forwards to
+                  another encoder; no ONNX Runtime
     onnx          an encoder in an ONNX file
-    placement     the device of each node of the graph
-    forwarding    an encoder that forwards to another encoder
-    bound         encoder runs that use preallocated device memory
+    runs          runs with preallocated device memory, and the device of each node of the graph
     text          text encoder: a second ONNX file and a tokenizer
 """

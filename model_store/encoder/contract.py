@@ -1,4 +1,4 @@
-"""The encoder's protocol, metadata and embeddings, without ONNX Runtime."""
+"""The encoder's protocol, input, metadata and embeddings, without ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -6,19 +6,70 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ImagesNotTaken, NoEmbedding
 from model_store.images import Preprocessing
 from model_store.sphere import spherical_variance, unit_direction
 from model_store.table import Table
 
 if TYPE_CHECKING:
-    from model_store.encoder.placement import Placement  # which needs ONNX Runtime
+    from model_store.encoder.runs import Placement  # which needs ONNX Runtime
+
+
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorInput:
+    """The input row of an image: mean, optional variance and optional features.
+
+    Attributes
+    ----------
+    made_by : name of the encoder that makes the vectors.
+    dim : number D of dimensions of the mean.
+    with_variance : whether a variance with D numbers follows the mean. If no variance follows, the
+        variance is zero.
+    n_features : number F of features at the end of the row; None if the mean also serves as the
+        features.
+    """
+
+    made_by: str
+    dim: int
+    with_variance: bool = False
+    n_features: int | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The lengths of mean, variance and features in a row."""
+        return self.dim, self.dim * self.with_variance, self.n_features or 0
+
+    @property
+    def shape(self) -> tuple[int]:
+        """The shape of the encoder's input for one image."""
+        return (sum(self.sizes),)
+
+    @property
+    def dtype(self) -> np.dtype[np.float32]:
+        """The data type of the encoder's input."""
+        return np.dtype(np.float32)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a row."""
+        return 4 * sum(self.sizes)
+
+    @property
+    def smallest_side(self) -> None:
+        """None: vectors need no decoding."""
+
+    def __call__(self, row: Vectors) -> Vectors:
+        """Return a row unchanged, because it needs no preparation."""
+        return row
+
 
 INPUT_NAME, VECTORS_NAME = "images", "vectors"
 OUTPUT_NAMES = ("embedding_mean", "embedding_variance", "features")
@@ -267,3 +318,88 @@ class TextEncoder(Protocol):
 
     def encode(self, tokens: Tokens) -> Embeddings:
         """Embed B texts. The mean replaces the features if the encoder gives no features."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFacts:
+    """The properties of an `Encoder`, as values that can be sent to another process."""
+
+    fingerprint: str
+    metadata: EncoderMetadata
+    provider: str
+    placement: Placement | None
+    dim: int
+    n_features: int
+
+    @classmethod
+    def of(cls, encoder: Encoder) -> Self:
+        """Read the properties of an encoder."""
+        return cls(
+            encoder.fingerprint,
+            encoder.metadata,
+            encoder.provider,
+            encoder.placement,
+            encoder.dim,
+            encoder.n_features,
+        )
+
+
+class EncoderProxy:
+    """Base class with the properties of another encoder.
+
+    Attributes
+    ----------
+    facts : the other encoder, or its properties.
+    """
+
+    facts: Encoder | EncoderFacts
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Encoder.fingerprint`."""
+        return self.facts.fingerprint
+
+    @property
+    def metadata(self) -> EncoderMetadata:
+        """See `Encoder.metadata`."""
+        return self.facts.metadata
+
+    @property
+    def provider(self) -> str:
+        """See `Encoder.provider`."""
+        return self.facts.provider
+
+    @property
+    def placement(self) -> Placement | None:
+        """See `Encoder.placement`."""
+        return self.facts.placement
+
+    @property
+    def dim(self) -> int:
+        """See `Encoder.dim`."""
+        return self.facts.dim
+
+    @property
+    def n_features(self) -> int:
+        """See `Encoder.n_features`."""
+        return self.facts.n_features
+
+
+class ForwardingEncoder(EncoderProxy):
+    """An `Encoder` that forwards all calls to another encoder; subclasses override some calls.
+
+    Attributes
+    ----------
+    real : the other encoder.
+    """
+
+    def __init__(self, real: Encoder) -> None:
+        self.facts = self.real = real
+
+    def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
+        """Embed ``images``; see `Encoder.encode`."""
+        return self.real.encode(images, at_once)
+
+    def close(self) -> None:
+        """Close the other encoder."""
+        self.real.close()

@@ -11,7 +11,7 @@ embedding_variance   (B, D) float32      diagonal variance of the embedding, squ
 features             (B, F) float32      penultimate activations φ(x)
 ===================  ==================  ================================================
 
-An encoder for vectors (`model_store.encoder.vector_input`) has the input ``vectors``, (B, n)
+An encoder for vectors (`model_store.encoder.contract`) has the input ``vectors``, (B, n)
 float32, instead of images.
 
 The metadata of the file contains the preprocessing and the name of the posterior. So preprocessing
@@ -30,8 +30,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from model_store.encoder.bound import BoundRuns
-from model_store.encoder.placement import Placement, profile_first_run, run_profiled
+from model_store.encoder.runs import BoundRuns, Placement, profile_first_run, run_profiled
 from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.images import content_of
 from model_store.processors import int8_sums_overflow, usable_processors

@@ -18,8 +18,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from model_store.encoder.contract import Embeddings, Inputs
-from model_store.encoder.forwarding import EncoderProxy
+from model_store.encoder.contract import Embeddings, EncoderProxy, Inputs
 from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
 from model_store.memory import large_pages
 from model_store.processors import ProviderChoice

@@ -16,8 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from model_store.encoder.contract import Embeddings, Encoder, Inputs
-from model_store.encoder.forwarding import EncoderFacts
+from model_store.encoder.contract import Embeddings, Encoder, EncoderFacts, Inputs
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import VouchError
 from model_store.processors import PROVIDERS, ProviderChoice, usable_processors

@@ -24,8 +24,7 @@ from model_store.bundles.operator import (
 from model_store.bundles.signatures import secret_of
 from model_store.canary import CANARY_PICTURE, canary_vector
 from model_store.decision import outcome_of
-from model_store.encoder.contract import Embeddings, Inputs, QueryKind
-from model_store.encoder.vector_input import VectorInput
+from model_store.encoder.contract import Embeddings, Inputs, QueryKind, VectorInput
 from model_store.errors import InternalError, NotReady, PointerUnreadable, QueryNotFound
 from model_store.files import FileMark
 from model_store.gallery import Thumbnail, Vector

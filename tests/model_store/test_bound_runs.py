@@ -15,9 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.encoder import onnx as encoder_module
-from model_store.encoder.bound import MOST_SIZES, BoundRuns
 from model_store.encoder.contract import OUTPUT_NAMES, Encoder
 from model_store.encoder.onnx import OnnxEncoder, providers_of
+from model_store.encoder.runs import MOST_SIZES, BoundRuns
 from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.processors import PROVIDERS, Provider
 from tests.laws.encoder_laws import EncoderLaws

@@ -16,7 +16,7 @@ import pytest
 
 from model_store.encoder import onnx as encoder_module
 from model_store.encoder.onnx import OnnxEncoder, require_provider, running_provider
-from model_store.encoder.placement import (
+from model_store.encoder.runs import (
     Placement,
     ProviderPart,
     placement_of,

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from model_store.bundles.bundle import Bundle
 from model_store.encoder.contract import Embeddings
-from model_store.encoder.placement import ProviderPart
+from model_store.encoder.runs import ProviderPart
 from model_store.installation import installed_version
 from service.http.admission import ClientGone
 from service.http.middleware import RequestContext

@@ -10,7 +10,7 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, Field
 
-from model_store.encoder.placement import Placement
+from model_store.encoder.runs import Placement
 from model_store.errors import Forbidden, InternalError, NotReady
 from service import schemas
 from service.access.access import Access, Caller, requires

@@ -20,7 +20,7 @@ from index_builder.indexing.prepare import (
     read_again,
     read_vector,
 )
-from model_store.encoder.vector_input import VectorInput
+from model_store.encoder.contract import VectorInput
 from model_store.errors import ImageTooLarge
 from model_store.images import ImageLimits, Preprocessing
 from tests.support.image_files import encoded, picture

@@ -20,8 +20,8 @@ from index_builder.vectors import table
 from index_builder.vectors.frozen_graph import write_declared_encoder
 from index_builder.vectors.table import PARTS, open_table
 from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.encoder.contract import VectorInput
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.encoder.vector_input import VectorInput
 from model_store.errors import DatasetError, ImagesNotTaken, InvalidVector
 from model_store.vector_queries import VectorQuery, predictive_of
 from tests.support.collection_files import lines
