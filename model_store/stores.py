@@ -1,4 +1,8 @@
-"""Vector databases as stores of neighbours: Qdrant, PostgreSQL, LanceDB and FAISS."""
+"""Adapters for vector databases: the database finds the neighbours, and Vouch decides.
+
+Each adapter takes a client object of the store's library and does not import the library: Qdrant,
+PostgreSQL, LanceDB and FAISS.
+"""
 
 from __future__ import annotations
 
