@@ -15,7 +15,7 @@ all error classes.
 
     errors          all error classes
     messages        reasons as codes with parameters, and their sentences
-    files           crash-safe files, checked paths, locks and disk space
+    files           crash-safe files, checked paths, locks, disk space and errors of a full disk
     signing         keys and signatures of Ed25519
     watch_states    drift tests and the share of absent queries, kept across restarts
     feedback        reviews of matches, and queries to review, in SQLite
@@ -23,26 +23,20 @@ all error classes.
     gallery_map     the items of a gallery in two dimensions
     curation        near duplicates, and labels that neighbours contradict
     identities      queries without a match, grouped into new identities
-    vector_queries  vectors as queries, and result lists of other stores
-    text_queries    texts as queries
+    queries         vectors and texts as queries, and the canary; result lists of other stores
     answers         answers to a query, and how answers change from one bundle to another
     pairs           the uncertainty of the similarity of query and item
     truth           whether an item is a true match of a query
     verdicts        the words of answers
     records         parts of answers that the service sends unchanged
     deadline        deadlines, after which work is cancelled
-    canary          a query that shows whether a gallery answers
     table           tables of columns, and rows of numbers in half precision
-    processors      processors that this process may use
+    machine         processors that this process may use, and settings of its memory
     threads         number of threads for arithmetic
-    memory          settings of the allocator
     installation    the installed distribution and its extras
-    addresses       addresses of servers in settings, which may hold a password
     image_inputs    image arguments: paths, bytes, Pillow images, arrays
-    item_ids        the rule for ids of items
-    item_metadata   the rule for metadata of items
-    spreadsheets    CSV cells without formulas
-    lists           lists in options and environment variables
+    items           rules for ids, labels and metadata of items
+    text_values     lists and addresses in settings, and CSV cells without formulas
     programs        common conventions of all programs: --version, Ctrl+C, help
 """
 
@@ -52,19 +46,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from model_store.answers import Answer
     from model_store.bundles.bundle import Bundle, open_bundle
+    from model_store.queries import NeighbourList, VectorQuery, decide_list, search_text
     from model_store.retriever import Retriever
-    from model_store.text_queries import search_text
-    from model_store.vector_queries import NeighbourList, VectorQuery, decide_list
 else:
     _ROOMS = {
         "Answer": "model_store.answers",
         "Bundle": "model_store.bundles.bundle",
-        "NeighbourList": "model_store.vector_queries",
+        "NeighbourList": "model_store.queries",
         "Retriever": "model_store.retriever",
-        "VectorQuery": "model_store.vector_queries",
-        "decide_list": "model_store.vector_queries",
+        "VectorQuery": "model_store.queries",
+        "decide_list": "model_store.queries",
         "open_bundle": "model_store.bundles.bundle",
-        "search_text": "model_store.text_queries",
+        "search_text": "model_store.queries",
     }
 
     def __getattr__(name: str) -> object:

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from model_store.decision import Terms
 from model_store.errors import InvalidVector
-from model_store.retriever import Retriever
-from model_store.search import N_CANDIDATES
-from model_store.vector_queries import (
+from model_store.queries import (
     ListDecision,
     NeighbourList,
     VectorQuery,
@@ -25,6 +23,8 @@ from model_store.vector_queries import (
     decide_list,
     predictive_of,
 )
+from model_store.retriever import Retriever
+from model_store.search import N_CANDIDATES
 
 Direction = NDArray[np.float32]
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import faiss
 from threadpoolctl import threadpool_limits
 
-from model_store.processors import usable_processors
+from model_store.machine import usable_processors
 
 _USABLE_PROCESSORS = usable_processors()
 

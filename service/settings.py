@@ -19,7 +19,6 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from model_store.addresses import lower_scheme, passwords_in, require_no_user, split_address
 from model_store.bundles.directory import KEPT_BUNDLES
 from model_store.bundles.signatures import Signing
 from model_store.gallery.milvus.collection import MilvusAccess, check_address, check_log
@@ -29,9 +28,16 @@ from model_store.gallery.postgres.database import check_address as check_postgre
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
-from model_store.lists import as_list, as_mapping
-from model_store.processors import ProviderChoice
+from model_store.machine import ProviderChoice
 from model_store.programs import PREFIX
+from model_store.text_values import (
+    as_list,
+    as_mapping,
+    lower_scheme,
+    passwords_in,
+    require_no_user,
+    split_address,
+)
 from model_store.verdicts import CaseReason
 from service.decoding.sandbox import SandboxMode
 from service.health_check import DEFAULT_HOST, DEFAULT_PORT, SERVICE_LINK

@@ -14,13 +14,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from model_store.disk import disk_error, naming
 from model_store.errors import VouchError
-from model_store.files import replacing
+from model_store.files import disk_error, naming, replacing
 from model_store.images import decode_image, encode_thumbnail
 from model_store.installation import how_to_install
 from model_store.programs import add_global_options, interruptible, parser_of
-from model_store.spreadsheets import to_cell
+from model_store.text_values import to_cell
 from vouch_search.answers import Failure, Picture, counts_of, data_uri
 from vouch_search.many import images_of, is_of_image
 from vouch_search.protocol import SearchableGallery

@@ -18,11 +18,11 @@ from model_store.gallery import Filter, read_filter
 from model_store.gallery.opening import DatabaseAccess
 from model_store.image_inputs import ImageInput, image_file
 from model_store.images import decode_image
+from model_store.machine import ProviderChoice, usable_processors
 from model_store.predictive import Predictive
-from model_store.processors import ProviderChoice, usable_processors
+from model_store.queries import embed_text, text_id
 from model_store.retriever import Retriever
 from model_store.search import Diversity
-from model_store.text_queries import embed_text, text_id
 from service import schemas, serializers
 from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture

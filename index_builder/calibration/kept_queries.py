@@ -23,7 +23,7 @@ from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, I
 from model_store.errors import ItemNotFound
 from model_store.feedback import Decided, DrawnQuery
 from model_store.gallery import Gallery
-from model_store.processors import PROVIDERS
+from model_store.machine import PROVIDERS
 from model_store.table import HalfRows
 from model_store.truth import label_or_id
 

@@ -28,10 +28,10 @@ from index_builder.commands.command_line import (
 from index_builder.configuration.environment import explained, require_known_variables
 from index_builder.progress import error_console, is_verbose, messages_shown, set_output
 from index_builder.storage.urls import without_secrets
-from model_store.disk import disk_error
 from model_store.errors import RequirementNotMet, UsageError, VouchError
+from model_store.files import disk_error
 from model_store.installation import how_to_install
-from model_store.memory import OF_INDEXING, tune_malloc
+from model_store.machine import OF_INDEXING, tune_malloc
 from model_store.programs import version_line
 
 BUILD, GALLERIES, BUNDLES = "Build", "Galleries", "Bundles"

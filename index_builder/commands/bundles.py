@@ -36,7 +36,7 @@ from model_store.bundles.directory import (
 )
 from model_store.bundles.manifest import SCHEMA_VERSION, read_manifest
 from model_store.errors import BundleNotFound, UsageError, VouchError
-from model_store.lists import as_list
+from model_store.text_values import as_list
 
 if TYPE_CHECKING:
     from model_store.bundles.history import BundleSummary

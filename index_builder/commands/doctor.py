@@ -19,7 +19,6 @@ from filelock import Timeout
 from index_builder.calibration.fit_again import NOTHING_KEPT
 from index_builder.configuration.environment import explained, open_with_access, trusted_keys
 from index_builder.indexing.workdir import LOCK_FILE, ShardStore, Work
-from model_store.addresses import split_address
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import (
     CURRENT_FILE,
@@ -32,7 +31,6 @@ from model_store.bundles.kept_queries import KEPT_QUERIES_FILE
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.signatures import require_signature
 from model_store.bundles.upgrade import old_schema_of
-from model_store.canary import CANARY_PICTURE, canary_vector
 from model_store.decision import outcome_of
 from model_store.decision.drift import NOT_TESTED
 from model_store.encoder.contract import VectorInput
@@ -41,7 +39,9 @@ from model_store.files import lock_between_processes
 from model_store.gallery import ChangesFile
 from model_store.gallery.opening import DATABASE_CLIENTS, is_in_database
 from model_store.installation import how_to_install
-from model_store.processors import usable_processors
+from model_store.machine import usable_processors
+from model_store.queries import CANARY_PICTURE, canary_vector
+from model_store.text_values import split_address
 
 if TYPE_CHECKING:
     from model_store.bundles.bundle import Bundle

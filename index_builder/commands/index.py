@@ -35,8 +35,8 @@ from model_store.errors import ConfigError, UsageError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
 from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE, ImageLimits
-from model_store.lists import as_list
-from model_store.processors import ProviderChoice, usable_processors
+from model_store.machine import ProviderChoice, usable_processors
+from model_store.text_values import as_list
 
 from .command_line import PROMISES, given_options, with_options
 

@@ -21,8 +21,7 @@ from index_builder.output import writing
 from index_builder.progress import error_console, say_what_is_next, track_parts, working
 from model_store.bundles.directory import locate, name_problem
 from model_store.errors import ConfigError, ImageError, NoEmbedding, UsageError
-from model_store.item_ids import check_item_id, check_label
-from model_store.item_metadata import check_metadata
+from model_store.items import check_item_id, check_label, check_metadata
 
 if TYPE_CHECKING:
     from model_store.bundles.backup import Summaries

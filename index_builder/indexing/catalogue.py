@@ -48,7 +48,7 @@ from index_builder.indexing.workdir import ShardStore
 from index_builder.progress import track
 from model_store.errors import DatasetError
 from model_store.gallery import Thumbnail
-from model_store.item_ids import check_item_id, check_label, check_text
+from model_store.items import check_item_id, check_label, check_text
 
 _SCHEMA = """
 CREATE TABLE entries (

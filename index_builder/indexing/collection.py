@@ -41,7 +41,7 @@ from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
 from model_store.gallery.opening import engine_at, index_description
 from model_store.images import ImageLimits
-from model_store.processors import ProviderChoice
+from model_store.machine import ProviderChoice
 
 from .blocks import BLOCK, BLOCK_OF_VECTORS, Failure, Tolerance
 from .calibrate import N_QUERIES, calibrate_collection, plan_of

@@ -36,8 +36,7 @@ from model_store.errors import SourceUnavailable, TooManyBadImages
 from model_store.gallery import Thumbnail
 from model_store.images import ImageLimits, Preprocessing
 from model_store.images.budget import DecodingBudget
-from model_store.memory import OF_INDEXING, tune_malloc
-from model_store.processors import PROVIDERS, ProviderChoice
+from model_store.machine import OF_INDEXING, PROVIDERS, ProviderChoice, tune_malloc
 
 from .blocks import Block, Failure, PreparedBlock, Tolerance
 from .fetching import BLOCKS_AT_ONCE, Fetching

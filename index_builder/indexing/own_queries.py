@@ -29,7 +29,7 @@ from index_builder.vectors.encoder import StoredEncoder
 from model_store.errors import DatasetError, ItemNotFound
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
-from model_store.processors import usable_processors
+from model_store.machine import usable_processors
 from model_store.truth import Within, label_or_id, wgs84
 
 from .blocks import Entry, Failure

@@ -19,7 +19,7 @@ from index_builder.indexing.workdir import Shard
 from index_builder.storage import Patience, Storage, Trust
 from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits
-from model_store.processors import ProviderChoice
+from model_store.machine import ProviderChoice
 
 # Disable Ray's usage reports before `import ray`.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -21,7 +21,7 @@ from index_builder.vectors.encoder import embedded
 from model_store.errors import CalibrationError
 from model_store.identities import PRECISION, UNKNOWN, Group, Grouping, Points, group_id
 from model_store.retriever import Retriever
-from model_store.spreadsheets import to_cell
+from model_store.text_values import to_cell
 
 N_SHOWN = 100
 """Maximum number of groups on a page, and maximum number of shown members per group."""

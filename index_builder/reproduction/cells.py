@@ -34,7 +34,7 @@ from index_builder.reproduction.protocols import ProtocolConfig, load_protocol
 from model_store.errors import BuildError, ConfigError
 from model_store.files import lock_between_processes, replacing
 from model_store.installation import DISTRIBUTION, installed_versions
-from model_store.processors import usable_processors
+from model_store.machine import usable_processors
 
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 _RESET_PEAK = "5"

@@ -40,7 +40,7 @@ from index_builder.reproduction.retrieval import (
 from index_builder.vectors.encoder import Halves, OnnxTrunk, StoredEncoder, TrunkHalf
 from index_builder.vectors.images import ImageVectors, Vector, VectorFile
 from model_store.encoder.contract import Embeddings, EncoderMetadata
-from model_store.processors import PROVIDERS
+from model_store.machine import PROVIDERS
 
 Cell = dict[str, Any]
 

@@ -29,7 +29,7 @@ from index_builder.storage.source import NotFetched, Opened, TryAgain
 from index_builder.storage.urls import BUCKETS, WEB, in_bucket, scheme_of, shown, without_secrets
 from model_store.errors import ConfigError, DatasetError
 from model_store.installation import DISTRIBUTION, how_to_install, installed_version
-from model_store.lists import split_list
+from model_store.text_values import split_list
 
 if TYPE_CHECKING:
     import httpx2

@@ -47,7 +47,7 @@ from model_store.encoder.contract import (
 )
 from model_store.encoder.onnx import open_graph
 from model_store.errors import DatasetError
-from model_store.processors import PROVIDERS
+from model_store.machine import PROVIDERS
 
 TRUNK_KEY = "vouch.trunk"
 """Metadata key of a trunk file. The value contains the trunk's input and the fingerprint of the

@@ -27,7 +27,7 @@ from index_builder.output import writing
 from index_builder.progress import progress_bar
 from model_store.encoder.contract import EncoderInput
 from model_store.installation import installed_versions
-from model_store.processors import usable_processors
+from model_store.machine import usable_processors
 
 Vector = NDArray[np.float32]
 

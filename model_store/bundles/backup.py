@@ -61,7 +61,7 @@ from model_store.gallery import ChangesFile, FaissGallery, GallerySnapshot, Live
 from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import connect
 from model_store.gallery.opening import engine_of
-from model_store.item_ids import check_item_id
+from model_store.items import check_item_id
 
 SUMMARY_FILE = "vouch-backup.json"
 BUNDLE_FOLDER = "bundle"

@@ -25,7 +25,7 @@ from model_store.gallery import (
 )
 from model_store.gallery.opening import NO_DATABASE, DatabaseAccess, open_gallery
 from model_store.gallery.protocol import NumberedGallery
-from model_store.processors import ProviderChoice
+from model_store.machine import ProviderChoice
 from model_store.retriever import Retriever
 
 

@@ -45,7 +45,7 @@ from pydantic import (
 
 from model_store.errors import BundleMismatch, BundleTampered
 from model_store.files import PARTIAL, json_text, relative_name
-from model_store.processors import usable_processors
+from model_store.machine import usable_processors
 
 SCHEMA_VERSION = 8
 MANIFEST_FILE = "manifest.json"

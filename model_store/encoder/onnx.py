@@ -33,7 +33,7 @@ import numpy as np
 from model_store.encoder.runs import BoundRuns, Placement, profile_first_run, run_profiled
 from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.images import content_of
-from model_store.processors import int8_sums_overflow, usable_processors
+from model_store.machine import int8_sums_overflow, usable_processors
 
 # Disable the telemetry of ONNX Runtime before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -48,7 +48,7 @@ from model_store.encoder.contract import (
     EncoderMetadata,
     Inputs,
 )
-from model_store.processors import PROVIDERS, Provider, ProviderChoice
+from model_store.machine import PROVIDERS, Provider, ProviderChoice
 
 _ON_NVIDIA = (
     "Check the NVIDIA driver, CUDA 13 and cuDNN 9 (the `gpu` extra brings the libraries), or "

@@ -12,7 +12,7 @@ from typing import Any
 
 from model_store.errors import ConfigError
 from model_store.feedback.decisions import DECISIONS, SELECTIONS, Decided, Pair, moment
-from model_store.spreadsheets import from_cell, to_cell
+from model_store.text_values import from_cell, to_cell
 
 FIELDS = (
     "gallery",

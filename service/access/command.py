@@ -16,8 +16,8 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from model_store.errors import KeysError
-from model_store.lists import as_list
 from model_store.programs import add_global_options, interruptible, parser_of, parser_settings
+from model_store.text_values import as_list
 from service.access.keys import (
     MAX_NAME,
     SCOPES,

@@ -13,9 +13,9 @@ from urllib.parse import quote
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from model_store.addresses import lower_scheme, split_address
 from model_store.errors import InvalidRequest
-from model_store.item_ids import check_item_id
+from model_store.items import check_item_id
+from model_store.text_values import lower_scheme, split_address
 from service import schemas
 from service.schemas.keywords import Filter, as_json, require_text
 

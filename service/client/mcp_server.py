@@ -7,9 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from model_store.addresses import lower_scheme, split_address
-from model_store.lists import split_list
 from model_store.programs import add_global_options, interruptible, parser_of
+from model_store.text_values import lower_scheme, split_address, split_list
 
 API_KEY_VARIABLE = "VOUCH_API_KEY"
 

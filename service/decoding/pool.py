@@ -27,7 +27,7 @@ from model_store.gallery import Thumbnail
 from model_store.images import ImageLimits, Preprocessing, check_size
 from model_store.images.budget import DecodingBudget
 from model_store.images.quality import MEASURES
-from model_store.memory import malloc_environment
+from model_store.machine import malloc_environment
 from service.fair_share import FairShare
 from service.processes.shared_pixels import SharedPixels
 from service.tasks import Tasks

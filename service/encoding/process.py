@@ -20,8 +20,7 @@ from typing import Any
 
 from model_store.encoder.contract import Embeddings, EncoderProxy, Inputs
 from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
-from model_store.memory import large_pages
-from model_store.processors import ProviderChoice
+from model_store.machine import ProviderChoice, large_pages
 from service.processes.shared_pixels import SharedPixels
 
 logger = logging.getLogger(__name__)

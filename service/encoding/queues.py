@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from model_store.bundles.manifest import describe_shared
 from model_store.encoder.contract import Encoder, ForwardingEncoder
 from model_store.encoder.text import TEXT_ENCODER_FILE, OnnxTextEncoder, open_text_encoder
-from model_store.processors import PROVIDERS, ProviderChoice, usable_processors
+from model_store.machine import PROVIDERS, ProviderChoice, usable_processors
 from service.fair_share import FairShare
 from service.observability.records import BatchRecord
 from service.settings import Settings

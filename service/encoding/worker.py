@@ -19,7 +19,7 @@ from typing import Any
 from model_store.encoder.contract import Embeddings, Encoder, EncoderFacts, Inputs
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import VouchError
-from model_store.processors import PROVIDERS, ProviderChoice, usable_processors
+from model_store.machine import PROVIDERS, ProviderChoice, usable_processors
 from service.observability.logs import log_as_json
 from service.processes.shared_pixels import SharedPixels
 

@@ -16,8 +16,13 @@ from pydantic import (
 )
 
 from model_store.gallery.filters.grammar import UnfitJson, read_json
-from model_store.item_ids import MAX_ID_LENGTH, MAX_LABEL_LENGTH, check_item_id, check_text
-from model_store.item_metadata import check_metadata
+from model_store.items import (
+    MAX_ID_LENGTH,
+    MAX_LABEL_LENGTH,
+    check_item_id,
+    check_metadata,
+    check_text,
+)
 
 from .base import Problem, RequestModel
 

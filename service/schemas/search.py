@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from model_store.gallery.filters.grammar import MAX_BYTES
-from model_store.item_ids import MAX_ID_LENGTH
+from model_store.items import MAX_ID_LENGTH
 from model_store.records import Explanation, Match, QualityHint, RollUp
 from model_store.verdicts import MAX_TEXT_CHARACTERS, Absence, FilterMeans, Level, Order, Verdict
 

@@ -22,17 +22,22 @@ from model_store.bundles.operator import (
     read_operator,
 )
 from model_store.bundles.signatures import secret_of
-from model_store.canary import CANARY_PICTURE, canary_vector
 from model_store.decision import outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind, VectorInput
 from model_store.errors import InternalError, NotReady, PointerUnreadable, QueryNotFound
 from model_store.files import FileMark
 from model_store.gallery import Thumbnail, Vector
 from model_store.predictive import Predictive
+from model_store.queries import (
+    CANARY_PICTURE,
+    VectorQuery,
+    canary_vector,
+    embed_text,
+    predictive_of,
+    text_id,
+)
 from model_store.records import GalleryOutcome
 from model_store.retriever import Retriever
-from model_store.text_queries import embed_text, text_id
-from model_store.vector_queries import VectorQuery, predictive_of
 from service.decoding.decoder import Prepared
 from service.encoding.cache import CacheEntry, SingleFlight, key_prefix
 from service.encoding.queues import EncoderQueue

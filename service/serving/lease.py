@@ -13,9 +13,9 @@ from model_store.errors import FeedbackNotKept, InternalError, ItemNotFound
 from model_store.feedback import Decided, Pair, moment
 from model_store.images.quality import degradation_hint, quality_hints
 from model_store.predictive import Predictive
+from model_store.queries import NeighbourList, VectorQuery, decide_list
 from model_store.retriever import Retriever
 from model_store.search import N_CANDIDATES
-from model_store.vector_queries import NeighbourList, VectorQuery, decide_list
 from service.schemas import AbsentState, ShareOrigin
 from service.serving.engine import SearchEngine
 from service.serving.queries import (

@@ -42,10 +42,10 @@ from index_builder.datasets import LabelledImages
 from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.decision import Terms
 from model_store.encoder.contract import Embeddings
+from model_store.queries import VectorQuery
 from model_store.retriever import Retriever
 from model_store.search import N_CANDIDATES
 from model_store.stores import FaissStore, search_and_decide
-from model_store.vector_queries import VectorQuery
 from tests.benchmarks.measured import record_figures
 from tests.benchmarks.promises.measures import calibrate
 from tests.benchmarks.promises.real import real_world

@@ -56,7 +56,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.contract import INPUT_NAME
 from model_store.encoder.onnx import OnnxEncoder, open_graph
 from model_store.images import decode_image
-from model_store.processors import usable_processors
+from model_store.machine import usable_processors
 from tests.benchmarks.measured import record_figures
 from tests.support.float_activations import in_float
 

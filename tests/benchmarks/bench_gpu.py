@@ -35,7 +35,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from model_store.processors import Provider
+from model_store.machine import Provider
 from tests.benchmarks.bench_encoders import WEIGHTS
 from tests.benchmarks.gpu.encoders import encoder_rows, machine
 from tests.benchmarks.gpu.fitting import Sizes, fitting_rows

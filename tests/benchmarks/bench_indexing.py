@@ -40,8 +40,7 @@ from index_builder.vectors.encoder import batch_size
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.images import decode_image, encode_thumbnail
-from model_store.memory import OF_INDEXING, tune_malloc
-from model_store.processors import usable_processors
+from model_store.machine import OF_INDEXING, tune_malloc, usable_processors
 from tests.benchmarks.bench_throughput import BUNDLES, IMAGES, built
 
 N_COPIES = 3

@@ -40,7 +40,7 @@ from pathlib import Path
 import numpy as np
 
 from model_store import open_bundle
-from model_store.memory import freeze_garbage, large_pages, raise_gc_threshold, tune_malloc
+from model_store.machine import freeze_garbage, large_pages, raise_gc_threshold, tune_malloc
 from model_store.threads import one_blas_thread
 from tests.benchmarks.load.photographs import photographs
 from tests.benchmarks.load.servers import (

@@ -421,7 +421,7 @@ SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these
     "model_store/images/depth.py": {"warning"},
     "model_store/images/tiff.py": {"_picture"},
     "model_store/messages.py": {"MESSAGES"},
-    "model_store/text_queries.py": {"cut"},
+    "model_store/queries.py": {"cut"},
     "model_store/decision/outcome.py": {"_RECALL", "_ABSENCE", "_TEXTS", "_ACCEPT"},
     "model_store/decision/calibration.py": {"OUTDATED"},
     "service/serving/builder.py": {"_NOT_INSTALLED", "_FAILED"},

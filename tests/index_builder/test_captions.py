@@ -29,7 +29,7 @@ from model_store.errors import (
     WriteRefused,
 )
 from model_store.gallery import Delete
-from model_store.text_queries import search_text
+from model_store.queries import search_text
 from tests.support.word_towers import captions_of_digits, with_word_tower, write_captions
 
 

@@ -26,7 +26,7 @@ from model_store.decision import Calibration
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import DatasetError, InvalidVector, TooManyBadImages
 from model_store.gallery import open_gallery
-from model_store.vector_queries import predictive_of
+from model_store.queries import predictive_of
 from service.app import create_app
 from service.settings import Settings
 from tests.index_builder.foreign_encoders.test_onnx_graphs import N_FEATURES, SIDE, brought, linear

@@ -34,7 +34,7 @@ from index_builder.reproduction.summary import COLUMNS
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import BuildError, ConfigError
-from model_store.processors import usable_processors
+from model_store.machine import usable_processors
 from model_store.sphere import unit_direction
 from tests.support.build_command import vouch_build
 

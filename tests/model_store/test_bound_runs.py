@@ -19,7 +19,7 @@ from model_store.encoder.contract import OUTPUT_NAMES, Encoder
 from model_store.encoder.onnx import OnnxEncoder, providers_of
 from model_store.encoder.runs import MOST_SIZES, BoundRuns
 from model_store.errors import EncoderContractError, ProviderUnavailable
-from model_store.processors import PROVIDERS, Provider
+from model_store.machine import PROVIDERS, Provider
 from tests.laws.encoder_laws import EncoderLaws
 
 

@@ -12,8 +12,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from model_store.disk import disk_error
-from model_store.files import replacing
+from model_store.files import disk_error, replacing
 
 FULL = "No space left on device"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model_store.item_ids import MAX_ID_LENGTH, check_item_id, check_text
+from model_store.items import MAX_ID_LENGTH, check_item_id, check_text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from model_store.lists import as_list, as_mapping, split_list
+from model_store.text_values import as_list, as_mapping, split_list
 
 
 @pytest.mark.parametrize(

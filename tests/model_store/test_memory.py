@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from model_store.memory import freeze_garbage, large_pages
+from model_store.machine import freeze_garbage, large_pages
 from tests.support.page_faults import PAGE
 
 QUERY, BLOCK = (2**20, 2), (10 * 2**20, 4)
 """Sizes of blocks, and how many there are at once: of a query; of images that are indexed."""
 
 TUNED = """
-from model_store.memory import *
+from model_store.machine import *
 from tests.support.page_faults import faults_of_blocks
 {}
 print(faults_of_blocks(*{}))

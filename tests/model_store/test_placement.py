@@ -24,7 +24,7 @@ from model_store.encoder.runs import (
     run_profiled,
 )
 from model_store.errors import EncoderContractError, ProviderUnavailable
-from model_store.processors import PROVIDERS, Provider
+from model_store.machine import PROVIDERS, Provider
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 BLANK = {"images": np.zeros((1, 32, 32, 3), dtype=np.uint8)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.processors import int8_sums_overflow, usable_processors
+from model_store.machine import int8_sums_overflow, usable_processors
 
 HAS = len(os.sched_getaffinity(0))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model_store.feedback.decisions import Decided
 from model_store.feedback.exchange import from_csv, to_csv
-from model_store.spreadsheets import FORMULA, from_cell, to_cell
+from model_store.text_values import FORMULA, from_cell, to_cell
 
 BEGINNINGS = "=+-@\t\r\n＝＋－＠"
 PAGE = Path(__file__).parents[2] / "service" / "http" / "page" / "spreadsheet.js"

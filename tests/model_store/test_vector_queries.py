@@ -17,7 +17,7 @@ from model_store.decision import Terms
 from model_store.encoder.contract import Embeddings
 from model_store.errors import InvalidVector, UnknownSource
 from model_store.images import decode_image
-from model_store.vector_queries import predictive_of
+from model_store.queries import predictive_of
 
 TERMS = Terms(alpha=0.05)
 

@@ -59,7 +59,7 @@ ROOMS = {
         ),
     ),
     "bundles": Room(
-        ("model_store/bundles/*.py", "model_store/files.py", "model_store/item_ids.py"),
+        ("model_store/bundles/*.py", "model_store/files.py", "model_store/items.py"),
         (
             f"{CORE}/test_archive.py",
             f"{CORE}/test_bundle*.py",

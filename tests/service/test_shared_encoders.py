@@ -12,7 +12,7 @@ import pytest
 
 from model_store.encoder.contract import Encoder
 from model_store.errors import EncoderError
-from model_store.processors import ProviderChoice
+from model_store.machine import ProviderChoice
 from service.encoding.queues import BatchLimits, EncoderQueues, SharedEncoders
 from tests.laws.encoder_laws import EncoderLaws
 from tests.support.fakes import FakeEncoder

@@ -32,12 +32,12 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from model_store.addresses import require_no_user, split_address
 from model_store.errors import SEE_LOG, BundleMismatch, ConfigError, GalleryUnavailable
 from model_store.gallery.availability import CHECK_S, Availability, takes_connections
 from model_store.gallery.description import Description
 from model_store.gallery.milvus.filter import FACT_LENGTH
 from model_store.installation import how_to_install
+from model_store.text_values import require_no_user, split_address
 
 logger = logging.getLogger(__name__)
 

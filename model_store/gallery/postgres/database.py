@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.addresses import require_no_user, split_address
 from model_store.errors import (
     SEE_LOG,
     BundleMismatch,
@@ -47,6 +46,7 @@ from model_store.gallery.protocol import NewItem
 from model_store.gallery.sessions import BUSY_S, limited, session_options, write_error
 from model_store.installation import how_to_install
 from model_store.sphere import unit_direction
+from model_store.text_values import require_no_user, split_address
 
 POSTGRES_FILE = "postgres.json"
 

@@ -1,6 +1,6 @@
 // Comma-separated values (RFC 4180), for other programs.
 
-/** The same as in `model_store/spreadsheets.py`. */
+/** The same as in `model_store/text_values.py`. */
 const FORMULA = /^'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/;
 
 /** A cell. What a spreadsheet would take for a formula is text with an apostrophe before it. */

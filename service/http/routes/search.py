@@ -29,8 +29,8 @@ from model_store.errors import (
     UnsupportedMediaType,
 )
 from model_store.images.quality import MEASURES
+from model_store.queries import NeighbourList, VectorQuery
 from model_store.search import N_CANDIDATES
-from model_store.vector_queries import NeighbourList, VectorQuery
 from service import schemas
 from service.access.access import Access, counts_as_search
 from service.http import answers, cursors

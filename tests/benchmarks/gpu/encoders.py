@@ -24,7 +24,7 @@ import onnxruntime
 from model_store.encoder.contract import OUTPUT_NAMES, Embeddings, Inputs
 from model_store.encoder.onnx import OnnxEncoder, open_graph
 from model_store.images import decode_image
-from model_store.processors import Provider
+from model_store.machine import Provider
 from tests.benchmarks.gpu.rows import Row, row, timed
 
 N_COMPARED = 64

@@ -14,7 +14,7 @@ from pathlib import Path
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE, read_manifest
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.processors import Provider
+from model_store.machine import Provider
 from service.encoding.batching import blank_images
 from tests.benchmarks.bench_throughput import asked_by_clients
 from tests.benchmarks.gpu.rows import Row, row, timed

@@ -28,7 +28,7 @@ from index_builder.foreign_encoders.parity import parity_images, prepared
 from model_store.encoder import onnx as onnx_encoder
 from model_store.encoder.contract import Encoder, EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.processors import int8_sums_overflow
+from model_store.machine import int8_sums_overflow
 from tests.laws.encoder_laws import EncoderLaws
 from tests.support.float_activations import in_float
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from index_builder.commands.app import app
 from index_builder.metrics import auroc
 from model_store.bundles.bundle import open_bundle
-from model_store.text_queries import search_text
+from model_store.queries import search_text
 from tests.support.word_towers import write_captions
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]

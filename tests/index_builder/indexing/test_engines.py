@@ -16,7 +16,7 @@ from index_builder.indexing.engines import DecoderThreads, LocalEngine, Task
 from index_builder.indexing.fetching import BLOCKS_AT_ONCE, Fetching
 from model_store.encoder.contract import Embeddings
 from model_store.errors import SourceUnavailable
-from model_store.processors import PROVIDERS
+from model_store.machine import PROVIDERS
 from tests.support.fakes import FakeEncoder
 
 

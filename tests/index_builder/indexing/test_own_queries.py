@@ -19,7 +19,7 @@ from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import current_id
 from model_store.bundles.kept_queries import CalibrationInputs
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
-from model_store.vector_queries import VectorQuery, predictive_of
+from model_store.queries import VectorQuery, predictive_of
 from tests.support.build_command import Done, vouch_build
 from tests.support.collection_files import write_drawings
 from tests.support.narrowing import not_none

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from index_builder.calibration.retrieval import places_of_items
 from model_store.bundles.bundle import open_bundle
+from model_store.queries import VectorQuery, predictive_of
 from model_store.truth import SameLabel, Within, wgs84
-from model_store.vector_queries import VectorQuery, predictive_of
 from tests.support.build_command import vouch_build
 from tests.support.narrowing import not_none
 

@@ -23,7 +23,7 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.encoder.contract import VectorInput
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import DatasetError, ImagesNotTaken, InvalidVector
-from model_store.vector_queries import VectorQuery, predictive_of
+from model_store.queries import VectorQuery, predictive_of
 from tests.support.collection_files import lines
 from tests.support.vector_galleries import DIM, clusters, index_vectors, write_items
 
