@@ -29,7 +29,7 @@ all error classes.
     truth           whether an item is a true match of a query
     verdicts        the words of answers
     records         parts of answers that the service sends unchanged
-    deadline        deadlines, after which work is cancelled
+    sqlite          SQLite files that several processes use, and deadlines
     table           tables of columns, and rows of numbers in half precision
     machine         processors that this process may use, and settings of its memory
     threads         number of threads for arithmetic

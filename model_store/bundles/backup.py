@@ -58,10 +58,10 @@ from model_store.files import (
     work_folder,
 )
 from model_store.gallery import ChangesFile, FaissGallery, GallerySnapshot, LiveGallery
-from model_store.gallery.live.high_water import HighWater
-from model_store.gallery.live.sqlite import connect
+from model_store.gallery.live.log import HighWater
 from model_store.gallery.opening import engine_of
 from model_store.items import check_item_id
+from model_store.sqlite import connect
 
 SUMMARY_FILE = "vouch-backup.json"
 BUNDLE_FOLDER = "bundle"

@@ -30,8 +30,8 @@ from model_store.gallery import (
     Writable,
 )
 from model_store.gallery.live import rows
-from model_store.gallery.live.sqlite import connect, errors_in_words
 from model_store.gallery.opening import engine_of, open_changes
+from model_store.sqlite import connect, errors_in_words
 
 CHANGES_FOLDER = "changes"
 

@@ -48,8 +48,8 @@ from model_store.gallery import (
 )
 from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.gallery.index.plan import IndexKind
-from model_store.gallery.live.high_water import HighWater
-from model_store.gallery.live.sqlite import of_the_system
+from model_store.gallery.live.log import HighWater
+from model_store.sqlite import of_the_system
 
 _N_FREE_BYTES = 2**20
 """Minimum free space in bytes. If a library cannot write, and the disk has less free space than

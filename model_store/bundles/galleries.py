@@ -50,7 +50,7 @@ from model_store.files import (
     replacing,
     work_folder,
 )
-from model_store.gallery.live.sqlite import of_the_system
+from model_store.sqlite import of_the_system
 
 CREATED_ID = "[0-9a-f]{16}"
 """Regular expression of the id of a created gallery."""

@@ -31,7 +31,7 @@ from model_store.bundles.manifest import ID_LENGTH, MANIFEST_FILE
 from model_store.bundles.signatures import SECRET_FILE
 from model_store.errors import BundleNotFound, PointerUnreadable
 from model_store.files import PARTIAL, abandoned_folders, flush, lock_between_processes
-from model_store.gallery.live import high_water
+from model_store.gallery.live.log import UNFINISHED, remove_unfinished
 
 _OF_A_LOG = ("", "-wal", "-shm", ".high")
 """Suffixes of a log's files: the log, SQLite's journals, and the file of `HighWater`."""
@@ -42,7 +42,7 @@ _UNFINISHED = {
     COMPACTION_LOCK: (
         f".{_ID}.compacting",
         f"{CHANGES_FOLDER}/.{_ID}.sqlite{PARTIAL}*",
-        f"{CHANGES_FOLDER}/.{_ID}.sqlite{high_water.UNFINISHED}",
+        f"{CHANGES_FOLDER}/.{_ID}.sqlite{UNFINISHED}",
     ),
     ACTIVATION_LOCK: (f".[A-Z]*{PARTIAL}", f".{SECRET_FILE}{PARTIAL}"),
 }
@@ -164,8 +164,8 @@ def note(lock: Path, bundle_id: str) -> None:
 def remove_left_under(root: Path, lock: str) -> None:
     """Remove the files that killed holders of a lock have left. The caller must hold this lock."""
     for path in _unfinished(root, lock):
-        if path.name.endswith(high_water.UNFINISHED):
-            high_water.remove_unfinished(path.parent)
+        if path.name.endswith(UNFINISHED):
+            remove_unfinished(path.parent)
         elif path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

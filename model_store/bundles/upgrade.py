@@ -55,9 +55,9 @@ from model_store.gallery.files.row_file import Variances
 from model_store.gallery.index.build import REPORT_FILE
 from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE
 from model_store.gallery.live.log import SCHEMA_VERSION as LOG_VERSION
-from model_store.gallery.live.sqlite import connect, errors_in_words
 from model_store.gallery.opening import engine_of
 from model_store.gallery.protocol import Part
+from model_store.sqlite import connect, errors_in_words
 
 _PART = 1024
 KNOWN_SCHEMAS = range(1, SCHEMA_VERSION + 1)

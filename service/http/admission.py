@@ -18,8 +18,8 @@ from types import FrameType
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from model_store.deadline import wanted_until
 from model_store.errors import DeadlineExceeded, Overloaded
+from model_store.sqlite import wanted_until
 from service import fair_share
 from service.observability.metrics import Telemetry
 

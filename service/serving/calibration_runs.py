@@ -31,7 +31,7 @@ from model_store.bundles.item_features import ITEM_FEATURES_FILE
 from model_store.errors import VouchError, WriteRefused
 from model_store.files import lock_between_processes, replacing
 from model_store.gallery import LiveGallery
-from model_store.gallery.live.sqlite import of_the_system
+from model_store.sqlite import of_the_system
 from service.tasks import Tasks
 
 from .builder import CalibrateCommand

@@ -37,7 +37,7 @@ from model_store.errors import ArchiveError, BundleTampered, VouchError, WriteRe
 from model_store.gallery import (
     Delete,
 )
-from model_store.gallery.live.sqlite import connect
+from model_store.sqlite import connect
 from tests.support.bundle_copies import flip_a_byte
 from tests.support.killing import killed_at
 from tests.support.live_bundles import opened, upsert

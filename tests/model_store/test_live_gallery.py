@@ -45,10 +45,15 @@ from model_store.gallery import (
     write_faiss_gallery,
 )
 from model_store.gallery.live import rows as log_rows
-from model_store.gallery.live.high_water import HighWater, remove_unfinished, require_reached
-from model_store.gallery.live.log import Transaction, _now
-from model_store.gallery.live.sqlite import connect
+from model_store.gallery.live.log import (
+    HighWater,
+    Transaction,
+    _now,
+    remove_unfinished,
+    require_reached,
+)
 from model_store.gallery.protocol import with_whole_items
+from model_store.sqlite import connect
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
 from tests.support.killing import killed_at
@@ -454,7 +459,7 @@ class TestSeveralWriters:
     def test_one_that_does_not_end_is_not_waited_for_for_ever(
         self, live: LiveGallery, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("model_store.gallery.live.sqlite.BUSY_S", 0.05)
+        monkeypatch.setattr("model_store.sqlite.BUSY_S", 0.05)
         live.commit([some_upsert("a")])
         live.close()
         hog = sqlite3.connect(path, isolation_level=None)

@@ -15,7 +15,7 @@ from model_store.gallery import ChangesFile
 from model_store.gallery.live import rows
 from model_store.gallery.live.log import Transaction
 from model_store.gallery.live.snapshot import GallerySnapshot
-from model_store.gallery.live.sqlite import connect
+from model_store.sqlite import connect
 from tests.support.live_bundles import upsert
 
 

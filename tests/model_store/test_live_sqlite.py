@@ -20,14 +20,14 @@ from model_store.errors import (
     WriteRefused,
 )
 from model_store.gallery import ChangesFile
-from model_store.gallery.live.sqlite import (
+from model_store.gallery.milvus.databases import SqliteDatabase
+from model_store.sqlite import (
     commit,
     connect,
     errors_in_words,
     of_the_system,
     use_write_ahead_log,
 )
-from model_store.gallery.milvus.databases import SqliteDatabase
 from tests.support.live_bundles import upsert
 
 CODES: dict[int, type[WriteError]] = {
@@ -153,7 +153,7 @@ def test_busy_file_is_tried_again_until_the_timeout_has_passed(
     monkeypatch: pytest.MonkeyPatch, code: int, at: list[float]
 ) -> None:
     times = iter(at)
-    monkeypatch.setattr("model_store.gallery.live.sqlite.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("model_store.sqlite.time.monotonic", lambda: next(times))
     with closing(sqlite3.connect(":memory:", factory=Failing)) as connection:
         connection.code = code
         with pytest.raises(sqlite3.OperationalError, match="it said so"):

@@ -22,8 +22,8 @@ from model_store.errors import (
     StorageBusy,
 )
 from model_store.files import json_text
-from model_store.gallery.live.sqlite import connect
 from model_store.gallery.milvus.collection import MILVUS_FILE
+from model_store.sqlite import connect
 from tests.support.released_bundles import RELEASES, released
 
 SCHEMAS = {"0.1.0": 1, "schema-6": 6, "schema-7": 7}

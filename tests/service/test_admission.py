@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from model_store.deadline import wanted_until
 from model_store.errors import DeadlineExceeded, Overloaded
+from model_store.sqlite import wanted_until
 from service.http.admission import Admission, ClientGone
 from service.observability.metrics import Telemetry
 

@@ -26,9 +26,9 @@ from model_store.bundles.signatures import require_signature, write_signature
 from model_store.gallery import ChangesFile, Delete
 from model_store.gallery.files.items import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
-from model_store.gallery.live.sqlite import commit
 from model_store.items import MAX_ID_LENGTH, MAX_METADATA_BYTES
 from model_store.signing import new_key, read_private_key, read_public_key
+from model_store.sqlite import commit
 from service.schemas.items import BatchOptions, UploadOptions
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import picture, search, truncated

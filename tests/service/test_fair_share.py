@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from model_store.deadline import interrupted_when_late, wanted_until
 from model_store.errors import DeadlineExceeded, ImageTooCostly
 from model_store.images import Preprocessing
 from model_store.images.budget import DecodingBudget
+from model_store.sqlite import interrupted_when_late, wanted_until
 from service.decoding.pool import DecoderPool
 from service.fair_share import FairShare, caller
 from tests.end_to_end.questions import picture

@@ -2,10 +2,9 @@
 
 ::
 
-    log         an append-only log of changes in SQLite
+    log         an append-only log of changes in SQLite; the number of the last change, in a file
+                beside the log
     rows        the rows of the log, with checksums
-    high_water  the number of the last change, in a file beside the log
     gallery     a base gallery with a log: accepts changes
     snapshot    the gallery after one change: answers searches
-    sqlite      connections with the settings of the log
 """

@@ -4,15 +4,26 @@ The log is append-only. Every change has a sequence number. A reader continues a
 that it has read. The gallery after any earlier change can be reconstructed. A complete transaction
 is on the disk before it is acknowledged (write-ahead log, ``synchronous=FULL``). Only one process
 writes at a time.
+
+A file beside the log stores the number of the log's last change, to detect lost changes. SQLite
+reports no error if its journal was lost or damaged, or if the log was deleted. The number is
+written after a change is on the disk and before the change is acknowledged. So the number in the
+file is never larger than the number of the last stored change. The file is not flushed for each
+change. So after a power cut, the number in the file may be smaller than the number of the last
+stored change. With the file, a process detects that the log or its journal is lost or damaged.
+SQLite itself protects the log against a power cut.
 """
 
 from __future__ import annotations
 
+import fcntl
+import logging
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,20 +32,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import BundleMismatch, LogDamaged, StorageFailed
-from model_store.files import flush, give_to_owner
+from model_store.files import PARTIAL, flush, give_to_owner, replacing
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.filters.sql import to_sql
 from model_store.gallery.live import rows
-from model_store.gallery.live.high_water import HighWater, require_reached
-from model_store.gallery.live.sqlite import (
+from model_store.gallery.protocol import Change, Delete, Item, Receipt, Retry, Thumbnail, Upsert
+from model_store.sqlite import (
     commit,
     connect,
     errors_in_words,
     of_the_system,
     use_write_ahead_log,
 )
-from model_store.gallery.protocol import Change, Delete, Item, Receipt, Retry, Thumbnail, Upsert
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -52,6 +64,11 @@ OUTCOME_LIFE_S = 24 * 3600.0
 LONGEST_STEP_S = 3600.0
 """Between two stored outcomes, the log's clock advances by at most this number of seconds. If
 writes are rare, this clock is slow. Then outcomes are kept longer than `OUTCOME_LIFE_S`."""
+
+_DIGITS = 20
+_ENDING = ".high"
+UNFINISHED = f"{_ENDING}{PARTIAL}"
+"""Ending of the names of temporary files beside logs."""
 
 
 class ChangesFile:
@@ -436,3 +453,90 @@ def _now(connection: sqlite3.Connection) -> float:
 def _back_up(connection: sqlite3.Connection, target: sqlite3.Connection, path: Path) -> None:
     with errors_in_words(path):  # an error of the copy is none of the log
         connection.backup(target)
+
+
+class HighWater:
+    """The largest sequence number that a log has acknowledged.
+
+    Parameters
+    ----------
+    log : path of the log; the number is stored in ``<log>.high``.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.path = log.with_name(f"{log.name}{_ENDING}")
+
+    def read(self) -> int:
+        """Return the stored number; 0 if there is no file.
+
+        Raises
+        ------
+        LogDamaged : the file cannot be read, or its content is not a number.
+        """
+        try:
+            content = self.path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+        except OSError as error:
+            raise LogDamaged(f"{self.path.name} cannot be read ({error.strerror})") from error
+        if len(content) != _DIGITS or not content.isdigit():
+            raise LogDamaged(f"{self.path.name} holds no number")
+        return int(content)
+
+    def make(self, sequence: int) -> None:
+        """Create the file if it is missing, so that a later `raise_to` needs no disk space.
+
+        If the process is killed, the file is either missing or complete.
+
+        Raises
+        ------
+        OSError
+        """
+        if not self.path.exists():
+            with _alone(self.path.parent):
+                if not self.path.exists():
+                    with replacing(self.path) as staged:
+                        staged.write_bytes(_written(sequence))
+
+    def raise_to(self, sequence: int) -> None:
+        """Write a larger number. Errors are only logged, because the change is already stored."""
+        try:
+            with self.path.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # other processes may write too
+                known = file.read()
+                if not known.isdigit() or int(known) < sequence:
+                    os.pwrite(file.fileno(), _written(sequence), 0)
+        except OSError:
+            logger.exception("the number of the last change cannot be stored")
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files of killed processes from a folder of logs."""
+    with _alone(folder):
+        for left in folder.glob(f".*{UNFINISHED}"):
+            left.unlink()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes that create or remove temporary files."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # the file system may not lock folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def require_reached(last: int, reached: int) -> None:
+    """Raise `LogDamaged` if a log ends with the change ``last`` and ``last`` < ``reached``.
+
+    If other processes can write, the caller must read ``reached`` before it reads the log.
+    """
+    if last < reached:
+        raise LogDamaged(f"it ends with change {last}, though {reached} were acknowledged")
+
+
+def _written(sequence: int) -> bytes:
+    return f"{sequence:0{_DIGITS}d}".encode()

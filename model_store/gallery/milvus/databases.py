@@ -18,7 +18,9 @@ from typing import Any, Protocol
 
 from model_store.errors import SEE_LOG, ConfigError, GalleryUnavailable, StorageBusy, WriteRefused
 from model_store.files import flush
-from model_store.gallery.live.sqlite import (
+from model_store.gallery.sessions import limited, session_options, write_error
+from model_store.installation import how_to_install
+from model_store.sqlite import (
     BUSY_S,
     commit,
     connect,
@@ -27,8 +29,6 @@ from model_store.gallery.live.sqlite import (
     says_unmade,
     use_write_ahead_log,
 )
-from model_store.gallery.sessions import limited, session_options, write_error
-from model_store.installation import how_to_install
 
 Row = tuple[Any, ...]
 Execute = Callable[..., list[Row]]

@@ -1,17 +1,23 @@
-"""Opens SQLite files that several processes read and write, and converts SQLite's errors."""
+"""Opens SQLite files that several processes use, converts SQLite's errors, and keeps deadlines.
+
+A lookup is cancelled if it exceeds the deadline of its request.
+"""
 
 from __future__ import annotations
 
 import errno
+import math
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
 
 from model_store.errors import (
     ChangeUnconfirmed,
+    DeadlineExceeded,
     StorageBusy,
     StorageFailed,
     StorageFull,
@@ -147,3 +153,37 @@ _MEANING: dict[int, tuple[type[WriteError], str]] = {
     sqlite3.SQLITE_PERM: (WriteRefused, _READ_ONLY),
 }
 """Error class and message for each primary result code of SQLite."""
+
+
+wanted_until: ContextVar[float] = ContextVar("wanted_until", default=math.inf)
+"""Deadline of the current request, on the monotonic clock."""
+
+_CHECK_EVERY = 10_000
+"""Number of SQLite instructions between two checks of the deadline. This number of instructions
+takes at most about a millisecond."""
+
+
+@contextmanager
+def interrupted_when_late(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Interrupt a database query at the deadline.
+
+    Raises
+    ------
+    DeadlineExceeded : the query did not end before the deadline.
+    """
+    until = wanted_until.get()
+    if until == math.inf:
+        yield connection
+        return
+    connection.set_progress_handler(lambda: time.monotonic() > until, _CHECK_EVERY)
+    try:
+        yield connection
+    except sqlite3.OperationalError as error:
+        if time.monotonic() <= until:
+            raise
+        raise DeadlineExceeded(
+            "The lookup of the filter exceeded the time limit of the request. Use a simpler "
+            "filter, or request fewer fields."
+        ) from error
+    finally:
+        connection.set_progress_handler(None, 0)
