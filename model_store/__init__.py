@@ -16,7 +16,6 @@ all error classes.
     errors          all error classes
     messages        reasons as codes with parameters, and their sentences
     files           crash-safe files, checked paths, locks, disk space and errors of a full disk
-    signing         keys and signatures of Ed25519
     watch_states    drift tests and the share of absent queries, kept across restarts
     feedback        reviews of matches, and queries to review, in SQLite
     stores          adapters for vector databases
@@ -25,12 +24,12 @@ all error classes.
     identities      queries without a match, grouped into new identities
     queries         vectors and texts as queries, and the canary; result lists of other stores
     answers         answers to a query, and how answers change from one bundle to another
-    pairs           the uncertainty of the similarity of query and item
     truth           whether an item is a true match of a query
     verdicts        the words of answers
     records         parts of answers that the service sends unchanged
     sqlite          SQLite files that several processes use, and deadlines
-    table           tables of columns, and rows of numbers in half precision
+    predictive      the distribution of a query, and the uncertainty of a similarity
+    table           tables of columns, rows in half precision, and arrays on disk
     machine         processors that this process may use, and settings of its memory
     threads         number of threads for arithmetic
     installation    the installed distribution and its extras

@@ -27,8 +27,15 @@ from model_store.errors import BundleMismatch, OrderUnavailable
 from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.messages import message
-from model_store.pairs import INDEPENDENT, Correlation, Noise, correlation_of
-from model_store.predictive import N_SAMPLES, Predictive, predict
+from model_store.predictive import (
+    INDEPENDENT,
+    N_SAMPLES,
+    Correlation,
+    Noise,
+    Predictive,
+    correlation_of,
+    predict,
+)
 from model_store.records import Explanation
 from model_store.search import (
     EVERYTHING,

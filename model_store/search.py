@@ -3,7 +3,7 @@
 A search with each of S predictive samples would cost S searches of the gallery. But the samples are
 close to their mean. So one search with the mean finds the neighbours of all samples as candidates.
 A small matrix product of samples and candidates then ranks the candidates for each sample. The
-embeddings of items are also uncertain; see `model_store.pairs`.
+embeddings of items are also uncertain; see `model_store.predictive`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery import Allowed, Gallery
-from model_store.pairs import AS_SIMILAR, Correlation, Noise, Pairs
-from model_store.predictive import Predictive
+from model_store.predictive import AS_SIMILAR, Correlation, Noise, Pairs, Predictive
 from model_store.verdicts import Plan
 
 N_CANDIDATES = 200

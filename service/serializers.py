@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from model_store.answers import Answer
 from model_store.decision import Assessment, Calibration, Decision, ResultSetChoice
 from model_store.messages import Message, message
-from model_store.pairs import is_over_weights
+from model_store.predictive import is_over_weights
 from model_store.records import Match
 from service import schemas
 

@@ -19,10 +19,10 @@ from starlette.types import ASGIApp
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import locate
 from model_store.bundles.galleries import GalleryFolder
+from model_store.bundles.signatures import read_private_key, read_public_key
 from model_store.errors import BundleMismatch, VouchError, with_reason
 from model_store.feedback import FeedbackLog
 from model_store.machine import freeze_garbage, raise_gc_threshold, tune_malloc
-from model_store.signing import read_private_key, read_public_key
 from service.access.access import Access, open_access
 from service.app import create_app
 from service.command_line import refuse

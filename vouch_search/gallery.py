@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from model_store import open_bundle
 from model_store.bundles.bundle import Bundle
-from model_store.bundles.operator import OperatorSettings, read_operator
+from model_store.bundles.directory import OperatorSettings, read_operator
 from model_store.errors import ItemNotFound
 from model_store.gallery import Filter, read_filter
 from model_store.gallery.opening import DatabaseAccess

@@ -27,8 +27,7 @@ from index_builder.datasets.groups import Fingerprint, fingerprint, pairs_among,
 from index_builder.datasets.images import joined
 from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
-from model_store.bundles.item_features import ItemFeatures
-from model_store.bundles.kept_queries import CalibrationInputs
+from model_store.bundles.kept_queries import CalibrationInputs, ItemFeatures
 from model_store.decision import Calibration
 from model_store.decision.absent_share import prior_shift, shifted
 from model_store.decision.calibration import DEFAULT_ABSENT

@@ -16,8 +16,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
-from model_store.bundles.item_features import MOST_ITEMS, ItemFeatures
-from model_store.bundles.kept_queries import CalibrationInputs, Kept
+from model_store.bundles.kept_queries import MOST_ITEMS, CalibrationInputs, ItemFeatures, Kept
 from model_store.decision.outliers import averaged_features, averaging
 from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs, VectorInput
 from model_store.errors import ItemNotFound

@@ -24,8 +24,7 @@ from model_store.encoder.contract import Embeddings, Encoder
 from model_store.errors import DatasetError
 from model_store.gallery import Gallery, MaskedRows
 from model_store.gallery.entities import parts_of
-from model_store.pairs import INDEPENDENT, Correlation, correlation_of
-from model_store.predictive import predict
+from model_store.predictive import INDEPENDENT, Correlation, correlation_of, predict
 from model_store.search import N_CANDIDATES, pair_uncertainty
 from model_store.table import Table
 from model_store.truth import SameLabel, Truth, Within, wgs84

@@ -14,7 +14,7 @@ from index_builder.vectors.images import Seen
 from model_store.decision import LabelMeans, OutlierDetector, label_means
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
-from model_store.pairs import correlation_of
+from model_store.predictive import correlation_of
 from model_store.search import N_CANDIDATES
 
 from .detector import MIN_REFERENCES, fit_detector

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from index_builder.certificates.content import SCHEMA_VERSION, Observed, content, open_certified
 from index_builder.output import templates_of
+from model_store.bundles.signatures import is_signature, sign
 from model_store.errors import BundleError, CertificateError
 from model_store.files import json_text
-from model_store.signing import is_signature, sign
 from vouch_search import plots
 
 CERTIFICATE_FILE = "certificate.json"

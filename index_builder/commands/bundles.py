@@ -189,7 +189,7 @@ def absent_share_command(
     Running services use the new share within seconds. `GET /v1/galleries/GALLERY/calibration`
     returns the share that is estimated from the served queries.
     """
-    operator = importlib.import_module("model_store.bundles.operator")
+    operator = importlib.import_module("model_store.bundles.directory")
     if share is not None and reset:
         raise UsageError("A share and --reset were both given. Give one of them.")
     locate_current(directory)
@@ -207,7 +207,7 @@ def acknowledge_command(directory: DirectoryArgument) -> None:
     calibration queries, the alarms return. Then run `vouch-build calibrate` with queries like the
     served queries.
     """
-    operator = importlib.import_module("model_store.bundles.operator")
+    operator = importlib.import_module("model_store.bundles.directory")
     locate_current(directory)
     operator.change_operator(directory, operator.OperatorSettings.acknowledged)
 
@@ -226,7 +226,7 @@ def sign_command(
 ) -> None:
     """Verify and sign a bundle. Services with VOUCH_BUNDLE_KEYS accept only signed bundles."""
     signatures = importlib.import_module("model_store.bundles.signatures")
-    signing = importlib.import_module("model_store.signing")
+    signing = importlib.import_module("model_store.bundles.signatures")
     directory = locate(bundle)
     with working("verifying"):
         manifest = read_manifest(directory)

@@ -277,7 +277,7 @@ def export_command(
 ) -> None:
     """Write all decisions on a gallery, oldest first, including withdrawn decisions."""
     from model_store.feedback import FeedbackLog, require_feedback_file  # noqa: PLC0415 - slow
-    from model_store.feedback.exchange import to_csv, to_jsonl  # noqa: PLC0415
+    from model_store.feedback.decisions import to_csv, to_jsonl  # noqa: PLC0415
 
     write = {".csv": to_csv, ".jsonl": to_jsonl}[_suffix(out)]
     require_feedback_file(kept)
@@ -300,7 +300,7 @@ def import_command(
 ) -> None:
     """Import new decisions from a file; if a line is wrong, no decision is imported."""
     from model_store.feedback import FeedbackLog, require_feedback_file  # noqa: PLC0415 - slow
-    from model_store.feedback.exchange import from_csv, from_jsonl  # noqa: PLC0415
+    from model_store.feedback.decisions import from_csv, from_jsonl  # noqa: PLC0415
 
     read = {".csv": from_csv, ".jsonl": from_jsonl}[_suffix(file)]
     try:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_store.bundles.signatures import Signing
+from model_store.bundles.signatures import Signing, read_public_key
 from model_store.errors import ConfigError, UsageError, VouchError, with_reason
 from model_store.gallery.opening import ACCESS_VARIABLES, DatabaseAccess
 from model_store.machine import ProviderChoice
 from model_store.programs import PREFIX, misspelt_variables
-from model_store.signing import read_public_key
 from model_store.text_values import passwords_in, split_list
 
 if TYPE_CHECKING:

@@ -3,14 +3,13 @@
 ::
 
     manifest      description of a bundle, with digests
-    directory     a directory of bundles, with the files `CURRENT` and `PREVIOUS`
-    operator      the files `OPERATOR` and `SHADOW`: decisions of a gallery's operator
+    directory     a directory of bundles, with the files `CURRENT`, `PREVIOUS`, `OPERATOR` and
+                  `SHADOW`
     publish       makes a bundle from the files of a staging directory
     empty         a new bundle with the encoder of another bundle
     bundle        an opened bundle
-    signatures    signature of a bundle's publisher
-    item_features  features of a sample of a gallery's items
-    kept_queries  the stored queries of a calibration
+    signatures    signature of a bundle's publisher; keys and signatures of Ed25519
+    kept_queries  the stored queries of a calibration, and features of a sample of items
     galleries     a directory of galleries that can be created, renamed and dropped
     changes       location of a live gallery's log
     compaction    merges a bundle and its log into a new bundle

@@ -33,12 +33,15 @@ from pathlib import Path, PurePosixPath
 from model_store.bundles.changes import changes_path, open_live
 from model_store.bundles.directory import (
     CURRENT_FILE,
+    OPERATOR_FILE,
     RESTORING,
+    OperatorSettings,
     activate,
     bundle_directory,
     created_below,
     is_bundle_id,
     locate_current,
+    read_operator,
 )
 from model_store.bundles.galleries import (
     CREATED_ID,
@@ -46,7 +49,6 @@ from model_store.bundles.galleries import (
     GalleryFolder,
 )
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
-from model_store.bundles.operator import OPERATOR_FILE, OperatorSettings, read_operator
 from model_store.bundles.retention import Hold
 from model_store.errors import ArchiveError, BundleNotFound, PointerUnreadable, StorageFull
 from model_store.files import (

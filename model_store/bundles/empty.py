@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model_store.bundles.item_features import ItemFeatures
+from model_store.bundles.kept_queries import ItemFeatures
 from model_store.bundles.manifest import ENCODER_FILE, Manifest
 from model_store.decision.outliers import averaging
 from model_store.decision.staleness import search_settings

@@ -25,10 +25,10 @@ from model_store.decision import Calibration, outcome_of
 from model_store.decision.calibration import FILES, written_at
 from model_store.errors import BundleTampered, VouchError
 from model_store.gallery.files.gallery import LABELS_FILE
-from model_store.gallery.files.row_file import load_rows
 from model_store.installation import DISTRIBUTION
 from model_store.messages import Message, message
 from model_store.records import GalleryOutcome
+from model_store.table import load_rows
 
 _MOST_KEPT = 1024
 """Maximum number of cached summaries. A bundle never changes, so its summary stays valid."""

@@ -50,8 +50,7 @@ from model_store.gallery import (
     write_faiss_parts,
 )
 from model_store.gallery.files.fields import ITEMS_FILE
-from model_store.gallery.files.gallery import GALLERY_FILES
-from model_store.gallery.files.row_file import Variances
+from model_store.gallery.files.gallery import GALLERY_FILES, Variances
 from model_store.gallery.index.build import REPORT_FILE
 from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE
 from model_store.gallery.live.log import SCHEMA_VERSION as LOG_VERSION

@@ -34,7 +34,7 @@ class Assessment:
     Attributes
     ----------
     uncertainty : standard deviation of the similarity to the gallery's nearest item, see
-        `model_store.pairs`. None if the encoder gives no variance, or the gallery is empty.
+        `model_store.predictive`. None if the encoder gives no variance, or the gallery is empty.
     percentile : percentage of calibration queries that are less uncertain.
     level : level of the percentile: low, medium or high.
     displacement : predicted displacement of the embedding because the picture is degraded, see

@@ -101,7 +101,7 @@ class EncoderMetadata:
     input : preprocessing of an upright RGB image, or a description of the input vectors.
     posterior : name of the posterior that gives the variance, for example
         ``laplace_fixed_euclidean``.
-    pair_correlation : coefficients of `model_store.pairs.Correlation`; None if they are not known.
+    pair_correlation : coefficients of `model_store.predictive.Correlation`; None if unknown.
     """
 
     input: EncoderInput

@@ -4,9 +4,8 @@
 
     file       the SQLite file and its tables
     log        pairs of a query and an item, and matches drawn for review
-    decisions  decisions of reviewers, and their agreement
+    decisions  decisions of reviewers, and their agreement; decisions as CSV and JSONL
     answered   answered queries, and those that were drawn at random as evidence
-    exchange   decisions as CSV and JSONL
     cases      queries for review, with their answers
     queue      the review queue: cases with pictures, and leases of cases
 """

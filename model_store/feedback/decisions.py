@@ -1,17 +1,23 @@
-"""Append-only entries: decisions of reviewers on queries, and how far reviewers agree."""
+"""Append-only entries: decisions of reviewers on queries, and how far reviewers agree.
+
+Decisions are exported and imported as CSV for spreadsheets, and as JSONL for programs.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
-from model_store.errors import DecisionNotFound
+from model_store.errors import ConfigError, DecisionNotFound
 from model_store.gallery.protocol import Retry
+from model_store.text_values import from_cell, to_cell
 
 DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
 DECISIONS: tuple[DecisionKind, ...] = get_args(DecisionKind)
@@ -259,3 +265,147 @@ def _outcome(vote: Decided) -> tuple[str, ...]:
         return ("not", str(vote.item_id))
     named = ("item", str(vote.item_id)) if vote.label is None else ("label", vote.label)
     return ("is", *named)
+
+
+CSV_COLUMNS = (
+    "gallery",
+    "bundle",
+    "query_id",
+    "decision",
+    "item_id",
+    "label",
+    "reviewer",
+    "comment",
+    "decided_at",
+    "undone_at",
+    "selection",
+    "draw_probability",
+    "pairs",
+)
+"""Columns of the CSV. Times use RFC 3339. The column ``pairs`` is JSON with the served values of
+each item, see `Pair`."""
+
+_NEEDED = ("gallery", "bundle", "query_id", "decision")
+
+
+def to_jsonl(decided: Iterable[Decided]) -> str:
+    """Return decisions as text, one JSON object per line."""
+    return "".join(json.dumps(_fields(one), ensure_ascii=False) + "\n" for one in decided)
+
+
+def to_csv(decided: Iterable[Decided]) -> str:
+    """Return decisions as CSV with a header; texts that look like formulas are escaped."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for one in decided:
+        fields = _fields(one)
+        cells = {name: to_cell(text) for name, text in fields.items() if isinstance(text, str)}
+        writer.writerow({**fields, **cells, "pairs": json.dumps(fields["pairs"])})
+    return text.getvalue()
+
+
+def from_jsonl(text: str) -> list[Decided]:
+    """Read decisions in the format of `to_jsonl`.
+
+    Raises
+    ------
+    ConfigError : a line is not a decision; the message contains the line number.
+    """
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return [_read(number, _json(number, line)) for number, line in lines]
+
+
+def from_csv(text: str) -> list[Decided]:
+    """Read CSV from `to_csv` or from a spreadsheet.
+
+    Raises
+    ------
+    ConfigError : a line is not a decision; the message contains the line number.
+    """
+    found = []
+    reader = csv.DictReader(io.StringIO(text))
+    names = [name for name in reader.fieldnames or () if name]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"Line 1 has several columns of one name: {twice}. Keep one column for each name."
+        )
+    for row in reader:
+        number = reader.line_num
+        # `csv` puts the extra values of a too long row under None. Spreadsheets may add empty
+        # values.
+        if any(row.pop(None, None) or ()):
+            raise ConfigError(
+                f"Line {number} has more values than the first line has names. Put quotes "
+                "around values that contain commas."
+            )
+        cells = {name: cell for name, cell in row.items() if name}
+        fields: dict[str, Any] = {n: from_cell(one) if one else None for n, one in cells.items()}
+        fields["pairs"] = _json(number, fields.get("pairs") or "[]")
+        found.append(_read(number, fields))
+    return found
+
+
+def _fields(decided: Decided) -> dict[str, Any]:
+    fields = asdict(decided)
+    for name in ("decided_at", "undone_at"):
+        at = fields[name]
+        fields[name] = None if at is None else datetime.fromtimestamp(at, UTC).isoformat()
+    return {name: fields[name] for name in CSV_COLUMNS}
+
+
+def _json(number: int, text: str) -> Any:  # noqa: ANN401 - whatever it holds
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"Line {number} is not JSON: {error}.") from None
+
+
+def _read(number: int, fields: Mapping[str, Any]) -> Decided:
+    if not isinstance(fields, dict):
+        raise ConfigError(f"Line {number} is not a decision, wanted an object with {CSV_COLUMNS}.")
+    missing = [name for name in _NEEDED if not isinstance(fields.get(name), str)]
+    if missing or fields["decision"] not in DECISIONS:
+        raise ConfigError(
+            f"Line {number} is not a decision: wanted texts for {_NEEDED}, and one of {DECISIONS} "
+            f"as the decision, not {fields.get('decision')!r}."
+        )
+    if (selection := fields.get("selection") or "volunteered") not in SELECTIONS:
+        raise ConfigError(f"Line {number}: `selection` is {selection!r}, not of {SELECTIONS}.")
+    unknown = sorted(fields.keys() - {*CSV_COLUMNS})
+    if unknown:
+        raise ConfigError(f"Line {number} has unknown fields {unknown}; known are {CSV_COLUMNS}.")
+    try:
+        pairs = tuple(Pair(**pair) for pair in fields.get("pairs") or ())
+        at, undone_at = (_time(fields.get(name)) for name in ("decided_at", "undone_at"))
+        drawn_with = _probability(fields.get("draw_probability"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"Line {number} cannot be read: {error}.") from None
+    return Decided(
+        gallery=fields["gallery"],
+        bundle=fields["bundle"],
+        query_id=fields["query_id"],
+        decision=fields["decision"],
+        item_id=fields.get("item_id"),
+        label=fields.get("label"),
+        reviewer=fields.get("reviewer"),
+        comment=fields.get("comment"),
+        pairs=pairs,
+        decided_at=moment() if at is None else at,
+        undone_at=undone_at,
+        selection=selection,
+        draw_probability=drawn_with,
+    )
+
+
+def _probability(value: str | float | None) -> float | None:
+    if value is None:
+        return None
+    probability = float(value)
+    if not 0 < probability <= 1:
+        raise ValueError(f"`draw_probability` is {probability}; give a number above 0, at most 1")
+    return probability
+
+
+def _time(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()

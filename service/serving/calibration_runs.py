@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import current_id
-from model_store.bundles.item_features import ITEM_FEATURES_FILE
+from model_store.bundles.kept_queries import ITEM_FEATURES_FILE
 from model_store.errors import VouchError, WriteRefused
 from model_store.files import lock_between_processes, replacing
 from model_store.gallery import LiveGallery

@@ -14,13 +14,13 @@ from functools import cached_property, partial
 from typing import TypeVar
 
 from model_store.bundles.bundle import Bundle
-from model_store.bundles.manifest import BundleFiles
-from model_store.bundles.operator import (
+from model_store.bundles.directory import (
     OperatorSettings,
     change_operator,
     operator_mark,
     read_operator,
 )
+from model_store.bundles.manifest import BundleFiles
 from model_store.bundles.signatures import secret_of
 from model_store.decision import outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind, VectorInput

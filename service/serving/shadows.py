@@ -10,7 +10,7 @@ from typing import Final
 
 from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
-from model_store.bundles.operator import ShadowTerms, read_shadow, write_shadow
+from model_store.bundles.directory import ShadowTerms, read_shadow, write_shadow
 from model_store.errors import (
     ActivationRefused,
     PointerUnreadable,

@@ -20,7 +20,7 @@ import numpy as np
 
 from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
-from model_store.bundles.operator import OperatorSettings
+from model_store.bundles.directory import OperatorSettings
 from model_store.curation import COPY
 from model_store.decision import (
     Calibration,

@@ -53,8 +53,7 @@ from model_store.gallery.index.build import BLOCK_ROWS
 from model_store.gallery.index.plan import DEFAULT_SETTINGS
 from model_store.gallery.index.search import INDEX_FILE
 from model_store.gallery.protocol import AT_ONCE, Part
-from model_store.pairs import Noise
-from model_store.predictive import Predictive, predict
+from model_store.predictive import Noise, Predictive, predict
 from model_store.search import N_CANDIDATES, Neighbours, two_stage_search
 from model_store.sphere import base_noise
 from tests.benchmarks.measured import record_figures

@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 
 from model_store.bundles.directory import activate, locate
 from model_store.bundles.manifest import SIGNATURE_FILE, read_manifest
-from model_store.signing import new_key
+from model_store.bundles.signatures import new_key
 from tests.end_to_end.processes import Service
 from tests.support.build_command import vouch_build
 

@@ -8,8 +8,13 @@ from pathlib import Path
 
 from model_store.bundles.directory import activate, locate
 from model_store.bundles.manifest import read_manifest
-from model_store.bundles.signatures import require_signature, write_signature
-from model_store.signing import new_key, read_private_key, read_public_key
+from model_store.bundles.signatures import (
+    new_key,
+    read_private_key,
+    read_public_key,
+    require_signature,
+    write_signature,
+)
 from tests.end_to_end.forked import completed
 from tests.end_to_end.processes import Service, environment
 from tests.end_to_end.questions import picture

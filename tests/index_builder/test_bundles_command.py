@@ -16,12 +16,11 @@ from typer.testing import CliRunner, Result
 from index_builder.commands.app import app
 from index_builder.configuration.environment import READ_VARIABLES, signing
 from model_store.bundles.compaction import Compaction
-from model_store.bundles.directory import CURRENT_FILE, activate, current_id, locate
+from model_store.bundles.directory import CURRENT_FILE, activate, current_id, locate, read_operator
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, read_manifest
-from model_store.bundles.operator import read_operator
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import prune
-from model_store.bundles.signatures import require_signature
+from model_store.bundles.signatures import new_key, read_public_key, require_signature
 from model_store.decision import Calibration, outcome_of
 from model_store.decision.outcome import percent
 from model_store.errors import (
@@ -33,7 +32,6 @@ from model_store.errors import (
     VouchError,
     WriteRefused,
 )
-from model_store.signing import new_key, read_public_key
 from service.settings import Settings
 from tests.support.kept_worlds import calibrated
 from tests.support.live_bundles import opened, upsert

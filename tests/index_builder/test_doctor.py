@@ -19,10 +19,9 @@ from model_store.bundles.changes import changes_path, open_live
 from model_store.bundles.directory import CURRENT_FILE, activate
 from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.manifest import ENCODER_FILE, read_manifest
-from model_store.bundles.signatures import write_signature
+from model_store.bundles.signatures import new_key, read_private_key, write_signature
 from model_store.decision import Calibration, outcome_of
 from model_store.gallery import Delete
-from model_store.signing import new_key, read_private_key
 from service.decoding.pool import DecoderPool
 from service.decoding.sandbox import PARTS
 from tests.support.bundle_copies import copied

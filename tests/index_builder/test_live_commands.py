@@ -14,9 +14,14 @@ from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id, locate
 from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.manifest import read_manifest
-from model_store.bundles.signatures import require_signature, write_signature
+from model_store.bundles.signatures import (
+    new_key,
+    read_private_key,
+    read_public_key,
+    require_signature,
+    write_signature,
+)
 from model_store.errors import ItemNotFound, UsageError, WriteRefused
-from model_store.signing import new_key, read_private_key, read_public_key
 from tests.support.build_command import vouch_build
 from tests.support.bundle_copies import copied
 from tests.support.spoilt_encoders import spoil

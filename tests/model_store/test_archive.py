@@ -28,10 +28,16 @@ from model_store.bundles.backup import (
 )
 from model_store.bundles.changes import changes_path
 from model_store.bundles.compaction import Compaction
-from model_store.bundles.directory import CURRENT_FILE, current_id, locate
+from model_store.bundles.directory import (
+    CURRENT_FILE,
+    OPERATOR_FILE,
+    change_operator,
+    current_id,
+    locate,
+    read_operator,
+)
 from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.manifest import read_manifest
-from model_store.bundles.operator import OPERATOR_FILE, change_operator, read_operator
 from model_store.bundles.retention import Hold, remove_leftovers
 from model_store.errors import ArchiveError, BundleTampered, VouchError, WriteRefused
 from model_store.gallery import (

@@ -12,21 +12,19 @@ import pytest
 from model_store.bundles.directory import (
     CURRENT_FILE,
     GALLERY_NAME,
-    activate,
-    current_id,
-    is_bundle_id,
-    previous_id,
-    require_current,
-)
-from model_store.bundles.manifest import BundleFiles, Manifest, describe_file
-from model_store.bundles.operator import (
     OPERATOR_FILE,
     SHADOW_FILE,
     OperatorSettings,
     ShadowTerms,
+    activate,
+    current_id,
+    is_bundle_id,
+    previous_id,
     read_operator,
     read_shadow,
+    require_current,
 )
+from model_store.bundles.manifest import BundleFiles, Manifest, describe_file
 from model_store.errors import BundleNotFound, ConfigError, GallerySuperseded, PointerUnreadable
 
 ID, NEXT = "0" * 15 + "9", "0" * 15 + "a"

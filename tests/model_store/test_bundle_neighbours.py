@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_store.bundles import compaction, item_features, upgrade
+from model_store.bundles import compaction, kept_queries, upgrade
 from model_store.bundles import manifest as manifests
 from model_store.bundles.backup import BUNDLE_FOLDER, LOG_FILE, SUMMARY_FILE, _wanted
 from model_store.bundles.changes import open_live
 from model_store.bundles.directory import locate
 from model_store.bundles.empty import ENCODER_FILES
-from model_store.bundles.item_features import ItemFeatures
+from model_store.bundles.kept_queries import ItemFeatures
 from model_store.bundles.manifest import (
     MANIFEST_FILE,
     SIGNATURE_FILE,
@@ -283,7 +283,7 @@ def test_updated_sample_draws_its_share_of_added_items() -> None:
 
 def test_thinned_sample_keeps_whole_groups_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     n = 400
-    monkeypatch.setattr(item_features, "MOST_ITEMS", 100)
+    monkeypatch.setattr(kept_queries, "MOST_ITEMS", 100)
     items = sample([f"item-{i}" for i in range(n)], [f"group-{i // 2}" for i in range(n)], 0.5)
     thinned = items.thinned()
     assert 60 <= len(thinned) <= 140

@@ -11,7 +11,7 @@ import pytest
 
 from model_store.errors import ConfigError, DecisionNotFound, KeyReused
 from model_store.feedback import AnsweredQueries, AnsweredQuery, Decided, FeedbackLog, Pair
-from model_store.feedback.exchange import from_csv, from_jsonl, to_csv, to_jsonl
+from model_store.feedback.decisions import from_csv, from_jsonl, to_csv, to_jsonl
 from model_store.gallery.protocol import Retry
 from model_store.table import HalfRows
 

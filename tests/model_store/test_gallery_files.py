@@ -22,8 +22,8 @@ from model_store.gallery import (
     opening,
     write_faiss_gallery,
 )
+from model_store.gallery.files.gallery import NORMS_FILE, Variances, VarianceWriter
 from model_store.gallery.files.items import Previews, PreviewsWriter
-from model_store.gallery.files.row_file import NORMS_FILE, Variances, VarianceWriter
 from model_store.gallery.milvus import gallery as milvus_gallery
 from model_store.gallery.milvus.collection import MILVUS_FILE, MilvusAccess, MilvusDescription
 from model_store.gallery.milvus.gallery import MilvusGallery

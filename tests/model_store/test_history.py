@@ -16,10 +16,9 @@ from model_store.bundles.directory import bundle_ids, current_id, locate
 from model_store.bundles.history import BundleSummary, bundle_history
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.publish import publish
-from model_store.bundles.signatures import write_signature
+from model_store.bundles.signatures import new_key, read_private_key, write_signature
 from model_store.decision import Calibration, outcome_of
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
-from model_store.signing import new_key, read_private_key
 from tests.laws.gallery_laws import new_items, random_embeddings
 from tests.support.kept_worlds import ITEMS, OF_ITEMS, calibrated
 from tests.support.live_bundles import DIM, published

@@ -28,7 +28,7 @@ from model_store.gallery import (
     Thumbnail,
     write_faiss_gallery,
 )
-from model_store.gallery.files.row_file import HALF_ROUNDING
+from model_store.gallery.files.gallery import HALF_ROUNDING
 from model_store.gallery.index import build
 from model_store.gallery.index import build as index_build
 from model_store.gallery.index import search as index_search

@@ -15,8 +15,7 @@ from model_store.bundles.bundle import open_bundle
 from model_store.decision import Calibration
 from model_store.errors import OrderUnavailable
 from model_store.gallery import read_filter
-from model_store.pairs import Noise, correlation_of
-from model_store.predictive import Predictive
+from model_store.predictive import Noise, Predictive, correlation_of
 from model_store.retriever import Retriever
 from model_store.search import N_CANDIDATES, Diversity, pairs_of
 

@@ -8,8 +8,15 @@ from numpy.typing import NDArray
 
 from model_store.encoder.contract import EncoderMetadata
 from model_store.images import Preprocessing
-from model_store.pairs import AS_SIMILAR, INDEPENDENT, Correlation, Noise, Pairs, correlation_of
-from model_store.predictive import Predictive
+from model_store.predictive import (
+    AS_SIMILAR,
+    INDEPENDENT,
+    Correlation,
+    Noise,
+    Pairs,
+    Predictive,
+    correlation_of,
+)
 from model_store.search import rank_stability
 from model_store.sphere import unit_direction
 

@@ -25,7 +25,7 @@ from model_store.feedback import (
     Picture,
     ReviewQueue,
 )
-from model_store.feedback.exchange import from_csv, from_jsonl, to_csv, to_jsonl
+from model_store.feedback.decisions import from_csv, from_jsonl, to_csv, to_jsonl
 from model_store.feedback.queue import RANDOM_TURN
 from model_store.table import HalfRows
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from model_store import table
 from model_store.gallery import IndexSettings
-from model_store.gallery.files import row_file
-from model_store.gallery.files.row_file import RowFile, load_bytes, load_rows
 from model_store.gallery.index import build
 from model_store.gallery.index.build import build_index, rows_at
 from model_store.gallery.index.plan import IndexKind, plan_index
+from model_store.table import RowFile, load_bytes, load_rows
 
 N, DIM = 3_000, 16
 
@@ -218,7 +218,7 @@ def test_a_file_is_read_or_mapped_by_its_size(
 ) -> None:
     path = tmp_path / "rows.npy"
     np.save(path, directions(20))
-    monkeypatch.setattr(row_file, "READ_BYTES", path.stat().st_size - larger_by)
+    monkeypatch.setattr(table, "READ_BYTES", path.stat().st_size - larger_by)
     rows, content = load_rows(path), load_bytes(path)
     np.testing.assert_array_equal(rows, directions(20))
     assert content.tobytes() == path.read_bytes()

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from model_store.gallery import FaissGallery, MaskedRows, write_faiss_gallery
 from model_store.gaussian import DiagonalGaussian, probability_ranks_above
-from model_store.pairs import AS_SIMILAR, INDEPENDENT, Noise, Pairs
-from model_store.predictive import Predictive
+from model_store.predictive import AS_SIMILAR, INDEPENDENT, Noise, Pairs, Predictive
 from model_store.search import (
     N_CANDIDATES,
     Diversity,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.bundles.operator import SHADOW_FILE, ShadowTerms, read_shadow, write_shadow
+from model_store.bundles.directory import SHADOW_FILE, ShadowTerms, read_shadow, write_shadow
 from model_store.files import replacing
 
 
@@ -26,7 +26,7 @@ def test_two_who_write_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.Mo
             with suppress(threading.BrokenBarrierError):
                 both.wait(0.3)
 
-    monkeypatch.setattr("model_store.bundles.operator.replacing", slowly)
+    monkeypatch.setattr("model_store.bundles.directory.replacing", slowly)
     terms = [ShadowTerms("0" * 16, share) for share in (0.25, 0.5)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(partial(write_shadow, tmp_path), terms))

@@ -15,10 +15,16 @@ from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import SIGNATURE_FILE, Manifest, read_manifest
 from model_store.bundles.publish import publish
-from model_store.bundles.signatures import Signing, require_signature, write_signature
+from model_store.bundles.signatures import (
+    Signing,
+    new_key,
+    read_private_key,
+    read_public_key,
+    require_signature,
+    write_signature,
+)
 from model_store.errors import BundleUntrusted, SigningKeyError, WriteRefused
 from model_store.gallery import NewItem, Thumbnail
-from model_store.signing import new_key, read_private_key, read_public_key
 from tests.laws.gallery_laws import random_embeddings
 from tests.support.live_bundles import DIM, opened, published, upsert
 

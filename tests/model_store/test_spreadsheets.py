@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.feedback.decisions import Decided
-from model_store.feedback.exchange import from_csv, to_csv
+from model_store.feedback.decisions import Decided, from_csv, to_csv
 from model_store.text_values import FORMULA, from_cell, to_cell
 
 BEGINNINGS = "=+-@\t\r\n＝＋－＠"

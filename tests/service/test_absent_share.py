@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from index_builder.datasets.small_images import digits
 from model_store.bundles.bundle import Bundle
-from model_store.bundles.operator import OperatorSettings
+from model_store.bundles.directory import OperatorSettings
 from model_store.decision import Absence, Assessment, Calibration, Decision, Verdict
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.retriever import Retriever

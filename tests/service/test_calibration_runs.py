@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from model_store.bundles.directory import CURRENT_FILE
-from model_store.bundles.item_features import ITEM_FEATURES_FILE
+from model_store.bundles.kept_queries import ITEM_FEATURES_FILE
 from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.errors import NotReady, WriteRefused
 from model_store.files import lock_between_processes

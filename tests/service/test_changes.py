@@ -22,12 +22,17 @@ import vouch_search
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id, locate
 from model_store.bundles.manifest import Manifest, read_manifest
-from model_store.bundles.signatures import require_signature, write_signature
+from model_store.bundles.signatures import (
+    new_key,
+    read_private_key,
+    read_public_key,
+    require_signature,
+    write_signature,
+)
 from model_store.gallery import ChangesFile, Delete
 from model_store.gallery.files.items import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
 from model_store.items import MAX_ID_LENGTH, MAX_METADATA_BYTES
-from model_store.signing import new_key, read_private_key, read_public_key
 from model_store.sqlite import commit
 from service.schemas.items import BatchOptions, UploadOptions
 from tests.end_to_end.keys import KeysFile

@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
-from model_store.bundles.operator import (
+from model_store.bundles.directory import (
     OPERATOR_FILE,
     OperatorSettings,
     change_operator,

@@ -29,7 +29,12 @@ from model_store.bundles.changes import open_live
 from model_store.bundles.directory import activate, current_id, previous_id
 from model_store.bundles.galleries import GalleryEntry
 from model_store.bundles.manifest import ENCODER_FILE, read_manifest
-from model_store.bundles.signatures import write_signature
+from model_store.bundles.signatures import (
+    new_key,
+    read_private_key,
+    read_public_key,
+    write_signature,
+)
 from model_store.encoder.contract import Embeddings
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import (
@@ -45,7 +50,6 @@ from model_store.errors import (
 )
 from model_store.gallery import Delete, NewItem, Thumbnail, Upsert, Vector
 from model_store.images import ImageLimits
-from model_store.signing import new_key, read_private_key, read_public_key
 from service.decoding.decoder import ThreadDecoder
 from service.encoding.cache import ProcessCache
 from service.fair_share import FairShare

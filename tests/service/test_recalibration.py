@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from model_store.bundles.item_features import ITEM_FEATURES_FILE
+from model_store.bundles.kept_queries import ITEM_FEATURES_FILE
 from model_store.bundles.signatures import Signing
 from model_store.gallery import LiveGallery
 from service.serving.builder import CalibrateCommand, installed_command

@@ -17,8 +17,7 @@ from scipy.stats import binomtest
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
-from model_store.bundles.directory import activate
-from model_store.bundles.operator import SHADOW_FILE, ShadowTerms
+from model_store.bundles.directory import SHADOW_FILE, ShadowTerms, activate
 from model_store.errors import ActivationRefused
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
 from service.fair_share import FairShare

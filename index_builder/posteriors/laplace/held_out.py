@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from index_builder.arrays import Array, affine, to_numpy, unit
 from index_builder.metrics import auroc
 from index_builder.posteriors.laplace.fit import PriorSearch
-from model_store.pairs import Correlation
+from model_store.predictive import Correlation
 
 from .fit import LaplaceFit, LaplacePosterior
 from .kronecker import KroneckerCurvature
@@ -391,7 +391,7 @@ class _Asked:
 
 
 def correlated_pairs(posterior: KroneckerPosterior, queries: Vectors, items: Vectors) -> Vectors:
-    """Return s, s / √(t_q t_i) and r of pairs, (P, 3); see `model_store.pairs.Correlation`.
+    """Return s, s / √(t_q t_i) and r of pairs, (P, 3); see `model_store.predictive.Correlation`.
 
     The total variances t are divided by the typical total variance of the items, so pairs of
     several posteriors can be compared.
@@ -437,7 +437,7 @@ def total_variances(posterior: KroneckerPosterior, features: Vectors) -> Floats:
 def pair_std(
     queries: Vectors, variances: Vectors, items: Vectors, totals: Vectors, similarities: Vectors
 ) -> Vectors:
-    """Return `model_store.pairs.Pairs.first_order` (Q,) of Q pairs; the similarity is used as r.
+    """Return `model_store.predictive.Pairs.first_order` (Q,) of Q pairs; r is the similarity.
 
     Parameters
     ----------

@@ -2,8 +2,7 @@
 
 ::
 
-    gallery      search of the gallery
+    gallery      search of the gallery, and the variances of its items
     items        ids, labels, metadata and thumbnails in SQLite
     fields       memory-mapped indexes of the fields in filters
-    row_file     arrays of rows, written in parts
 """

@@ -29,20 +29,15 @@ from model_store.gallery.protocol import (
 )
 from model_store.records import Facet
 from model_store.sphere import unit_direction
+from model_store.table import RowFile, load_rows
 
 from .fields import COLUMNS_FILE, FIELDS_FILE, ITEMS_FILE, write_fields
 from .items import PREVIEWS_FILE, Items, ItemsWriter, Previews, PreviewsWriter
-from .row_file import (
-    NORMS_FILE,
-    SCALES_FILE,
-    VARIANCES_FILE,
-    RowFile,
-    Variances,
-    VarianceWriter,
-    load_rows,
-)
 
 LABELS_FILE = "labels.npy"
+NORMS_FILE = "norms.npy"
+VARIANCES_FILE = "variances.npy"
+SCALES_FILE = "variance_scales.npy"
 GALLERY_FILES = (
     INDEX_FILE,
     REPORT_FILE,
@@ -57,6 +52,11 @@ GALLERY_FILES = (
     PREVIEWS_FILE,
 )
 """Names of all files that a gallery can have; some files are optional."""
+
+HALF_ROUNDING = 2.0**-11
+"""Maximum relative rounding error of a variance in float16. This maximum is valid if the variance
+is at least 2⁻¹³ times the item's largest variance. If the variance is smaller, its absolute error
+is at most 2⁻²⁴ times the largest variance."""
 
 
 class FaissGallery:
@@ -307,3 +307,74 @@ def _write_index(directory: Path, plan: IndexPlan, settings: IndexSettings) -> I
     faiss.write_index(index, str(directory / INDEX_FILE))
     report.save(directory)
     return report
+
+
+class VarianceWriter(ExitStack):
+    """A context manager that writes the variances of a gallery's items, part by part.
+
+    With ``half``, an item's variances are divided by the squared norm and by a power of two, and
+    stored in float16 (see `HALF_ROUNDING`). The power of two is chosen for each item so that the
+    item's largest stored variance is between ½ and 1. Without ``half``, variances are stored
+    unchanged in float32.
+
+    Parameters
+    ----------
+    n_items, dim : N and D of the whole gallery.
+    """
+
+    def __init__(self, directory: Path, n_items: int, dim: int, *, half: bool) -> None:
+        super().__init__()
+        dtype = np.float16 if half else np.float32
+        variances = RowFile(directory / VARIANCES_FILE, n_items, dim, dtype=dtype)
+        self._variances = self.enter_context(variances)
+        self._scales: RowFile | None = None
+        if half:
+            scales = RowFile(directory / SCALES_FILE, n_items, dtype=np.float32)
+            self._scales = self.enter_context(scales)
+
+    def add(self, norms: NDArray[np.float32], variances: NDArray[np.float32]) -> None:
+        """Write the variances (n, D) of n items; ``norms`` (n,) are the norms of their means."""
+        if self._scales is None:
+            self._variances.add(variances)
+            return
+        relative = variances / norms[:, None] ** 2
+        largest = np.maximum(relative.max(axis=1), np.finfo(np.float32).tiny)
+        scales = np.exp2(np.ceil(np.log2(largest)))
+        self._scales.add(scales)
+        self._variances.add(relative / scales[:, None])
+
+
+class Variances:
+    """Reads the files that `VarianceWriter` wrote; large files are memory-mapped."""
+
+    def __init__(self, directory: Path) -> None:
+        self._norms = load_rows(directory / NORMS_FILE)
+        self._stored = load_rows(directory / VARIANCES_FILE)
+        half = self._stored.dtype == np.float16
+        self._scales = load_rows(directory / SCALES_FILE) if half else None
+
+    def lengths(self) -> dict[str, int]:
+        """Return the number of items in each file, by file name."""
+        files = {NORMS_FILE: self._norms, VARIANCES_FILE: self._stored, SCALES_FILE: self._scales}
+        return {name: len(file) for name, file in files.items() if file is not None}
+
+    def norms(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the norms ‖m‖ (...) of the means."""
+        return np.asarray(self._norms[rows])
+
+    def relative(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return each variance, divided by the item's squared norm: v / ‖m‖², (..., D)."""
+        if self._scales is None:
+            whole: NDArray[np.float32] = self._stored[rows] / self._norms[rows][..., None] ** 2
+            return whole
+        scaled: NDArray[np.float32] = self._stored[rows] * self._scales[rows][..., None]
+        return scaled
+
+    def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return each total variance, divided by the item's squared norm: Σ_d v_d / ‖m‖², (...)."""
+        if self._scales is None:
+            total: NDArray[np.float32] = self._stored[rows].sum(-1) / self._norms[rows] ** 2
+            return total
+        sums: NDArray[np.float32] = self._stored[rows].sum(-1, dtype=np.float32)
+        scaled: NDArray[np.float32] = sums * self._scales[rows]
+        return scaled

@@ -14,8 +14,8 @@ from urllib.parse import quote
 from fastapi import Depends, Query, Request, Response
 
 from model_store.bundles.bundle import Bundle
+from model_store.bundles.directory import OperatorSettings
 from model_store.bundles.galleries import gallery_not_found
-from model_store.bundles.operator import OperatorSettings
 from model_store.decision import Calibration, MatchThreshold, estimate_error
 from model_store.decision.calibration import DEFAULT_ABSENT, written_at
 from model_store.encoder.contract import QueryKind

@@ -9,7 +9,7 @@ from fastapi import Depends
 
 from model_store.answers import CONFIDENCE, ComparedAnswers, Said
 from model_store.bundles.bundle import Bundle
-from model_store.bundles.operator import ShadowTerms
+from model_store.bundles.directory import ShadowTerms
 from model_store.decision.operating import exact_interval
 from model_store.errors import (
     ActivationRefused,

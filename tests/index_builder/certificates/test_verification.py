@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from index_builder.certificates.verification import read_certificate, write_certificate
+from model_store.bundles.signatures import read_private_key
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
-from model_store.signing import read_private_key
 from tests.support.bundle_copies import flip_a_byte
 from tests.support.certified_bundles import (
     EVIDENCE,

@@ -19,7 +19,7 @@ import yaml
 from index_builder.exchange.places import model_card
 from model_store.bundles.directory import bundle_ids, current_id, locate
 from model_store.bundles.manifest import MANIFEST_FILE, file_names, read_manifest
-from model_store.signing import new_key
+from model_store.bundles.signatures import new_key
 from tests.index_builder.exchange.conftest import Elsewhere
 from tests.support.hub_server import Hub
 from tests.support.s3_server import SECRET, S3Server

@@ -13,8 +13,7 @@ from PIL import Image
 from index_builder.indexing.recalibrate import first_calibration_of, recalibrate_bundle
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import current_id
-from model_store.bundles.item_features import ItemFeatures
-from model_store.bundles.kept_queries import CalibrationInputs
+from model_store.bundles.kept_queries import CalibrationInputs, ItemFeatures
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.decision.outliers import averaging

@@ -22,11 +22,11 @@ from index_builder.indexing.bundle_evidence import OpenedEvidence, _keep
 from index_builder.indexing.recalibrate import calibration_of
 from model_store.bundles.compaction import RENAMED_LABELS
 from model_store.bundles.directory import current_id
-from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.kept_queries import (
     BUILD_QUERIES_FILE,
     KEPT_QUERIES_FILE,
     CalibrationInputs,
+    ItemFeatures,
 )
 from model_store.bundles.manifest import read_manifest
 from model_store.decision import SIZE_CLASSES, Hierarchy, Recalibration

@@ -29,7 +29,7 @@ from index_builder.posteriors.laplace.held_out import (
     validate,
 )
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
-from model_store.pairs import Pairs
+from model_store.predictive import Pairs
 from model_store.sphere import unit_direction
 from tests.support.narrowing import instance_of, not_none
 

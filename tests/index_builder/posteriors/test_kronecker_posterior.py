@@ -10,8 +10,7 @@ from torch import Tensor
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.stored import load_posterior
 from model_store.encoder.contract import Embeddings
-from model_store.pairs import Pairs
-from model_store.predictive import predict
+from model_store.predictive import Pairs, predict
 
 
 def tensors(rank: int) -> dict[str, Tensor]:
