@@ -26,7 +26,7 @@ from model_store.gallery.opening import DatabaseAccess
 from model_store.gallery.postgres.database import PostgresAccess
 from model_store.gallery.postgres.database import check_address as check_postgres
 from model_store.images import ImageLimits
-from model_store.images.budget import DecodingBudget
+from model_store.images.decode import DecodingBudget
 from model_store.installation import how_to_install
 from model_store.machine import ProviderChoice
 from model_store.programs import PREFIX

@@ -35,7 +35,7 @@ from model_store.encoder.onnx import OnnxEncoder, choose_provider
 from model_store.errors import SourceUnavailable, TooManyBadImages
 from model_store.gallery import Thumbnail
 from model_store.images import ImageLimits, Preprocessing
-from model_store.images.budget import DecodingBudget
+from model_store.images.decode import DecodingBudget
 from model_store.machine import OF_INDEXING, PROVIDERS, ProviderChoice, tune_malloc
 
 from .blocks import Block, Failure, PreparedBlock, Tolerance

@@ -36,7 +36,7 @@ from model_store.images import (
     encode_preview,
     encode_thumbnail,
 )
-from model_store.images.budget import DecodingBudget, spending
+from model_store.images.decode import DecodingBudget, spending
 
 Prepare = Callable[[Block], PreparedBlock]
 """A function that reads, decodes and resizes the images of a block."""

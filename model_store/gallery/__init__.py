@@ -14,9 +14,8 @@ filter, and `Gallery.matching` returns the rows that pass it.
     index       FAISS indexes
     live        an embedded gallery with a log of changes
     filters     the language of filters
-    availability  whether a database answers
-    description  a bundle's description of a gallery in a database
-    sessions    limits and errors of PostgreSQL, for galleries and logs
+    remote      the availability of a database, sessions of PostgreSQL, and a bundle's
+                description of a gallery in a database
     entities    what the galleries in databases have in common
     content     the name of a gallery in a database, and the recall of its index
     postgres    the engine for several machines: PostgreSQL with pgvector
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
         write_faiss_gallery,
         write_faiss_parts,
     )
-    from model_store.gallery.index.allowed import Allowed, MaskedRows
     from model_store.gallery.index.build import IndexReport
+    from model_store.gallery.index.search import Allowed, MaskedRows
     from model_store.gallery.live.gallery import LiveGallery
     from model_store.gallery.live.log import ChangesFile
     from model_store.gallery.live.snapshot import GallerySnapshot

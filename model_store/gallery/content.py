@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
-from model_store.gallery.description import Description
 from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.index.build import FETCHED, N_NEIGHBOURS, share_found, tenth_similarity
 from model_store.gallery.index.plan import IndexSettings
 from model_store.gallery.protocol import Gallery, Part
+from model_store.gallery.remote import Description
 from model_store.sphere import unit_direction
 
 _N_QUERIES = 100

@@ -1,11 +1,11 @@
 """Bytes to pixels: the one decoder that builder and service share.
 
 With two decoders, training and service would see different pixels. So all steps from an image file
-to the encoder's input are here: `decode` (accepted formats and limits), `containers` (facts about a
-file before decoding), `tiff` (kinds of TIFF that Pillow misreads), `depth` (samples of more than
-eight bits), `colours` (conversion to RGB, from the colour space that the file states), and `resize`
-(to the encoder's input, thumbnails and previews). `budget` limits the cost of decoding one image,
-and `quality` measures whether a picture is good enough.
+to the encoder's input are here: `decode` (accepted formats, and limits on content and cost),
+`containers` (facts about a file before decoding), `tiff` (kinds of TIFF that Pillow misreads, and
+samples of more than eight bits), `colours` (conversion to RGB, from the colour space that the file
+states), and `resize` (to the encoder's input, thumbnails and previews). `quality` measures whether
+a picture is good enough.
 """
 
 from model_store.images.containers import content_of, format_of

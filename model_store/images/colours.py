@@ -19,8 +19,7 @@ from PIL import Image, ImageCms
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from .depth import Scale, extremes, scale_of
-from .tiff import COLOUR_TAGS
+from model_store.images.tiff import COLOUR_TAGS, Scale, extremes, scale_of
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """A function that converts the values of a channel (0 to 1) to linear light; 1 is paper white."""

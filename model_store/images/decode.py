@@ -1,10 +1,19 @@
-"""Decodes the bytes of an image, and defines the accepted formats and limits."""
+"""Decodes the bytes of an image; defines the accepted formats, and limits on content and cost.
+
+In a separate process, the kernel enforces the limits on the cost.
+"""
 
 from __future__ import annotations
 
 import io
+import os
 import re
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import sha256
 
 import numpy as np
@@ -98,6 +107,24 @@ class ImageLimits:
     max_bytes: int = 20 * 2**20
     max_pixels: int = 40_000_000
     max_frames: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingBudget:
+    """The limits on the cost of decoding one image.
+
+    Attributes
+    ----------
+    cpu_s : seconds of CPU time. A limit on wall-clock time would depend on other processes of the
+        machine.
+    memory_bytes : maximum additional bytes, beyond the mapped memory of an idle decoder.
+    clock_s : seconds of wall-clock time; only a decoder that is stopped or gets no CPU exceeds this
+        limit.
+    """
+
+    cpu_s: float = 5.0
+    memory_bytes: int = 2**30
+    clock_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,3 +473,48 @@ def _corrupt(data: bytes, error: Exception) -> ImageError:
         f"The {format_of(data)} image is damaged or truncated and cannot be decoded. "
         "Use a complete file."
     )
+
+
+@contextmanager
+def spending(budget: DecodingBudget) -> Iterator[None]:
+    """Limit the cost of a block.
+
+    If the block needs too much memory, `MemoryError` is raised. If the block uses too much CPU
+    time, the process ends. The kernel measures the CPU time, and ends the process with SIGPROF. A
+    parser cannot prevent this.
+    """
+    signal.setitimer(signal.ITIMER_PROF, budget.cpu_s)
+    _limit_memory(budget.memory_bytes)
+    try:
+        yield
+    finally:
+        _limit_memory(None)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit_memory(spare_bytes: int | None) -> None:
+    """Limit the additional memory that this process can map; None removes the limit.
+
+    Only Linux reports mapped memory. On other systems, only the limits on bytes and pixels apply.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if spare_bytes is None:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    elif (mapped := _mapped()) is not None:
+        pages = int(os.pread(mapped, 100, 0).split()[0])
+        soft = pages * resource.getpagesize() + spare_bytes
+        if hard != resource.RLIM_INFINITY:
+            soft = min(soft, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@lru_cache(maxsize=1)
+def _mapped() -> int | None:
+    """Open the Linux file that reports this process's mapped memory; None on other systems.
+
+    The file stays open, because the decoding process may have no permission to open files.
+    """
+    try:
+        return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

@@ -25,7 +25,7 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter, Val
 from model_store.errors import CorruptImage, ImageError, ImageTooCostly
 from model_store.gallery import Thumbnail
 from model_store.images import ImageLimits, Preprocessing, check_size
-from model_store.images.budget import DecodingBudget
+from model_store.images.decode import DecodingBudget
 from model_store.images.quality import MEASURES
 from model_store.machine import malloc_environment
 from service.fair_share import FairShare

@@ -35,7 +35,7 @@ from model_store.images import (
     encode_preview,
     encode_thumbnail,
 )
-from model_store.images.budget import DecodingBudget, spending
+from model_store.images.decode import DecodingBudget, spending
 from model_store.images.quality import quality_measures
 from service.decoding import sandbox
 from service.processes.shared_pixels import SharedPixels

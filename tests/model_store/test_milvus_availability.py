@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from model_store.errors import GalleryUnavailable
-from model_store.gallery import availability
+from model_store.gallery import remote
 from model_store.gallery.milvus import collection
 from model_store.gallery.milvus.collection import Collection, MilvusAccess
 from tests.support.waiting import TIMEOUT_S, wait_until
@@ -78,7 +78,7 @@ def server() -> Iterator[Server]:
 def reached(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collection]:
     module = SimpleNamespace(MilvusClient=Client, MilvusException=MilvusException)
     monkeypatch.setattr(collection, "_pymilvus", lambda: module)
-    monkeypatch.setattr(availability, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(remote, "LOOK_EVERY_S", 0.02)
     made = Collection("shoes", MilvusAccess(f"http://127.0.0.1:{server.port}"))
     yield made
     made.close()
@@ -121,7 +121,7 @@ def test_call_beside_a_late_one_looks_whether_milvus_is_there(
     server: Server, reached: Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timeout of the first call is still to come."""
-    monkeypatch.setattr(availability, "SLOW_S", 0.0)
+    monkeypatch.setattr(remote, "SLOW_S", 0.0)
     server.stop()
     first = threading.Thread(target=lambda: seconds_of(lambda: reached.ask("query")))
     Client.asked.clear()
@@ -135,7 +135,7 @@ def test_calls_to_a_milvus_that_hangs_fail_at_once_after_the_first(
     reached: Collection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its port takes connections, and nothing answers."""
-    monkeypatch.setattr(availability, "SLOW_S", 0.2)
+    monkeypatch.setattr(remote, "SLOW_S", 0.2)
     assert reached.ask("query") == "answer"
     Client.hangs.set()
     assert seconds_of(lambda: reached.ask("query")) >= 0.3
@@ -157,7 +157,7 @@ def test_failed_call_to_a_milvus_that_is_there_leaves_others_alone(
     reached: Collection, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was slow, or refused this call."""
-    monkeypatch.setattr(availability, "SLOW_S", 0.0)
+    monkeypatch.setattr(remote, "SLOW_S", 0.0)
     monkeypatch.setattr(Client, "get_server_version", lambda *_, **__: "v2.6.11")
     Client.hangs.set()
     seconds_of(lambda: reached.ask("query"))

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from model_store.errors import GalleryUnavailable
-from model_store.gallery import availability
+from model_store.gallery import remote
 from model_store.gallery.milvus.databases import PostgresDatabase
 from model_store.gallery.postgres import database
 from model_store.gallery.postgres.database import PostgresAccess
@@ -42,8 +42,8 @@ def server() -> Iterator[Postgres]:
 def gallery(
     server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[PostgresGallery]:
-    monkeypatch.setattr(availability, "LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(availability, "SLOW_S", 0.3)
+    monkeypatch.setattr(remote, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(remote, "SLOW_S", 0.3)
     access = PostgresAccess(server.uri.replace("postgres:@", "vouch@"), timeout_s=0.5)
     embeddings, items = random_embeddings(N_ITEMS, DIM, seed=0), new_items(N_ITEMS)
     write_postgres_gallery(
@@ -86,7 +86,7 @@ def test_a_server_that_refuses_the_service(
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'vouch'"
         )
-        time.sleep(availability.SLOW_S)
+        time.sleep(remote.SLOW_S)
         seconds_of(gallery.renewed)
         assert max(seconds_of(gallery.renewed) for _ in range(5)) < AT_ONCE_S
         [warned] = [one for one in caplog.records if "does not answer" in one.message]

@@ -27,7 +27,7 @@ from model_store.errors import (
     UnsupportedImage,
 )
 from model_store.images import MOST_PREVIEW_SIDE, ImageLimits, Preprocessing, decode_image
-from model_store.images.budget import DecodingBudget
+from model_store.images.decode import DecodingBudget
 from model_store.images.quality import quality_measures
 from service.decoding.decoder import Prepared
 from service.decoding.pool import DecoderPool, DecoderProcess

@@ -12,7 +12,7 @@ import pytest
 
 from model_store.errors import DeadlineExceeded, ImageTooCostly
 from model_store.images import Preprocessing
-from model_store.images.budget import DecodingBudget
+from model_store.images.decode import DecodingBudget
 from model_store.sqlite import interrupted_when_late, wanted_until
 from service.decoding.pool import DecoderPool
 from service.fair_share import FairShare, caller

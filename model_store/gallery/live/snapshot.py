@@ -27,7 +27,7 @@ from model_store.gallery.filters.columns import Column, Counted, facet_of
 from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.filters.selection import fields_of, select
 from model_store.gallery.filters.sql import as_stored
-from model_store.gallery.index.allowed import NO_FIELDS, Allowed
+from model_store.gallery.index.search import NO_FIELDS, Allowed
 from model_store.gallery.protocol import (
     AT_ONCE,
     PREVIEWED_AT_ONCE,

@@ -33,9 +33,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from model_store.errors import SEE_LOG, BundleMismatch, ConfigError, GalleryUnavailable
-from model_store.gallery.availability import CHECK_S, Availability, takes_connections
-from model_store.gallery.description import Description
 from model_store.gallery.milvus.filter import FACT_LENGTH
+from model_store.gallery.remote import CHECK_S, Availability, Description, takes_connections
 from model_store.installation import how_to_install
 from model_store.text_values import require_no_user, split_address
 

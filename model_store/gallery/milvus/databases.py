@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from model_store.errors import SEE_LOG, ConfigError, GalleryUnavailable, StorageBusy, WriteRefused
 from model_store.files import flush
-from model_store.gallery.sessions import limited, session_options, write_error
+from model_store.gallery.remote import limited, session_options, write_error
 from model_store.installation import how_to_install
 from model_store.sqlite import (
     BUSY_S,

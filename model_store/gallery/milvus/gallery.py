@@ -29,9 +29,8 @@ from model_store.gallery.entities import (
     parts_of,
 )
 from model_store.gallery.filters.grammar import Filter
-from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.build import FETCHED
-from model_store.gallery.index.search import EXACT_ROWS
+from model_store.gallery.index.search import EXACT_ROWS, Allowed
 from model_store.gallery.milvus.collection import (
     EVENTUALLY,
     NO_ACCESS,

@@ -39,11 +39,18 @@ from model_store.errors import (
     DatasetError,
     GalleryUnavailable,
 )
-from model_store.gallery.availability import CHECK_S, Availability, takes_connections
-from model_store.gallery.description import Description
 from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.protocol import NewItem
-from model_store.gallery.sessions import BUSY_S, limited, session_options, write_error
+from model_store.gallery.remote import (
+    BUSY_S,
+    CHECK_S,
+    Availability,
+    Description,
+    limited,
+    session_options,
+    takes_connections,
+    write_error,
+)
 from model_store.installation import how_to_install
 from model_store.sphere import unit_direction
 from model_store.text_values import require_no_user, split_address

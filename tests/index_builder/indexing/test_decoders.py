@@ -15,7 +15,7 @@ from index_builder.indexing.blocks import Block, Place
 from index_builder.indexing.engines import DecoderProcesses, _started
 from index_builder.indexing.prepare import BUDGET, budget_for, prepare_files
 from model_store.images import ImageLimits, Preprocessing
-from model_store.images.budget import DecodingBudget
+from model_store.images.decode import DecodingBudget
 from tests.support import hostile_images
 from tests.support.image_files import encoded, picture
 from tests.support.page_faults import PAGE, faults_of_blocks

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from model_store.images.budget import DecodingBudget, spending
+from model_store.images.decode import DecodingBudget, spending
 
 PLENTY = DecodingBudget(cpu_s=10_000.0, memory_bytes=2**40)
 

@@ -18,8 +18,7 @@ from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import CorruptImage, UnsupportedImage
 from model_store.images import content_of, decode_image
 from model_store.images.colours import BROKEN_PROFILE, IGNORED, UNKNOWN
-from model_store.images.depth import scale_of
-from model_store.images.tiff import tiff_layout
+from model_store.images.tiff import scale_of, tiff_layout
 from tests.support import scene_encodings
 from tests.support.colour_profiles import SRGB, rgb_profile
 from tests.support.image_files import encoded, png, png_chunk
