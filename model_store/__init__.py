@@ -14,7 +14,7 @@ all error classes.
 ::
 
     errors          all error classes
-    messages        reasons as codes with parameters, and their sentences
+    messages        the words of answers; reasons as codes with parameters, and their sentences
     files           crash-safe files, checked paths, locks, disk space and errors of a full disk
     watch_states    drift tests and the share of absent queries, kept across restarts
     feedback        reviews of matches, and queries to review, in SQLite
@@ -25,7 +25,6 @@ all error classes.
     queries         vectors and texts as queries, and the canary; result lists of other stores
     answers         answers to a query, and how answers change from one bundle to another
     truth           whether an item is a true match of a query
-    verdicts        the words of answers
     records         parts of answers that the service sends unchanged
     sqlite          SQLite files that several processes use, and deadlines
     predictive      the distribution of a query, and the uncertainty of a similarity

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from model_store.messages import ChangeReason, Order, Verdict
+
 from .decision import Decision
 from .gallery import Item
 from .predictive import Predictive
 from .records import Explanation, Match
 from .search import Neighbours
-from .verdicts import ChangeReason, Order, Verdict
 
 _COLUMNS = ("", "item", "label", "P(match)", "similarity")
 

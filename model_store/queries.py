@@ -29,9 +29,9 @@ from model_store.decision import Decision, Retrieved, Terms, decide
 from model_store.encoder.contract import Embeddings, TextEncoder, VectorInput
 from model_store.errors import InvalidText, InvalidVector, TextUnavailable
 from model_store.images import encode_thumbnail
+from model_store.messages import MAX_TEXT_CHARACTERS
 from model_store.predictive import Predictive
 from model_store.retriever import FindOptions, Retriever
-from model_store.verdicts import MAX_TEXT_CHARACTERS
 
 Floats = NDArray[np.float64]
 

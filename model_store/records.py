@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from model_store.verdicts import IndexedBy, OutcomeBasis, OutcomeSeverity, Plan
+from model_store.messages import IndexedBy, OutcomeBasis, OutcomeSeverity, Plan
 
 
 class _Record(BaseModel):

@@ -26,7 +26,7 @@ from model_store.encoder.contract import Embeddings, Encoder, Inputs, QueryKind,
 from model_store.errors import BundleMismatch, OrderUnavailable
 from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
-from model_store.messages import message
+from model_store.messages import Order, message
 from model_store.predictive import (
     INDEPENDENT,
     N_SAMPLES,
@@ -47,7 +47,6 @@ from model_store.search import (
     two_stage_search,
 )
 from model_store.sphere import base_noise
-from model_store.verdicts import Order
 
 DEFAULT_ALPHA = 0.05
 """False-alarm rate of the outlier flag if neither the request nor a calibration states a rate."""

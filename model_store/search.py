@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery import Allowed, Gallery
+from model_store.messages import Plan
 from model_store.predictive import AS_SIMILAR, Correlation, Noise, Pairs, Predictive
-from model_store.verdicts import Plan
 
 N_CANDIDATES = 200
 """Number of candidates of the first stage. The decision layer computes its signals from the

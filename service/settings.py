@@ -29,6 +29,7 @@ from model_store.images import ImageLimits
 from model_store.images.decode import DecodingBudget
 from model_store.installation import how_to_install
 from model_store.machine import ProviderChoice
+from model_store.messages import CaseReason
 from model_store.programs import PREFIX
 from model_store.text_values import (
     as_list,
@@ -38,7 +39,6 @@ from model_store.text_values import (
     require_no_user,
     split_address,
 )
-from model_store.verdicts import CaseReason
 from service.decoding.sandbox import SandboxMode
 from service.health_check import DEFAULT_HOST, DEFAULT_PORT, SERVICE_LINK
 

@@ -21,10 +21,10 @@ from model_store.decision import Calibration, Hierarchy
 from model_store.decision.absent_share import prior_shift, shifted
 from model_store.decision.operating import exact_interval
 from model_store.gallery import Item
+from model_store.messages import Order
 from model_store.records import Match
 from model_store.retriever import Retriever
 from model_store.truth import label_or_id
-from model_store.verdicts import Order
 
 from .retrieval import nearby
 

@@ -42,7 +42,7 @@ from model_store.decision import (
 )
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.errors import CalibrationError
-from model_store.verdicts import Order
+from model_store.messages import Order
 
 MIN_QUERIES = 50
 """Minimum number of queries with a match; also the minimum number of queries without a match. With

@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 
 from model_store.decision import SIGNALS, Calibration, Evidence, LogisticModel, ResultSetRule
 from model_store.errors import CalibrationError
-from model_store.verdicts import Absence
+from model_store.messages import Absence
 
 from .retrieval import RetrievedQueries
 

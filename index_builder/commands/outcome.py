@@ -17,7 +17,7 @@ from rich.text import Text
 from index_builder.configuration.problems import did_you_mean
 from index_builder.progress import console, error_console
 from model_store.errors import RequirementNotMet, UsageError
-from model_store.verdicts import OUTCOME_NUMBERS
+from model_store.messages import OUTCOME_NUMBERS
 
 if TYPE_CHECKING:
     from model_store.records import GalleryOutcome

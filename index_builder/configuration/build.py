@@ -32,7 +32,7 @@ from model_store.errors import ConfigError, UsageError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
 from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE
-from model_store.verdicts import Order
+from model_store.messages import Order
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
 

@@ -21,12 +21,13 @@ from index_builder.foreign_encoders.parity import TextSource
 from index_builder.pipeline.export import traced
 from model_store.encoder.contract import (
     OUTPUT_NAMES,
+    TEXT_ENCODER_FILE,
     TEXT_INPUT_NAMES,
     TEXT_METADATA_KEY,
+    TOKENIZER_FILE,
     Cleaning,
     TextMetadata,
 )
-from model_store.encoder.text import TEXT_ENCODER_FILE, TOKENIZER_FILE
 
 _WORDS_OF_CLIP = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 """Pattern of a word. CLIP's tokenizer merges bytes only within a word."""

@@ -21,9 +21,8 @@ from index_builder.progress import track_parts
 from index_builder.vectors.encoder_file import find_encoder, text_files
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.directory import bundle_ids
-from model_store.bundles.empty import no_features
 from model_store.bundles.manifest import ENCODER_FILE, Manifest, SampleQuery
-from model_store.bundles.publish import publish
+from model_store.bundles.publish import no_features, publish
 from model_store.decision import Calibration
 from model_store.decision.staleness import search_settings
 from model_store.encoder.contract import Embeddings

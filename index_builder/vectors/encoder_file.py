@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE, MANIFEST_FILE, read_manifest
+from model_store.encoder.contract import TEXT_ENCODER_FILE, TOKENIZER_FILE
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.encoder.text import TEXT_ENCODER_FILE, TOKENIZER_FILE, open_text_encoder
+from model_store.encoder.text import open_text_encoder
 from model_store.errors import BundleMismatch, BundleNotFound
 
 

@@ -5,8 +5,7 @@
     manifest      description of a bundle, with digests
     directory     a directory of bundles, with the files `CURRENT`, `PREVIOUS`, `OPERATOR` and
                   `SHADOW`
-    publish       makes a bundle from the files of a staging directory
-    empty         a new bundle with the encoder of another bundle
+    publish       writes a bundle with the encoder of another bundle, and publishes bundles
     bundle        an opened bundle
     signatures    signature of a bundle's publisher; keys and signatures of Ed25519
     kept_queries  the stored queries of a calibration, and features of a sample of items

@@ -28,10 +28,9 @@ from numpy.typing import NDArray
 
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import COMPACTION_LOCK, activate, require_current
-from model_store.bundles.empty import ENCODER_FILES, link_or_copy
 from model_store.bundles.kept_queries import ItemFeatures
 from model_store.bundles.manifest import Manifest, content_files
-from model_store.bundles.publish import seal, with_digests
+from model_store.bundles.publish import ENCODER_FILES, link_or_copy, seal, with_digests
 from model_store.bundles.retention import Hold, note, remove_left_under, remove_log
 from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.decision import Calibration, label_means

@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from model_store.bundles.directory import bundle_ids, name_problem
-from model_store.bundles.empty import NOTHING, Items, write_bundle
 from model_store.bundles.manifest import Manifest
-from model_store.bundles.publish import publish
+from model_store.bundles.publish import NOTHING, Items, publish, write_bundle
 from model_store.bundles.retention import Hold
 from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.errors import (

@@ -207,7 +207,7 @@ def require_signature(directory: Path, manifest: Manifest, trusted: Collection[s
 
     Parameters
     ----------
-    trusted : public keys, see `model_store.signing.read_public_key`.
+    trusted : public keys, see `read_public_key`.
 
     Raises
     ------

@@ -53,4 +53,4 @@ from model_store.decision.verdict import (
     decide,
     decide_without_items,
 )
-from model_store.verdicts import Absence, FilterMeans, Verdict
+from model_store.messages import Absence, FilterMeans, Verdict

@@ -26,7 +26,7 @@ from model_store.decision.signals import SIGNALS
 from model_store.encoder.contract import Embeddings, QueryKind
 from model_store.errors import UnknownSource
 from model_store.files import json_text, replacing
-from model_store.verdicts import Order
+from model_store.messages import Order
 
 CALIBRATION_FILE = "calibration.json"
 ARRAYS_FILE = "calibration.npz"

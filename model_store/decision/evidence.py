@@ -10,8 +10,8 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.messages import Absence, Order
 from model_store.table import SHARED, Table
-from model_store.verdicts import Absence, Order
 
 SIZE_CLASSES = ("one", "few", "many")
 """Size classes of labels, by the number of items in the gallery: 1, 2 to 5, more than 5."""

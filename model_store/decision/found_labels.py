@@ -12,8 +12,8 @@ from model_store.decision.hierarchy import likeliest_parents
 from model_store.decision.logistic import choice_probabilities
 from model_store.decision.promises import Promises
 from model_store.decision.signals import labels_found, signals
+from model_store.messages import FilterMeans, Order
 from model_store.predictive import Predictive
-from model_store.verdicts import FilterMeans, Order
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -14,8 +14,8 @@ from model_store.decision.calibration import Calibration
 from model_store.decision.evidence import SIZE_CLASSES, Evidence
 from model_store.decision.operating import MANY_TIMES, exact_interval
 from model_store.decision.promises import Promises
+from model_store.messages import OutcomeSeverity
 from model_store.records import GalleryOutcome, OutcomeLine, OutcomeNumbers
-from model_store.verdicts import OutcomeSeverity
 
 LEAST_RECALL = 0.5
 """Minimum recall at 1; below this value, the outcome reports a failure."""

@@ -14,10 +14,9 @@ from model_store.decision.logistic import bounded_logit
 from model_store.decision.operating import LEAST_THRESHOLD
 from model_store.decision.promises import Promises
 from model_store.decision.result_sets import ResultSetChoice
-from model_store.messages import Message, message
+from model_store.messages import Level, Message, Verdict, message
 from model_store.predictive import Predictive
 from model_store.records import RollUp
-from model_store.verdicts import Level, Verdict
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
 """Levels of uncertainty, each with its highest percentile. Of ordinary queries, half have low

@@ -77,6 +77,8 @@ OUTPUT_NAMES = ("embedding_mean", "embedding_variance", "features")
 METADATA_KEY = "vouch.encoder"
 TEXT_INPUT_NAMES = ("token_ids", "attention_mask")
 TEXT_METADATA_KEY = "vouch.text_encoder"
+TEXT_ENCODER_FILE = "text_encoder.onnx"
+TOKENIZER_FILE = "tokenizer.json"
 
 QueryKind = Literal["image", "text"]
 Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]

@@ -29,8 +29,10 @@ import numpy as np
 
 from model_store.encoder.contract import (
     OUTPUT_NAMES,
+    TEXT_ENCODER_FILE,
     TEXT_INPUT_NAMES,
     TEXT_METADATA_KEY,
+    TOKENIZER_FILE,
     Cleaning,
     Embeddings,
     TextMetadata,
@@ -43,8 +45,6 @@ from model_store.installation import how_to_install
 if TYPE_CHECKING:
     from tokenizers import Tokenizer  # an extra
 
-TEXT_ENCODER_FILE = "text_encoder.onnx"
-TOKENIZER_FILE = "tokenizer.json"
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 

@@ -32,4 +32,4 @@ from model_store.feedback.queue import (
     Picture,
     ReviewQueue,
 )
-from model_store.verdicts import CaseReason
+from model_store.messages import CaseReason

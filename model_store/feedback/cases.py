@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from model_store.feedback import decisions
 from model_store.feedback.decisions import Decided, Selection, agreed
-from model_store.verdicts import CaseReason
+from model_store.messages import CaseReason
 
 CASE_REASONS: tuple[CaseReason, ...] = get_args(CaseReason)
 """Reasons for a review. ``ambiguous``: the verdict was ``ambiguous``. ``absent``: the verdict was

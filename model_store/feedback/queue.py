@@ -23,8 +23,8 @@ from model_store.feedback.answered import AnsweredQuery
 from model_store.feedback.cases import Case, CaseState
 from model_store.feedback.decisions import COLUMNS, Decided, n_missing
 from model_store.feedback.file import opened
+from model_store.messages import CaseReason
 from model_store.table import HalfRows, Table
-from model_store.verdicts import CaseReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     )
 
 _MODULE_OF = {
-    "Allowed": "index.allowed",
+    "Allowed": "index.search",
     "Candidates": "protocol",
     "ChangesFile": "live.log",
     "Delete": "protocol",
@@ -71,7 +71,7 @@ _MODULE_OF = {
     "Item": "protocol",
     "ItemFields": "protocol",
     "LiveGallery": "live.gallery",
-    "MaskedRows": "index.allowed",
+    "MaskedRows": "index.search",
     "NewItem": "protocol",
     "open_gallery": "opening",
     "Receipt": "protocol",

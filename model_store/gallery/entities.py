@@ -15,7 +15,7 @@ from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import similarities_of
 from model_store.gallery.index.search import NO_FIELDS
 from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item
-from model_store.verdicts import IndexedBy, Plan
+from model_store.messages import IndexedBy, Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import httpx2
 from pydantic import BaseModel
 
 from model_store.image_inputs import ImageInput, image_file
-from model_store.verdicts import Order
+from model_store.messages import Order
 from service import schemas
 from service.client.contract import (
     Fields,

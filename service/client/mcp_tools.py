@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, create_model
 
 from model_store.errors import InvalidRequest
 from model_store.installation import how_to_install, installed_version
-from model_store.verdicts import Verdict
+from model_store.messages import Verdict
 from service import schemas
 from service.client.client import VouchClient
 from service.client.contract import VouchProblem

@@ -17,8 +17,8 @@ from typing import Self
 from weakref import WeakValueDictionary
 
 from model_store.bundles.manifest import describe_shared
-from model_store.encoder.contract import Encoder, ForwardingEncoder
-from model_store.encoder.text import TEXT_ENCODER_FILE, OnnxTextEncoder, open_text_encoder
+from model_store.encoder.contract import TEXT_ENCODER_FILE, Encoder, ForwardingEncoder
+from model_store.encoder.text import OnnxTextEncoder, open_text_encoder
 from model_store.machine import PROVIDERS, ProviderChoice, usable_processors
 from service.fair_share import FairShare
 from service.observability.records import BatchRecord

@@ -25,7 +25,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from model_store.answers import Said
 from model_store.bundles.bundle import Bundle
 from model_store.installation import installed_version
-from model_store.verdicts import ChangeReason
+from model_store.messages import ChangeReason
 from service.observability.records import BatchRecord, RequestRecord, SearchRecord
 
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -13,6 +13,7 @@ A model that only one module of `service.http.routes` uses is in that module.
     keywords     search options as Python keyword arguments
 """
 
+from model_store.messages import CaseReason
 from model_store.records import (
     Explanation,
     Facet,
@@ -26,7 +27,6 @@ from model_store.records import (
     ReliabilityBin,
     RollUp,
 )
-from model_store.verdicts import CaseReason
 from service.schemas.base import FieldError, Problem
 from service.schemas.galleries import (
     AbsentState,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from model_store.bundles.directory import GALLERY_NAME
+from model_store.messages import Absence, Order
 from model_store.records import (
     Facet,
     FeedbackSummary,
@@ -16,7 +17,6 @@ from model_store.records import (
     OutcomeNumbers,
     ReliabilityBin,
 )
-from model_store.verdicts import Absence, Order
 
 from .base import HasReason, RequestModel
 from .review import ErrorsOverTime, FeedbackCorrection

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from model_store.errors import InvalidRequest
-from model_store.verdicts import Order
+from model_store.messages import Order
 from service.schemas.search import OnUncertain
 
 Filter = Mapping[str, Any]

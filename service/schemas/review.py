@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, WithJsonSchema, field_validator, model_validator
 
 from model_store.items import MAX_ID_LENGTH
-from model_store.verdicts import CaseReason
+from model_store.messages import CaseReason
 
 from .base import Moment, RequestModel
 from .items import ItemId, ItemWritten, Label, LabelText, Metadata

@@ -12,8 +12,8 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_va
 
 from model_store.gallery.filters.grammar import MAX_BYTES
 from model_store.items import MAX_ID_LENGTH
+from model_store.messages import MAX_TEXT_CHARACTERS, Absence, FilterMeans, Level, Order, Verdict
 from model_store.records import Explanation, Match, QualityHint, RollUp
-from model_store.verdicts import MAX_TEXT_CHARACTERS, Absence, FilterMeans, Level, Order, Verdict
 
 from .base import HasReason, Problem, RequestModel
 from .galleries import BundleState, EncoderState

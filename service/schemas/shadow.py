@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from model_store.verdicts import ChangeReason, Verdict
+from model_store.messages import ChangeReason, Verdict
 from service.schemas.base import Moment, RequestModel
 
 REASONS = (

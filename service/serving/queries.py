@@ -17,11 +17,11 @@ from model_store.decision import Assessment, FilterMeans
 from model_store.feedback import DecisionKind
 from model_store.gallery import Allowed, Filter, Gallery, Item, Thumbnail
 from model_store.gallery.protocol import find_row
+from model_store.messages import Order
 from model_store.predictive import Predictive
 from model_store.queries import ListDecision, NeighbourList, VectorQuery
 from model_store.records import QualityHint
 from model_store.search import EVERYTHING, Diversity
-from model_store.verdicts import Order
 from service.schemas import QueryImage, QueryText, ShareOrigin
 
 

@@ -39,9 +39,8 @@ from model_store.feedback import (
     Picture,
     ReviewQueue,
 )
-from model_store.messages import Message, message
+from model_store.messages import Message, Verdict, message
 from model_store.table import HalfRows
-from model_store.verdicts import Verdict
 from service.decoding.decoder import Prepared
 from service.settings import ImageKept
 

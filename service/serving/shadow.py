@@ -18,7 +18,7 @@ from typing import Literal
 
 from model_store.answers import Answer, ComparedAnswers, Said
 from model_store.bundles.directory import ShadowTerms
-from model_store.verdicts import ChangeReason
+from model_store.messages import ChangeReason
 from service.serving.queries import SearchParameters, SearchResult
 from service.serving.reviewing import is_drawn
 

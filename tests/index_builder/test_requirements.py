@@ -6,7 +6,7 @@ import pytest
 
 from index_builder.commands.outcome import parse_requirements
 from model_store.errors import UsageError
-from model_store.verdicts import OUTCOME_NUMBERS
+from model_store.messages import OUTCOME_NUMBERS
 from tests.support.calibration_evidence import outcome
 
 FOUND = outcome(recall_at_1=0.8, match_share=0.3, n_queries=40)

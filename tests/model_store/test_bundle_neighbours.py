@@ -20,7 +20,6 @@ from model_store.bundles import manifest as manifests
 from model_store.bundles.backup import BUNDLE_FOLDER, LOG_FILE, SUMMARY_FILE, _wanted
 from model_store.bundles.changes import open_live
 from model_store.bundles.directory import locate
-from model_store.bundles.empty import ENCODER_FILES
 from model_store.bundles.kept_queries import ItemFeatures
 from model_store.bundles.manifest import (
     MANIFEST_FILE,
@@ -35,7 +34,7 @@ from model_store.bundles.manifest import (
     read_manifest,
     verify_file,
 )
-from model_store.bundles.publish import publish, seal
+from model_store.bundles.publish import ENCODER_FILES, publish, seal
 from model_store.errors import ArchiveError, BundleTampered, ItemNotFound
 from model_store.gallery.files.gallery import GALLERY_FILES, FaissGallery
 from model_store.table import HalfRows

@@ -35,7 +35,7 @@ from model_store.gallery.filters.grammar import (
 from model_store.gallery.filters.sql import as_stored, metadata_json
 from model_store.gallery.live import snapshot
 from model_store.gallery.live.snapshot import LogColumns
-from model_store.verdicts import IndexedBy
+from model_store.messages import IndexedBy
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
 
 HOWS = ("bundle", "memory", "none")

@@ -11,14 +11,14 @@ import onnx
 import pytest
 from onnx import helper
 
-from model_store.encoder.contract import TEXT_METADATA_KEY, Cleaning, TextMetadata
-from model_store.encoder.text import (
+from model_store.encoder.contract import (
     TEXT_ENCODER_FILE,
+    TEXT_METADATA_KEY,
     TOKENIZER_FILE,
-    OnnxTextEncoder,
-    cleaned,
-    open_text_encoder,
+    Cleaning,
+    TextMetadata,
 )
+from model_store.encoder.text import OnnxTextEncoder, cleaned, open_text_encoder
 from model_store.errors import BundleMismatch, EncoderContractError, TextUnavailable
 from tests.support.word_towers import LENGTH, write_word_tower
 

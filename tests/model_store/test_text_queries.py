@@ -13,10 +13,10 @@ from model_store.bundles.bundle import Bundle, open_bundle, open_parts
 from model_store.decision.calibration import Calibration
 from model_store.encoder.text import OnnxTextEncoder
 from model_store.errors import BundleMismatch, InvalidText, OrderUnavailable, TextUnavailable
+from model_store.messages import MAX_TEXT_CHARACTERS
 from model_store.predictive import Predictive
 from model_store.queries import embed_text, search_text
 from model_store.retriever import Retriever
-from model_store.verdicts import MAX_TEXT_CHARACTERS
 from tests.support.word_towers import (
     LENGTH,
     with_word_tower,

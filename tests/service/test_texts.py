@@ -16,8 +16,8 @@ import vouch_search
 from index_builder.indexing.bundle_evidence import calibrate_bundle_texts
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.errors import VouchError
+from model_store.messages import MAX_TEXT_CHARACTERS
 from model_store.queries import search_text
-from model_store.verdicts import MAX_TEXT_CHARACTERS
 from service.app import create_app
 from service.client import VouchClient, VouchProblem
 from service.schemas.keywords import QueryOptions

@@ -22,8 +22,13 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, read_manifest
 from model_store.bundles.publish import publish
 from model_store.decision.outliers import label_means
-from model_store.encoder.contract import TEXT_METADATA_KEY, Cleaning, TextMetadata
-from model_store.encoder.text import TEXT_ENCODER_FILE, TOKENIZER_FILE
+from model_store.encoder.contract import (
+    TEXT_ENCODER_FILE,
+    TEXT_METADATA_KEY,
+    TOKENIZER_FILE,
+    Cleaning,
+    TextMetadata,
+)
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 """The names of the digits' labels."""

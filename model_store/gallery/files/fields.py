@@ -27,9 +27,9 @@ from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field, parse_field
 from model_store.gallery.filters.selection import Selection, estimated_share
 from model_store.gallery.filters.sql import ItemTable, column_of
+from model_store.messages import IndexedBy
 from model_store.sqlite import interrupted_when_late
 from model_store.table import load_bytes
-from model_store.verdicts import IndexedBy
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from model_store.errors import BundleMismatch
 from model_store.gallery.index.build import FETCHED, IndexReport, parameters_of, selector
+from model_store.messages import IndexedBy, Plan
 from model_store.threads import faiss_threads, threads_for
-from model_store.verdicts import IndexedBy, Plan
 
 NO_FIELDS: Mapping[str, IndexedBy] = MappingProxyType({})
 

@@ -55,7 +55,7 @@ from model_store.gallery.protocol import (
     Vector,
     item_not_found,
 )
-from model_store.verdicts import Plan
+from model_store.messages import Plan
 
 from .filter import EVERYTHING, literal, to_expression
 from .log import Head

@@ -32,8 +32,8 @@ from model_store.gallery.postgres.database import (
 )
 from model_store.gallery.postgres.filter import Values, facet_of, to_condition
 from model_store.gallery.protocol import Candidates, Item, Thumbnail, item_not_found
+from model_store.messages import Plan
 from model_store.records import Facet
-from model_store.verdicts import Plan
 
 MARGIN = 16
 """Number of extra candidates to fetch, because pgvector compares in float32."""

@@ -34,9 +34,8 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
-from model_store.messages import message
+from model_store.messages import Order, message
 from model_store.records import FeedbackSummary
-from model_store.verdicts import Order
 from service import schemas
 from service.access.access import Caller, requires
 from service.access.hosts import root_path

@@ -17,7 +17,7 @@ from model_store.decision.drift import (
     MixtureReference,
     _log_mixture,
 )
-from model_store.verdicts import Absence
+from model_store.messages import Absence
 from tests.benchmarks.promises.drift import CHANGES, SHARES, alarms
 from tests.support.calibration_evidence import evidence
 from tests.support.certified_bundles import calibration

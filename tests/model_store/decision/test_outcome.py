@@ -15,8 +15,8 @@ from model_store.decision.outcome import (
     _about,
     percent,
 )
+from model_store.messages import OUTCOME_NUMBERS
 from model_store.records import GalleryOutcome, OutcomeLine
-from model_store.verdicts import OUTCOME_NUMBERS
 from tests.support.calibration_evidence import evidence
 from tests.support.certified_bundles import calibration
 
