@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         write_faiss_gallery,
         write_faiss_parts,
     )
+    from model_store.gallery.filters.selection import Allowed, MaskedRows
     from model_store.gallery.index.build import IndexReport
-    from model_store.gallery.index.search import Allowed, MaskedRows
     from model_store.gallery.live.gallery import LiveGallery
     from model_store.gallery.live.log import ChangesFile
     from model_store.gallery.live.snapshot import GallerySnapshot
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     )
 
 _MODULE_OF = {
-    "Allowed": "index.search",
+    "Allowed": "filters.selection",
     "Candidates": "protocol",
     "ChangesFile": "live.log",
     "Delete": "protocol",
@@ -71,7 +71,7 @@ _MODULE_OF = {
     "Item": "protocol",
     "ItemFields": "protocol",
     "LiveGallery": "live.gallery",
-    "MaskedRows": "index.search",
+    "MaskedRows": "filters.selection",
     "NewItem": "protocol",
     "open_gallery": "opening",
     "Receipt": "protocol",

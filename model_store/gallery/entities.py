@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import similarities_of
-from model_store.gallery.index.search import NO_FIELDS
+from model_store.gallery.filters.selection import NO_FIELDS
 from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item
 from model_store.messages import IndexedBy, Plan
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,11 @@ from model_store.errors import (
     QuotaExceeded,
     WriteError,
 )
+from model_store.gallery.filters.selection import Allowed
 from model_store.messages import Plan
 from model_store.records import Facet
 
 from .filters.grammar import Filter
-
-if TYPE_CHECKING:
-    from .index.search import Allowed  # which needs FAISS
 
 
 @dataclass(frozen=True, slots=True)

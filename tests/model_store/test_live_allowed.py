@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model_store.gallery.index.search import Allowed, MaskedRows
+from model_store.gallery.filters.selection import Allowed, MaskedRows
 from model_store.gallery.live.snapshot import RowsOfAll, RowsOfBase
 
 N_BASE, N_SINCE = 6, 4

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model_store.gallery import NewItem, parse_filter
 from model_store.gallery.milvus.collection import MilvusAccess
-from model_store.gallery.milvus.filter import to_expression
+from model_store.gallery.milvus.entities import to_expression
 from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.milvus.live import MilvusLive, open_milvus
 from tests.laws.gallery_laws import random_embeddings

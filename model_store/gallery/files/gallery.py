@@ -14,9 +14,10 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch
 from model_store.gallery.filters.columns import Column, Counted, facet_of
 from model_store.gallery.filters.grammar import Field, Filter, named_fields
+from model_store.gallery.filters.selection import Allowed
 from model_store.gallery.index.build import REPORT_FILE, IndexReport, build_index
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexPlan, IndexSettings, plan_index
-from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE, Allowed, open_index
+from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE, open_index
 from model_store.gallery.protocol import (
     SIMILARITY_DECIMALS,
     Candidates,

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery.filters.grammar import Filter, Scalar
-from model_store.gallery.filters.selection import fields_of, select
+from model_store.gallery.filters.selection import Allowed, MaskedRows, fields_of, select
 from model_store.gallery.filters.sql import as_stored, metadata_json, to_sql
-from model_store.gallery.index.search import Allowed, MaskedRows
 from model_store.gallery.protocol import Item, NewItem, Thumbnail, item_not_found
 from model_store.sqlite import interrupted_when_late
 

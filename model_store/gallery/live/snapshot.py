@@ -25,9 +25,8 @@ from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import FaissGallery, similarities_of
 from model_store.gallery.filters.columns import Column, Counted, facet_of
 from model_store.gallery.filters.grammar import Field, Filter
-from model_store.gallery.filters.selection import fields_of, select
+from model_store.gallery.filters.selection import NO_FIELDS, Allowed, fields_of, select
 from model_store.gallery.filters.sql import as_stored
-from model_store.gallery.index.search import NO_FIELDS, Allowed
 from model_store.gallery.protocol import (
     AT_ONCE,
     PREVIEWED_AT_ONCE,

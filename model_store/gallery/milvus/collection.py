@@ -10,7 +10,7 @@
     variance   D float32, and norm, float32: of the embedding before normalisation
     dispersion float32, Σ_d v_d / ‖m‖²
     metadata   JSON
-    facts      digests of the item's values for filters, see `model_store.gallery.milvus.filter`
+    facts      digests of the item's values for filters, see `model_store.gallery.milvus.entities`
     thumbnail  base64, media_type beside it
 
 A bundle names its collection in `MILVUS_FILE`. The collection stores the fingerprint of its encoder
@@ -33,7 +33,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from model_store.errors import SEE_LOG, BundleMismatch, ConfigError, GalleryUnavailable
-from model_store.gallery.milvus.filter import FACT_LENGTH
 from model_store.gallery.remote import CHECK_S, Availability, Description, takes_connections
 from model_store.installation import how_to_install
 from model_store.text_values import require_no_user, split_address
@@ -47,6 +46,10 @@ TEXT_BYTES = 65_535
 
 MOST_FACTS = 4_096
 """Maximum number of elements of an array in Milvus."""
+
+FACT_LENGTH = 24
+"""Number of hexadecimal digits of a fact, see `facts`. For 10⁹ different facts, the
+probability of two equal digests is 10⁻¹¹."""
 
 ENCODER_PROPERTY = "vouch.encoder"
 SCHEMA_PROPERTY = "vouch.schema"

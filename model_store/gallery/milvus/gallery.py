@@ -29,8 +29,9 @@ from model_store.gallery.entities import (
     parts_of,
 )
 from model_store.gallery.filters.grammar import Filter
+from model_store.gallery.filters.selection import Allowed
 from model_store.gallery.index.build import FETCHED
-from model_store.gallery.index.search import EXACT_ROWS, Allowed
+from model_store.gallery.index.search import EXACT_ROWS
 from model_store.gallery.milvus.collection import (
     EVENTUALLY,
     NO_ACCESS,
@@ -41,9 +42,12 @@ from model_store.gallery.milvus.collection import (
 )
 from model_store.gallery.milvus.entities import (
     ENTITY_FIELDS,
+    EVERYTHING,
+    literal,
     read_entity,
     read_hits,
     rows_of,
+    to_expression,
     write_entity,
 )
 from model_store.gallery.protocol import (
@@ -57,7 +61,6 @@ from model_store.gallery.protocol import (
 )
 from model_store.messages import Plan
 
-from .filter import EVERYTHING, literal, to_expression
 from .log import Head
 
 

@@ -23,7 +23,7 @@ from model_store.gallery.entities import (
     EntityRows,
 )
 from model_store.gallery.filters.grammar import Field, Filter, parse_field
-from model_store.gallery.index.search import Allowed
+from model_store.gallery.filters.selection import Allowed
 from model_store.gallery.postgres.database import (
     NO_ACCESS,
     Connections,
