@@ -22,6 +22,7 @@ all error classes.
     gallery_map     the items of a gallery in two dimensions
     curation        near duplicates, and labels that neighbours contradict
     identities      queries without a match, grouped into new identities
+    identity_pairs  the evidence that two images show the same identity
     queries         vectors and texts as queries, and the canary; result lists of other stores
     answers         answers to a query, and how answers change from one bundle to another
     truth           whether an item is a true match of a query
@@ -29,8 +30,7 @@ all error classes.
     sqlite          SQLite files that several processes use, and deadlines
     predictive      the distribution of a query, and the uncertainty of a similarity
     table           tables of columns, rows in half precision, and arrays on disk
-    machine         processors that this process may use, and settings of its memory
-    threads         number of threads for arithmetic
+    machine         processors that this process may use, and settings of its memory and BLAS
     installation    the installed distribution and its extras
     image_inputs    image arguments: paths, bytes, Pillow images, arrays
     items           rules for ids, labels and metadata of items

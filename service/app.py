@@ -19,7 +19,7 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.galleries import GalleryFolder
 from model_store.feedback import AnsweredQueries, Bounds, FeedbackLog, ReviewQueue
 from model_store.installation import installed_version
-from model_store.threads import one_blas_thread
+from model_store.machine import one_blas_thread
 from service.access.access import Access, open_access
 from service.access.hosts import AllowedHosts, KnownProxies, WithinRootPath, root_path
 from service.decoding.decoder import Decoder, ThreadDecoder

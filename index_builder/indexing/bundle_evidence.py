@@ -43,9 +43,9 @@ from model_store.errors import CalibrationError, DatasetError, UsageError
 from model_store.feedback import FeedbackLog, require_feedback_file
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
+from model_store.machine import one_blas_thread
 from model_store.queries import text_encoder
 from model_store.retriever import Retriever
-from model_store.threads import one_blas_thread
 
 from .comparison import Side, compared
 from .comparison import page as comparison_page

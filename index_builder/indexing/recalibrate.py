@@ -25,7 +25,7 @@ from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError, UsageError
 from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries, require_feedback_file
 from model_store.gallery.opening import open_gallery
-from model_store.threads import one_blas_thread
+from model_store.machine import one_blas_thread
 
 if TYPE_CHECKING:
     from model_store.gallery import FaissGallery

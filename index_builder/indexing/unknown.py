@@ -19,7 +19,8 @@ from index_builder.indexing.bundle_evidence import EvidenceSource, opened, queri
 from index_builder.indexing.evaluation_page import picture_of, rendered
 from index_builder.vectors.encoder import embedded
 from model_store.errors import CalibrationError
-from model_store.identities import PRECISION, UNKNOWN, Group, Grouping, Points, group_id
+from model_store.identities import PRECISION, UNKNOWN, Group, Grouping, group_id
+from model_store.identity_pairs import Points
 from model_store.retriever import Retriever
 from model_store.text_values import to_cell
 

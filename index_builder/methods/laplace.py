@@ -42,8 +42,8 @@ from index_builder.progress import console
 from index_builder.vectors.encoder import LinearEncoder, features_of, repeatable_blocks
 from index_builder.whitening import learned_whitening
 from model_store.errors import CalibrationError, DatasetError
+from model_store.machine import one_blas_thread
 from model_store.predictive import Correlation
-from model_store.threads import one_blas_thread
 
 if TYPE_CHECKING:
     import torch

@@ -71,9 +71,8 @@ from model_store.gallery.opening import (
 )
 from model_store.images import decode_image
 from model_store.items import check_item_id, check_label
-from model_store.machine import PROVIDERS, ProviderChoice, usable_processors
+from model_store.machine import PROVIDERS, ProviderChoice, one_blas_thread, usable_processors
 from model_store.retriever import Retriever
-from model_store.threads import one_blas_thread
 
 __all__ = [
     "build_all",

@@ -46,7 +46,7 @@ from index_builder.whitening import learned_whitening
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.contract import EncoderInput, EncoderMetadata, Inputs, VectorInput
 from model_store.errors import ConfigError, DatasetError
-from model_store.threads import one_blas_thread
+from model_store.machine import one_blas_thread
 
 N_PARITY_IMAGES = max(PARITY_BATCHES)
 

@@ -15,7 +15,8 @@ from model_store.errors import GroupNotFound, QueryNotFound
 from model_store.feedback import CaseReason, KeptQueries, ReviewQueue
 from model_store.gallery import NewItem, Thumbnail, Upsert, Vector
 from model_store.gallery.protocol import find_row
-from model_store.identities import Group, Grouping, Points, group_id
+from model_store.identities import Group, Grouping, group_id
+from model_store.identity_pairs import Points
 from service.schemas import ItemOfQuery
 
 from .lease import Lease

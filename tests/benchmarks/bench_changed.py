@@ -37,7 +37,7 @@ from model_store.bundles.publish import publish
 from model_store.decision import Calibration, label_means
 from model_store.decision.staleness import staleness
 from model_store.gallery import Delete, FaissGallery, NewItem, Thumbnail, Upsert, Vector
-from model_store.threads import one_blas_thread
+from model_store.machine import one_blas_thread
 from tests.benchmarks.omniglot_network import evaluation_characters
 
 from .promises.answers import Answers, answer_all

@@ -34,8 +34,8 @@ from index_builder.datasets.splits import QuerySet
 from model_store.decision import Calibration
 from model_store.feedback import AnsweredQuery, Decided, DecisionKind, DrawnQuery
 from model_store.gallery import FaissGallery
+from model_store.machine import one_blas_thread
 from model_store.table import HalfRows
-from model_store.threads import one_blas_thread
 from tests.benchmarks.bench_changed import images_of
 from tests.benchmarks.omniglot_network import evaluation_characters
 from tests.benchmarks.promises.answers import Answers, answer_all

@@ -38,7 +38,7 @@ from model_store.gallery import (
     open_gallery,
     write_faiss_gallery,
 )
-from model_store.threads import one_blas_thread
+from model_store.machine import one_blas_thread
 
 DIM, N_FEATURES, N_LABELS, N_QUERIES, N_SAMPLE = 64, 128, 500, 2_000, 4_000
 SPREAD = 0.11

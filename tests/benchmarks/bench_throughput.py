@@ -40,8 +40,13 @@ from pathlib import Path
 import numpy as np
 
 from model_store import open_bundle
-from model_store.machine import freeze_garbage, large_pages, raise_gc_threshold, tune_malloc
-from model_store.threads import one_blas_thread
+from model_store.machine import (
+    freeze_garbage,
+    large_pages,
+    one_blas_thread,
+    raise_gc_threshold,
+    tune_malloc,
+)
 from tests.benchmarks.load.photographs import photographs
 from tests.benchmarks.load.servers import (
     NOTHING_DONE,

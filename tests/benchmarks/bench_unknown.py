@@ -41,7 +41,8 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import from_arrays
 from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, calibration_error, reliability
-from model_store.identities import UNKNOWN, Group, Grouping, Points
+from model_store.identities import UNKNOWN, Group, Grouping
+from model_store.identity_pairs import Points
 from model_store.retriever import Retriever
 from tests.benchmarks.measured import record_figures
 from tests.benchmarks.omniglot_network import evaluation_characters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from model_store.threads import one_blas_thread
+from model_store.machine import one_blas_thread
 
 
 def test_blas_gets_its_threads_back() -> None:

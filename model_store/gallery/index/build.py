@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from numpy.typing import NDArray
 from model_store.errors import ConfigError
 from model_store.files import json_text
 from model_store.sphere import unit_direction
-from model_store.threads import faiss_threads
 
 from .plan import DEFAULT_SETTINGS, IndexKind, IndexPlan, IndexSettings
 
@@ -420,3 +420,19 @@ def add_to_lists(index: Any, blocks: Iterable[NDArray[np.float32]]) -> None:  # 
 
 def _n_groups(index: Any) -> int:  # noqa: ANN401 - FAISS has no types
     return math.isqrt(index.nlist)
+
+
+@contextmanager
+def faiss_threads(n: int) -> Iterator[None]:
+    """Set FAISS to ``n`` threads, and restore the setting at the end.
+
+    The setting is only for the calling thread. If PyTorch was imported before FAISS, the setting
+    also applies to PyTorch. The order of sums in a training would then change, and give another
+    model.
+    """
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(n)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)

@@ -10,7 +10,7 @@ import numpy as np
 
 from model_store import open_bundle
 from model_store.gallery import read_filter
-from model_store.threads import one_blas_thread
+from model_store.machine import one_blas_thread
 from tests.benchmarks.bench_throughput import IMAGES
 from tests.benchmarks.load.photographs import photographs
 from tests.benchmarks.load.requests import Request, form

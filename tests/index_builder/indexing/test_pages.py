@@ -21,7 +21,7 @@ from index_builder.indexing.evaluation_page import _error, picture_of, thumbnail
 from index_builder.indexing.unknown import UnknownGrouping
 from model_store.answers import Said
 from model_store.gallery import Gallery, Thumbnail
-from model_store.identities.grouping import Group, group_id
+from model_store.identities import Group, group_id
 
 IMAGES = from_arrays("q", np.arange(5 * 40 * 20, dtype=np.uint8).reshape(5, 40, 20), list("abcde"))
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import cophenet, linkage
 from scipy.spatial.distance import squareform
 
+from model_store import identities as joining
 from model_store.bundles.kept_queries import (
     BUILD_QUERIES_FILE,
     KEPT_QUERIES_FILE,
@@ -23,10 +24,18 @@ from model_store.bundles.kept_queries import (
 from model_store.encoder.contract import Embeddings
 from model_store.errors import IdentitiesUnavailable
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
-from model_store.identities import Group, Grouping, Labelled, Points, group_id
-from model_store.identities import grouping as joining
-from model_store.identities.grouping import FLOOR, joined, neighbour_pairs, share_of_same
-from model_store.identities.pairs import Compared, fit_logistic
+from model_store.identities import (
+    FLOOR,
+    Group,
+    Grouping,
+    Labelled,
+    Points,
+    group_id,
+    joined,
+    neighbour_pairs,
+    share_of_same,
+)
+from model_store.identity_pairs import Compared, fit_logistic
 from model_store.table import HalfRows
 
 DIM, PER_LABEL = 24, 8

@@ -27,9 +27,8 @@ from model_store.bundles.kept_queries import BUILD_QUERIES_FILE, CalibrationInpu
 from model_store.decision.logistic import LogisticModel
 from model_store.errors import IdentitiesUnavailable
 from model_store.gallery import Gallery
-from model_store.threads import faiss_threads
-
-from .pairs import (
+from model_store.gallery.index.build import faiss_threads
+from model_store.identity_pairs import (
     Bools,
     Codes,
     Compared,
