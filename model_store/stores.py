@@ -26,6 +26,16 @@ from model_store.queries import (
 from model_store.retriever import Retriever
 from model_store.search import N_CANDIDATES
 
+__all__ = [
+    "FaissStore",
+    "LanceStore",
+    "PgvectorStore",
+    "QdrantStore",
+    "Store",
+    "StoreAnswer",
+    "search_and_decide",
+]
+
 Direction = NDArray[np.float32]
 
 

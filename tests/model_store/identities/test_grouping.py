@@ -28,14 +28,12 @@ from model_store.identities import (
     FLOOR,
     Group,
     Grouping,
-    Labelled,
-    Points,
     group_id,
     joined,
     neighbour_pairs,
     share_of_same,
 )
-from model_store.identity_pairs import Compared, fit_logistic
+from model_store.identity_pairs import Compared, Labelled, Points, fit_logistic
 from model_store.table import HalfRows
 
 DIM, PER_LABEL = 24, 8
