@@ -13,13 +13,11 @@ Each name is imported on first use, so `import vouch_search` takes milliseconds.
     gallery     `open` and `Gallery`: a gallery in a local folder
     remote      `Client` and `AsyncClient`: galleries of a running service
     building    `build` and `index`: make a gallery from a folder of images
-    protocol    the methods that local and remote galleries share
+    protocol    the methods that local and remote galleries share, and checks of their arguments
     many        searches with many images
     command     ``vouch-search``: searches a folder of images, writes a table
-    answers     `Answer` to one query, `Answers` to many
-    keywords    checks of search arguments
+    answers     `Answer` to one query, `Answers` to many; pandas and Arrow tables
     plots       matplotlib plots of answers, galleries and evaluations
-    tables      pandas and Arrow tables of records
     core        vector queries, and decisions on neighbours from other stores
     langchain, llama_index   retrievers for these libraries
     programs    the programs that are installed
@@ -34,13 +32,12 @@ if TYPE_CHECKING:
     from model_store.errors import VouchError
     from service.client.contract import VouchProblem
     from vouch_search import plots
-    from vouch_search.answers import Answer, Answers, Failure
+    from vouch_search.answers import Answer, Answers, Failure, to_arrow, to_pandas
     from vouch_search.building import build, index
     from vouch_search.gallery import Gallery
     from vouch_search.gallery import open_gallery as open  # noqa: A004 - read as vouch.open
     from vouch_search.protocol import AsyncSearchableGallery, SearchableGallery
     from vouch_search.remote import AsyncClient, AsyncGallery, Client, RemoteGallery
-    from vouch_search.tables import to_arrow, to_pandas
 else:
     _PLACES = {
         "Answer": "answers",
@@ -59,8 +56,8 @@ else:
         "index": "building",
         "open": "gallery:open_gallery",
         "plots": "plots",
-        "to_arrow": "tables",
-        "to_pandas": "tables",
+        "to_arrow": "answers",
+        "to_pandas": "answers",
     }
 
     _EXTRAS = {"httpx2": "client", "typer": "build", "torch": "build", "matplotlib": "plots"}
