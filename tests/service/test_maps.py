@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate
 from model_store.gallery_map import MAX_COLOURS, Plane, points_of
-from service.http.routes.maps import MAX_ROWS
+from service.http.routes.curation import MAX_ROWS
 from tests.support.bundle_copies import copied
 
 StartClient = Callable[..., TestClient]

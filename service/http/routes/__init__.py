@@ -4,8 +4,7 @@
 
     search        search with an image, a text or a vector; assess, embed, decide
     items         the items of a gallery, its sample queries, and changes
-    maps          the items of a gallery in two dimensions
-    curation      near duplicates and possible label errors
+    curation      the map of a gallery, near duplicates and possible label errors
     galleries     galleries, their bundles and calibrations; create, rename, drop
     review        decisions on queries, and queries kept for review
     unknown       groups of queries without a match
@@ -18,7 +17,6 @@ from service.http.routes import (
     curation,
     galleries,
     items,
-    maps,
     operations,
     review,
     search,
@@ -30,7 +28,6 @@ ROUTERS = (
     search.router,
     galleries.router,
     items.router,
-    maps.router,
     curation.router,
     items.changes_router,
     review.feedback_router,
