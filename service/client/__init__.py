@@ -3,9 +3,8 @@
 ::
 
     client      `VouchClient`: a method for each path
-    management  create, describe, rename and drop galleries
+    management  create, describe, rename and drop galleries; the review queue of a gallery
     contract    the requests of the client, and its errors
-    review      the review queue of a gallery
 
 and the integrations with other tools; an integration needs the library of its tool::
 

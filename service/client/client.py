@@ -37,8 +37,7 @@ from service.client.contract import (
     send,
     sent_again,
 )
-from service.client.management import GalleryManagement
-from service.client.review import ReviewQueueClient, UnknownQueriesClient
+from service.client.management import GalleryManagement, ReviewQueueClient, UnknownQueriesClient
 from service.schemas.keywords import (
     DecisionOptions,
     Filter,

@@ -22,8 +22,7 @@ from model_store.bundles.directory import activate
 from model_store.identities import Grouping
 from service import schemas
 from service.client import VouchClient
-from service.client.management import GalleryManagement
-from service.client.review import ReviewQueueClient, UnknownQueriesClient
+from service.client.management import GalleryManagement, ReviewQueueClient, UnknownQueriesClient
 from tests.support.bundle_copies import copied
 
 StartClient = Callable[..., TestClient]
