@@ -5,13 +5,13 @@
     registry          galleries by name: leases, hot swap, compaction, canaries
     builder           runs `vouch-build`; the first bundle of a service without galleries
     created           galleries that are created, renamed and dropped at run time
-    served            opens bundles; the open engines, and the requests that use them
+    served            which bundle a replica may answer from, following `CURRENT`; opens bundles;
+                      the open engines, and the requests that use them
     lease             one request's fixed view of a gallery, and its operations
     engine            one gallery at work: decodes, encodes, caches and computes
     queries           the parameters of a search, and the results of an engine
     resources         what engines share, and the threads that search and decide
     writer            live writes
-    following         which bundle a replica may answer from, following `CURRENT`
     calibration_runs  calibrations that clients start, and refits of stale calibrations
     reviewing         queries kept for review, the random draw, embeddings for later decisions
     unknown           groups of queries without a match, and items that were queries

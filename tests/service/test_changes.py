@@ -722,7 +722,7 @@ class TestSeveralServices:
         assert put(other, "x", stranger).status_code == 503
         assert one.get("/readyz").status_code == 200
         flip_a_byte(file)
-        monkeypatch.setattr("service.serving.following.RETRY_REFUSED_S", 0.0)
+        monkeypatch.setattr("service.serving.served.RETRY_REFUSED_S", 0.0)
         assert other.get(f"{ITEMS}/gone").status_code == 404
         assert other.get("/readyz").status_code == 200
 

@@ -296,7 +296,7 @@ async def test_a_look_at_current_that_comes_late_is_forgotten(
         seen.append(late.pop() if late else current_id(root))
         return seen[-1]
 
-    monkeypatch.setattr("service.serving.following.current_id", read)
+    monkeypatch.setattr("service.serving.served.current_id", read)
     watching = asyncio.create_task(galleries.watch())
     await until(lambda: len(seen) > 1)  # it was looked at again before following it
     assert served(galleries).manifest.id == ids[1]
@@ -357,8 +357,8 @@ async def test_current_that_can_be_read_again_is_complained_of_no_more(
 
     await galleries.require_current()
     with monkeypatch.context() as patched:
-        patched.setattr("service.serving.following._mark", lambda _: None)
-        patched.setattr("service.serving.following.current_id", away)
+        patched.setattr("service.serving.served._mark", lambda _: None)
+        patched.setattr("service.serving.served.current_id", away)
         await galleries.require_current()
         assert "cannot be read" in galleries.refused["digits"]
     await galleries.require_current()
@@ -376,7 +376,7 @@ def late_look(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threadi
             assert may_end.wait(TIMEOUT_S)
         return named
 
-    monkeypatch.setattr("service.serving.following.current_id", read)
+    monkeypatch.setattr("service.serving.served.current_id", read)
     return begun, may_end
 
 
