@@ -66,7 +66,7 @@ UNUSED_AT_FIRST = {
     "service.health_check": ("numpy", "pydantic", "importlib.metadata"),
     "service.__main__": ("numpy", "pydantic", "importlib.metadata"),
     "service.decoding.worker": ("pydantic", "scipy"),
-    "service.encoding.worker": ("scipy", "redis"),
+    "service.encoding.process": ("scipy", "redis"),
     "service.app": ("scipy.stats", "scipy.optimize", "scipy.spatial", "redis", "sklearn"),
     "index_builder.indexing.collection": ("scipy.stats", "sklearn", "torch"),
 }

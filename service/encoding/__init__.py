@@ -2,8 +2,7 @@
 
 ::
 
-    process          the encoder process as its parent sees it
-    worker           the encoder process itself
+    process          the encoder process: the parent's side, and the child itself
     queues           the queue of each encoder
     batching         images of several requests, encoded together
     cache            predictive distributions, in Redis or in the process; concurrent equal

@@ -203,7 +203,7 @@ class Service(Process):
     def encoders(self) -> list[psutil.Process]:
         """The processes that encode, one of each worker."""
         children = psutil.Process(self.popen.pid).children(recursive=True)
-        return [child for child in children if "service.encoding.worker" in command_of(child)]
+        return [child for child in children if "service.encoding.process" in command_of(child)]
 
     def members(self) -> list[psutil.Process]:
         """The processes that answer, where there are several."""

@@ -58,7 +58,7 @@ class Replicas:
 
     A hot swap publishes the first bundle anew, in which nothing has been written: it takes every
     item away. Until somebody has written to it, a service that is still opening it may answer from
-    the one before; see `service.serving.following`.
+    the one before; see `service.serving.served`.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import EncoderError
-from service.encoding.worker import SideBySide
+from service.encoding.process import SideBySide
 from tests.support.fakes import FakeEncoder
 from tests.support.waiting import TIMEOUT_S
 
