@@ -34,8 +34,8 @@ from service.http.page_files import PageFiles, page_response
 from service.http.problems import add_problem_handlers
 from service.http.routes import ROUTERS
 from service.http.routes.dependencies import ServiceState
+from service.observability.logs import Tracing
 from service.observability.metrics import Telemetry
-from service.observability.records import Tracing
 from service.processes.workers import galleries_at_once, n_workers
 from service.redis_calls import RedisCalls
 from service.serving.builder import CalibrateCommand

@@ -20,7 +20,7 @@ import numpy as np
 from model_store.encoder.contract import Embeddings, Encoder, Inputs
 from model_store.errors import EncoderStopped
 from service.fair_share import FairShare
-from service.observability.records import BatchRecord
+from service.observability.logs import BatchRecord
 
 GAIN = 1.1
 """Minimum gain in speed. A larger batch size is used only if it multiplies the number of images per

@@ -21,7 +21,7 @@ from model_store.encoder.contract import TEXT_ENCODER_FILE, Encoder, ForwardingE
 from model_store.encoder.text import OnnxTextEncoder, open_text_encoder
 from model_store.machine import PROVIDERS, ProviderChoice, usable_processors
 from service.fair_share import FairShare
-from service.observability.records import BatchRecord
+from service.observability.logs import BatchRecord
 from service.settings import Settings
 
 from .batching import Batches, MicroBatcher, largest_useful_batch, useful_turn

@@ -12,8 +12,8 @@ from model_store.messages import Message, message
 from service import schemas, serializers
 from service.access.hosts import root_path
 from service.http.cursors import SearchCursor, write
+from service.observability.logs import SearchRecord, current_record
 from service.observability.metrics import Telemetry, counted_as
-from service.observability.records import SearchRecord, current_record
 from service.serializers import PictureUrls
 from service.serving.lease import Lease
 from service.serving.queries import (

@@ -20,8 +20,8 @@ from service.access.access import Caller
 from service.http.admission import ClientGone, Drain
 from service.http.bodies import BoundedBodies
 from service.http.problems import internal_error, problem_response
+from service.observability.logs import UNMATCHED, RequestRecord, Tracing, recorded
 from service.observability.metrics import Telemetry
-from service.observability.records import UNMATCHED, RequestRecord, Tracing, recorded
 
 logger = logging.getLogger("service.requests")
 

@@ -61,7 +61,7 @@ from model_store.errors import (
 )
 from service.access.hosts import root_path
 from service.http import limits
-from service.observability.records import current_record
+from service.observability.logs import current_record
 from service.schemas import FieldError, Problem
 
 logger = logging.getLogger("service.requests")

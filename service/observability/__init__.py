@@ -2,8 +2,7 @@
 
 ::
 
-    records    facts of one request, for log, metrics and trace
     metrics    counters and histograms for Prometheus
-    logs       one JSON object a line
+    logs       facts of one request, for log, metrics and trace; one JSON object a line
     tracing    OpenTelemetry spans
 """

@@ -26,7 +26,7 @@ from model_store.answers import Said
 from model_store.bundles.bundle import Bundle
 from model_store.installation import installed_version
 from model_store.messages import ChangeReason
-from service.observability.records import BatchRecord, RequestRecord, SearchRecord
+from service.observability.logs import BatchRecord, RequestRecord, SearchRecord
 
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -22,7 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from model_store.installation import installed_version
-from service.observability.records import UNMATCHED, RequestRecord, SearchRecord
+from service.observability.logs import UNMATCHED, RequestRecord, SearchRecord
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from model_store.errors import EncoderStopped
 from service.encoding.batching import MicroBatcher, largest_useful_batch, useful_turn
 from service.encoding.queues import BatchLimits, EncoderQueues, measured
 from service.fair_share import FairShare
-from service.observability.records import BatchRecord
+from service.observability.logs import BatchRecord
 from tests.support.fakes import FakeEncoder
 from tests.support.waiting import TIMEOUT_S, until
 

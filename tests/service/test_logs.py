@@ -23,15 +23,17 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import EncoderStopped, GalleryUnavailable, UnsupportedImage, VouchError
 from service.encoding.batching import MicroBatcher
 from service.http.middleware import RequestContext
-from service.observability.logs import JsonFormatter, Redaction, log_as_json
-from service.observability.metrics import Telemetry
-from service.observability.records import (
+from service.observability.logs import (
     LONGEST_PATH,
     LONGEST_REASON,
+    JsonFormatter,
+    Redaction,
     RequestRecord,
     SearchRecord,
+    log_as_json,
     recorded,
 )
+from service.observability.metrics import Telemetry
 from tests.end_to_end.questions import assess, picture, search, truncated
 from tests.support.fakes import FakeEncoder
 

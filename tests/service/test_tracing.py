@@ -17,8 +17,7 @@ import pytest
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from service.observability.logs import JsonFormatter
-from service.observability.records import RequestRecord, SearchRecord
+from service.observability.logs import JsonFormatter, RequestRecord, SearchRecord
 from service.observability.tracing import FLUSH_TIMEOUT_S, OtlpTracing, stage_times
 from service.settings import Settings
 from tests.end_to_end.collector import Collector, attributes

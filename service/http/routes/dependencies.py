@@ -21,8 +21,8 @@ from service.http.admission import Drain
 from service.http.cursors import MAX_ITEMS_LENGTH
 from service.http.problems import responses
 from service.http.routing import MULTIPART, CheckedRoute, ModelT, validated
+from service.observability.logs import current_record
 from service.observability.metrics import Telemetry
-from service.observability.records import current_record
 from service.serving.calibration_runs import CalibrationRuns
 from service.serving.created import CreatedGalleries
 from service.serving.curation import GalleryPlanes, Rankings
