@@ -27,8 +27,13 @@ from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache
 from service.encoding.queues import BatchLimits, EncoderQueues
 from service.fair_share import FairShare
-from service.http.admission import Admission, Drain
-from service.http.middleware import CompressedReads, RequestContext, content_security_policy
+from service.http.middleware import (
+    Admission,
+    CompressedReads,
+    Drain,
+    RequestContext,
+    content_security_policy,
+)
 from service.http.openapi import description_route, document
 from service.http.page_files import PageFiles, page_response
 from service.http.problems import add_problem_handlers

@@ -28,7 +28,7 @@ from service.app import create_app
 from service.command_line import refuse
 from service.encoding.process import EncoderProcess
 from service.encoding.queues import OpenFound, SharedEncoders
-from service.http.admission import Drain
+from service.http.middleware import Drain
 from service.http.server import STARTUP_FAILURE, open_listeners, serve
 from service.observability.logs import Redaction, log_as_json
 from service.processes.workers import (

@@ -3,9 +3,9 @@
 ::
 
     server             starts uvicorn with limits; closes without losing the answer
-    middleware         request ids, body limits, security headers, log lines
+    middleware         request ids, body limits, security headers, log lines; limits on concurrent
+                       requests, deadlines, and the drain before the end
     limits             the limits of one request and of one connection
-    admission          limits on concurrent requests, deadlines, and the drain before the end
     bodies             receives and parses bodies and forms, within limits
     routing            the classes of routes; they refuse what a route does not read
     routes             the paths of the service, which call the core

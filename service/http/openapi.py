@@ -25,7 +25,7 @@ from model_store.errors import (
 )
 from service.access.access import SECURITY_SCHEMES, Access
 from service.access.keys import KeyScope, allows
-from service.http.admission import is_counted
+from service.http.middleware import is_counted
 from service.http.problems import MEDIA_TYPE, responses
 from service.http.routing import MULTIPART
 from service.schemas import Problem

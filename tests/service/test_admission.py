@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import DeadlineExceeded, Overloaded
 from model_store.sqlite import wanted_until
-from service.http.admission import Admission, ClientGone
+from service.http.middleware import Admission, ClientGone
 from service.observability.metrics import Telemetry
 
 pytestmark = pytest.mark.anyio

@@ -20,8 +20,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.encoder.contract import Embeddings
 from model_store.encoder.runs import ProviderPart
 from model_store.installation import installed_version
-from service.http.admission import ClientGone
-from service.http.middleware import RequestContext
+from service.http.middleware import ClientGone, RequestContext
 from service.observability.metrics import Telemetry
 from service.serving.lease import Lease
 from service.settings import Settings

@@ -17,8 +17,8 @@ from model_store.search import Diversity
 from service import schemas
 from service.access.access import requires
 from service.encoding.cache import Cache
-from service.http.admission import Drain
 from service.http.cursors import MAX_ITEMS_LENGTH
+from service.http.middleware import Drain
 from service.http.problems import responses
 from service.http.routing import MULTIPART, CheckedRoute, ModelT, validated
 from service.observability.logs import current_record
