@@ -10,9 +10,9 @@ The path of a request::
     model_store      search and decision
 
 Other modules: `schemas` (the JSON of requests and answers), `serializers` (core answers to JSON
-records), `observability` (metrics, logs, traces), `processes` (workers and shared memory),
-`fair_share` (fair scheduling of callers), `tasks` (work that outlives its request), `redis_calls`
-(tolerates a broken Redis), `settings` (``VOUCH_*``), `command_line` (an option for each setting),
-`health_check` (of a container), `app` (assembles the application), `start` (starts the processes)
-and `client` (Python client and integrations).
+records), `observability` (metrics, logs, traces), `workers` (the processes of one service),
+`shared_pixels` (memory of two processes), `scheduling` (turns of callers, threads, tasks),
+`redis_calls` (tolerates a broken Redis), `settings` (``VOUCH_*``), `command_line` (an option for
+each setting), `health_check` (of a container), `app` (assembles the application), `start` (starts
+the processes) and `client` (Python client and integrations).
 """

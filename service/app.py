@@ -26,7 +26,6 @@ from service.decoding.decoder import Decoder, ThreadDecoder
 from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache
 from service.encoding.queues import BatchLimits, EncoderQueues
-from service.fair_share import FairShare
 from service.http.middleware import (
     Admission,
     CompressedReads,
@@ -43,13 +42,13 @@ from service.observability.logs import Tracing
 from service.observability.metrics import Telemetry
 from service.processes.workers import galleries_at_once, n_workers
 from service.redis_calls import RedisCalls
+from service.scheduling import FairShare, Threads
 from service.serving.builder import CalibrateCommand
 from service.serving.calibration_runs import CalibrationRuns, Recalibrator
 from service.serving.created import CreatedGalleries
-from service.serving.engine import SearchEngine
+from service.serving.engine import EngineResources, SearchEngine
 from service.serving.metrics import GalleryMetrics
 from service.serving.registry import Galleries
-from service.serving.resources import EngineResources, Threads
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
 from service.serving.served import OpenBundle, Opener
 from service.serving.shadows import ReadOnlyCache, Shadows

@@ -19,7 +19,7 @@ from model_store.images import (
     encode_thumbnail,
 )
 from model_store.images.quality import quality_measures
-from service.fair_share import FairShare
+from service.scheduling import FairShare
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ import numpy as np
 
 from model_store.encoder.contract import Embeddings, Encoder, Inputs
 from model_store.errors import EncoderStopped
-from service.fair_share import FairShare
 from service.observability.logs import BatchRecord
+from service.scheduling import FairShare
 
 GAIN = 1.1
 """Minimum gain in speed. A larger batch size is used only if it multiplies the number of images per

@@ -38,7 +38,7 @@ from model_store.errors import (
     UploadTooSlow,
 )
 from model_store.gallery.filters.grammar import UnfitJson, read_json
-from service.fair_share import FairShare
+from service.scheduling import FairShare
 
 from . import limits
 

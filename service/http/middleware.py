@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import DeadlineExceeded, NotReady, Overloaded, VouchError
 from model_store.sqlite import wanted_until
-from service import fair_share
+from service import scheduling
 from service.access.access import Caller
 from service.http.bodies import BoundedBodies
 from service.http.problems import internal_error, problem_response
@@ -143,7 +143,7 @@ class Admission:
             return
         account = self._account_of(scope)
         self._enter(account)
-        fair_share.caller.set(account)
+        scheduling.caller.set(account)
         try:
             await _while_wanted(self._app, scope, receive, send, self._deadline_s)
         except TimeoutError as error:

@@ -10,7 +10,6 @@
     lease             one request's fixed view of a gallery, and its operations
     engine            one gallery at work: decodes, encodes, caches and computes
     queries           the parameters of a search, and the results of an engine
-    resources         what engines share, and the threads that search and decide
     writer            live writes
     calibration_runs  calibrations that clients start, and refits of stale calibrations
     reviewing         queries kept for review, the random draw, embeddings for later decisions

@@ -32,7 +32,7 @@ from model_store.errors import VouchError, WriteRefused
 from model_store.files import lock_between_processes, replacing
 from model_store.gallery import LiveGallery
 from model_store.sqlite import of_the_system
-from service.tasks import Tasks
+from service.scheduling import Tasks
 
 from .builder import CalibrateCommand
 from .engine import SearchEngine

@@ -15,9 +15,9 @@ from model_store.bundles.galleries import GalleryEntry, GalleryFolder, gallery_n
 from model_store.bundles.manifest import Manifest
 from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.errors import GalleryExists, PointerUnreadable, QuotaExceeded, WriteRefused
+from service.scheduling import Tasks
 from service.serving.builder import empty_bundle
 from service.serving.registry import Galleries
-from service.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from model_store.bundles.signatures import secret_of
 from model_store.decision import outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind, VectorInput
 from model_store.errors import InternalError, NotReady, PointerUnreadable, QueryNotFound
+from model_store.feedback import AnsweredQueries, FeedbackLog, ReviewQueue
 from model_store.files import FileMark
 from model_store.gallery import Thumbnail, Vector
 from model_store.predictive import Predictive
@@ -38,16 +39,24 @@ from model_store.queries import (
 )
 from model_store.records import GalleryOutcome
 from model_store.retriever import Retriever
-from service.decoding.decoder import Prepared
-from service.encoding.cache import CacheEntry, SingleFlight, key_prefix
-from service.encoding.queues import EncoderQueue
-from service.observability.metrics import counted_as
+from service.decoding.decoder import Decoder, Prepared
+from service.encoding.cache import Cache, CacheEntry, SingleFlight, key_prefix
+from service.encoding.queues import BatchLimits, EncoderQueue, EncoderQueues
+from service.observability.metrics import Telemetry, counted_as
+from service.scheduling import Pace, Threads
 from service.schemas import QueryImage, QueryText
 from service.serving.queries import Encoded, vector_id
-from service.serving.resources import EngineResources, Pace
-from service.serving.reviewing import DelayedWrite, RetainedQueries, ReviewedGallery, ReviewKeeper
+from service.serving.reviewing import (
+    NOTHING_REVIEWED,
+    DelayedWrite,
+    RetainedQueries,
+    ReviewedGallery,
+    ReviewKeeper,
+    ReviewTerms,
+)
 from service.serving.shadow import Shadow
 from service.serving.watch import Watch
+from service.settings import OnDrift
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +72,39 @@ than `WRITTEN_AFTER_S`, because the write itself takes time."""
 
 LOOKS_EVERY_S = 0.1
 """Seconds between two looks for this query."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResources:
+    """The objects that all engines of a service share.
+
+    Attributes
+    ----------
+    cache : cache of predictive distributions.
+    decoder : turns uploads into the encoder's input, in separate processes that may crash.
+    threads : threads that search and decide.
+    telemetry : metrics of all galleries.
+    batches : limits on the size of encoder batches.
+    feedback : stores users' feedback and the state of drift tests.
+    audit_share : share of matches to draw for review, if feedback is stored.
+    on_drift : see `SearchEngine.on_drift`.
+    answered : store of the embeddings of queries; None if queries are only in the cache.
+    reviews, review_terms : the review queue and its options; None without a review queue.
+    queues : batch queues of the encoders.
+    """
+
+    cache: Cache
+    decoder: Decoder
+    threads: Threads
+    telemetry: Telemetry
+    batches: BatchLimits = field(default_factory=BatchLimits)
+    feedback: FeedbackLog | None = None
+    audit_share: float = 0.0
+    on_drift: OnDrift = "warn"
+    answered: AnsweredQueries | None = None
+    reviews: ReviewQueue | None = None
+    review_terms: ReviewTerms = NOTHING_REVIEWED
+    queues: EncoderQueues = field(default_factory=EncoderQueues)
 
 
 class SearchEngine:

@@ -37,12 +37,11 @@ from model_store.errors import (
 from model_store.gallery import Receipt, Retry, Write
 from model_store.gallery.protocol import once_kept
 from service.observability.metrics import counted_as
+from service.scheduling import Tasks, run_to_its_end
 from service.serving.served import Following
-from service.tasks import Tasks
 
 from .engine import SearchEngine
 from .lease import Lease
-from .resources import run_to_its_end
 from .served import OnDemand, OpenBundle, Opener, Served, ServedGalleries, StartEngine, directory_of
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from model_store.errors import (
     VouchError,
 )
 from model_store.files import FileMark, file_mark
+from service.scheduling import Tasks
 from service.serving.engine import SearchEngine
-from service.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

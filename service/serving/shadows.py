@@ -20,12 +20,12 @@ from model_store.errors import (
 from model_store.gallery.protocol import find_row
 from service.encoding.cache import Cache, CacheEntry
 from service.observability.metrics import Telemetry, counted_as
+from service.scheduling import Tasks
 from service.serving.engine import SearchEngine
 from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
 from service.serving.served import Opener, directory_of
 from service.serving.shadow import Shadow, SpareRoom, Tried
-from service.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

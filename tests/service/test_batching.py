@@ -15,8 +15,8 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import EncoderStopped
 from service.encoding.batching import MicroBatcher, largest_useful_batch, useful_turn
 from service.encoding.queues import BatchLimits, EncoderQueues, measured
-from service.fair_share import FairShare
 from service.observability.logs import BatchRecord
+from service.scheduling import FairShare
 from tests.support.fakes import FakeEncoder
 from tests.support.waiting import TIMEOUT_S, until
 

@@ -10,9 +10,9 @@ import pytest
 from starlette.types import Message, Receive, Scope
 
 from model_store.errors import ImageTooLarge, UploadTooSlow
-from service.fair_share import caller
 from service.http import limits
 from service.http.bodies import BoundedBodies
+from service.scheduling import caller
 
 pytestmark = pytest.mark.anyio
 

@@ -24,12 +24,11 @@ from model_store.images import ImageLimits
 from model_store.retriever import Retriever
 from service.decoding.decoder import Prepared, ThreadDecoder
 from service.encoding.cache import Cache, ProcessCache
-from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
-from service.serving.engine import SearchEngine
+from service.scheduling import N_RUNS, FairShare, Threads
+from service.serving.engine import EngineResources, SearchEngine
 from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
-from service.serving.resources import N_RUNS, EngineResources, Threads
 from tests.support.spoilt_encoders import is_plain, spoil
 from tests.support.waiting import TIMEOUT_S
 
@@ -171,8 +170,8 @@ async def test_quick_searches_on_this_machine_are_done_in_the_event_loop_unless_
 ) -> None:
     monkeypatch.setattr(type(bundle.retriever.gallery), "is_local", is_local)
     engine = await SearchEngine.start(bundle, resources(executor))
-    monkeypatch.setattr("service.serving.resources.QUICK_S", math.inf)
-    monkeypatch.setattr("service.serving.resources.LATE_S", math.inf)
+    monkeypatch.setattr("service.scheduling.QUICK_S", math.inf)
+    monkeypatch.setattr("service.scheduling.LATE_S", math.inf)
     found_by: list[threading.Thread] = []
     find = Retriever.find
 

@@ -15,7 +15,7 @@ from model_store.images import Preprocessing
 from model_store.images.decode import DecodingBudget
 from model_store.sqlite import interrupted_when_late, wanted_until
 from service.decoding.pool import DecoderPool
-from service.fair_share import FairShare, caller
+from service.scheduling import FairShare, caller
 from tests.end_to_end.questions import picture
 from tests.support.hostile_images import scan_bomb
 from tests.support.waiting import TIMEOUT_S

@@ -52,14 +52,13 @@ from model_store.gallery import Delete, NewItem, Thumbnail, Upsert, Vector
 from model_store.images import ImageLimits
 from service.decoding.decoder import ThreadDecoder
 from service.encoding.cache import ProcessCache
-from service.fair_share import FairShare
 from service.http.routes.items import get_sample
 from service.observability.metrics import Telemetry
+from service.scheduling import FairShare, Threads
 from service.serving.created import CreatedGalleries, ListedGallery
-from service.serving.engine import SearchEngine
+from service.serving.engine import EngineResources, SearchEngine
 from service.serving.queries import SearchParameters
 from service.serving.registry import Galleries
-from service.serving.resources import EngineResources, Threads
 from tests.support.bundle_copies import flip_a_byte, republished, unlinked
 from tests.support.waiting import TIMEOUT_S, until, wait_until
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.serving.resources import LATE_S, N_LATE, N_RUNS, QUICK_S, Pace
+from service.scheduling import LATE_S, N_LATE, N_RUNS, QUICK_S, Pace
 
 
 class Clocks:
@@ -35,7 +35,7 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     clocks = Clocks()
-    monkeypatch.setattr("service.serving.resources.time", clocks)
+    monkeypatch.setattr("service.scheduling.time", clocks)
     return clocks
 
 

@@ -20,7 +20,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import SHADOW_FILE, ShadowTerms, activate
 from model_store.errors import ActivationRefused
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
-from service.fair_share import FairShare
+from service.scheduling import FairShare
 from service.serving import shadow as shadow_room
 from service.serving import shadows as shadows_room
 from service.serving.queries import SearchParameters
