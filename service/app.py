@@ -40,7 +40,6 @@ from service.http.routes import ROUTERS
 from service.http.routes.dependencies import ServiceState
 from service.observability.logs import Tracing
 from service.observability.metrics import Telemetry
-from service.processes.workers import galleries_at_once, n_workers
 from service.redis_calls import RedisCalls
 from service.scheduling import FairShare, Threads
 from service.serving.builder import CalibrateCommand
@@ -54,6 +53,7 @@ from service.serving.served import OpenBundle, Opener
 from service.serving.shadows import ReadOnlyCache, Shadows
 from service.serving.writer import ItemWriter
 from service.settings import Settings
+from service.workers import galleries_at_once, n_workers
 
 PAGE = Path(__file__).parent / "http" / "page"
 

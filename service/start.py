@@ -31,14 +31,14 @@ from service.encoding.queues import OpenFound, SharedEncoders
 from service.http.middleware import Drain
 from service.http.server import STARTUP_FAILURE, open_listeners, serve
 from service.observability.logs import Redaction, log_as_json
-from service.processes.workers import (
+from service.settings import DEFAULT_GALLERIES, Settings
+from service.workers import (
     is_first_worker,
     join_workers,
     n_workers,
     raise_file_limit,
     shared_directory,
 )
-from service.settings import DEFAULT_GALLERIES, Settings
 
 logger = logging.getLogger("service")
 

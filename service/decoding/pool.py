@@ -28,8 +28,8 @@ from model_store.images import ImageLimits, Preprocessing, check_size
 from model_store.images.decode import DecodingBudget
 from model_store.images.quality import MEASURES
 from model_store.machine import malloc_environment
-from service.processes.shared_pixels import SharedPixels
 from service.scheduling import FairShare, Tasks
+from service.shared_pixels import SharedPixels
 
 from .decoder import Prepared
 from .sandbox import PARTS, SandboxMode

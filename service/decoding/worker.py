@@ -38,7 +38,7 @@ from model_store.images import (
 from model_store.images.decode import DecodingBudget, spending
 from model_store.images.quality import quality_measures
 from service.decoding import sandbox
-from service.processes.shared_pixels import SharedPixels
+from service.shared_pixels import SharedPixels
 
 PREFIX = struct.Struct("!II")
 """Prefix of every message: the bytes of the JSON, then the bytes of the data after the JSON."""

@@ -31,7 +31,7 @@ from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
 from model_store.machine import PROVIDERS, ProviderChoice, large_pages, usable_processors
 from service.observability.logs import log_as_json
-from service.processes.shared_pixels import SharedPixels
+from service.shared_pixels import SharedPixels
 
 logger = logging.getLogger(__name__)
 

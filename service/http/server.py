@@ -31,7 +31,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
-from service.processes import workers
+from service import workers
 from service.settings import Settings
 
 from . import limits

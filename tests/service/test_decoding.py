@@ -32,7 +32,7 @@ from model_store.images.quality import quality_measures
 from service.decoding.decoder import Prepared
 from service.decoding.pool import DecoderPool, DecoderProcess
 from service.decoding.worker import PREFIX
-from service.processes.shared_pixels import SharedPixels
+from service.shared_pixels import SharedPixels
 from tests.support.hostile_images import contrived
 from tests.support.image_files import encoded, picture, png, seeds, slow_png
 from tests.support.waiting import TIMEOUT_S, until, wait_until

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from service.processes.workers import FEWEST, galleries_at_once, raise_file_limit
+from service.workers import FEWEST, galleries_at_once, raise_file_limit
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from service.processes.shared_pixels import SharedPixels
+from service.shared_pixels import SharedPixels
 
 SMALL = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
 
@@ -16,7 +16,7 @@ SMALL = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
 @pytest.mark.process
 def test_another_process_reads_and_overwrites_what_was_written() -> None:
     program = (
-        "import sys; from service.processes.shared_pixels import SharedPixels\n"
+        "import sys; from service.shared_pixels import SharedPixels\n"
         "theirs = SharedPixels(int(sys.argv[1])); theirs.write(theirs.read((2, 2, 3)) + 1)"
     )
     with closing(SharedPixels()) as ours:

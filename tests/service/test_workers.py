@@ -16,8 +16,8 @@ from uvicorn.supervisors import multiprocess
 from model_store.errors import BundleNotFound
 from service import start
 from service.http.server import STARTUP_FAILURE, _Workers
-from service.processes.workers import is_first_worker, is_worker, n_workers, shared_directory
 from service.settings import Settings
+from service.workers import is_first_worker, is_worker, n_workers, shared_directory
 
 NOBODY = 2**22 + 1
 """Larger than any id of a process."""

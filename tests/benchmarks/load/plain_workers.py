@@ -1,6 +1,6 @@
 """The service as a plain ASGI application: ``uvicorn --factory --workers 2 …plain_workers:app``.
 
-Its settings come from the environment alone. Nothing of `service.processes` is used: no shared
+Its settings come from the environment alone. Nothing of `service.workers` is used: no shared
 counters, and a worker that dies is uvicorn's matter.
 """
 
