@@ -13,8 +13,8 @@ Each name is imported on first use, so `import vouch_search` takes milliseconds.
     gallery     `open` and `Gallery`: a gallery in a local folder
     remote      `Client` and `AsyncClient`: galleries of a running service
     building    `build` and `index`: make a gallery from a folder of images
-    protocol    the methods that local and remote galleries share, and checks of their arguments
-    many        searches with many images
+    protocol    what local and remote galleries share: methods, checks of arguments, searches with
+                many images
     command     ``vouch-search``: searches a folder of images, writes a table
     answers     `Answer` to one query, `Answers` to many; pandas and Arrow tables
     plots       matplotlib plots of answers, galleries and evaluations

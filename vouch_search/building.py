@@ -15,7 +15,7 @@ from index_builder.commands.index import IndexOptions, run_index
 from index_builder.commands.outcome import OutcomeReport
 from index_builder.progress import console, messages_shown, set_output
 from vouch_search.gallery import Gallery, open_gallery, opened
-from vouch_search.many import require_path
+from vouch_search.protocol import require_path
 
 Place = str | os.PathLike[str]
 Options = TypeVar("Options", AllOptions, IndexOptions)

@@ -21,8 +21,7 @@ from model_store.installation import how_to_install
 from model_store.programs import add_global_options, interruptible, parser_of
 from model_store.text_values import to_cell
 from vouch_search.answers import Failure, Picture, columns_of, counts_of, data_uri, to_arrow
-from vouch_search.many import images_of, is_of_image
-from vouch_search.protocol import SearchableGallery
+from vouch_search.protocol import SearchableGallery, images_of, is_of_image
 
 PROGRAM = "vouch-search"
 AT_ONCE = 64

@@ -26,8 +26,15 @@ from model_store.search import Diversity
 from service import schemas, serializers
 from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture
-from vouch_search.many import ErrorChoice, images_of, in_threads, query_name, require_path
-from vouch_search.protocol import checked_options, checked_text
+from vouch_search.protocol import (
+    ErrorChoice,
+    checked_options,
+    checked_text,
+    images_of,
+    in_threads,
+    query_name,
+    require_path,
+)
 
 _DATABASE_TIMEOUT_S = 5.0
 """Seconds to wait for an answer of a gallery's database; as the service waits."""

@@ -16,8 +16,16 @@ from service.client import VouchClient, VouchProblem
 from service.client.contract import base_of, fields_of, headers_of, path_of, read, seconds_to_wait
 from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture
-from vouch_search.many import ErrorChoice, images_of, in_threads, in_turns, query_name
-from vouch_search.protocol import checked_options, checked_text, sent_options
+from vouch_search.protocol import (
+    ErrorChoice,
+    checked_options,
+    checked_text,
+    images_of,
+    in_threads,
+    in_turns,
+    query_name,
+    sent_options,
+)
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
