@@ -26,6 +26,7 @@ from service.decoding.decoder import Decoder, ThreadDecoder
 from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache
 from service.encoding.queues import BatchLimits, EncoderQueues
+from service.http.documents import PageFiles, description_route, document, page_response
 from service.http.middleware import (
     Admission,
     CompressedReads,
@@ -33,8 +34,6 @@ from service.http.middleware import (
     RequestContext,
     content_security_policy,
 )
-from service.http.openapi import description_route, document
-from service.http.page_files import PageFiles, page_response
 from service.http.problems import add_problem_handlers
 from service.http.routes import ROUTERS
 from service.http.routes.dependencies import ServiceState

@@ -13,7 +13,6 @@
     labelling          review cases in the formats of labelling tools
     cursors            positions in long lists, for the next page
     problems           convert errors to problem documents (RFC 9457)
-    openapi            the OpenAPI document
+    documents          the OpenAPI document, and the files of the page
     page               the web page at ``/``
-    page_files         serves the files of the page
 """
