@@ -22,8 +22,7 @@ from model_store.installation import installed_version
 from model_store.machine import one_blas_thread
 from service.access.access import Access, open_access
 from service.access.hosts import AllowedHosts, KnownProxies, WithinRootPath, root_path
-from service.decoding.decoder import Decoder, ThreadDecoder
-from service.decoding.pool import DecoderPool
+from service.decoding.decoder import Decoder, DecoderPool, ThreadDecoder
 from service.encoding.cache import open_cache
 from service.encoding.queues import BatchLimits, EncoderQueues
 from service.http.documents import PageFiles, description_route, document, page_response

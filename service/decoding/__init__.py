@@ -2,8 +2,7 @@
 
 ::
 
-    decoder     the protocol, and a decoder in a thread
-    pool        decoder processes, and the messages exchanged with them
+    decoder     the protocol; a decoder in threads; decoder processes, and their messages
     worker      the decoder process itself
     sandbox     confines the decoder process before its first picture
 """

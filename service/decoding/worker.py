@@ -2,7 +2,7 @@
 
 Image files are not trusted. Image parsers may crash, hang or use too much memory. The parsers
 therefore run here, one file at a time, in a process that the service can kill and replace.
-`service.decoding.pool` starts the decoder processes, and exchanges messages with them over a
+`service.decoding.decoder` starts the decoder processes, and exchanges messages with them over a
 socket pair. A message consists of JSON and bytes; the service never executes any part of a message.
 Prepared pictures are in a memory file that the service and the decoder share.
 """

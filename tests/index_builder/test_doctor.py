@@ -22,7 +22,7 @@ from model_store.bundles.manifest import ENCODER_FILE, read_manifest
 from model_store.bundles.signatures import new_key, read_private_key, write_signature
 from model_store.decision import Calibration, outcome_of
 from model_store.gallery import Delete
-from service.decoding.pool import DecoderPool
+from service.decoding.decoder import DecoderPool
 from service.decoding.sandbox import PARTS
 from tests.support.bundle_copies import copied
 from tests.support.collection_files import write_drawings

@@ -29,8 +29,7 @@ from model_store.errors import (
 from model_store.images import MOST_PREVIEW_SIDE, ImageLimits, Preprocessing, decode_image
 from model_store.images.decode import DecodingBudget
 from model_store.images.quality import quality_measures
-from service.decoding.decoder import Prepared
-from service.decoding.pool import DecoderPool, DecoderProcess
+from service.decoding.decoder import DecoderPool, DecoderProcess, Prepared
 from service.decoding.worker import PREFIX
 from service.shared_pixels import SharedPixels
 from tests.support.hostile_images import contrived
@@ -403,7 +402,7 @@ def test_no_decoder_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
 import asyncio, sys
 from pathlib import Path
 from model_store.images import Preprocessing
-from service.decoding.pool import DecoderPool
+from service.decoding.decoder import DecoderPool
 
 async def main():
     async with DecoderPool(2) as pool:

@@ -14,7 +14,7 @@ from model_store.errors import DeadlineExceeded, ImageTooCostly
 from model_store.images import Preprocessing
 from model_store.images.decode import DecodingBudget
 from model_store.sqlite import interrupted_when_late, wanted_until
-from service.decoding.pool import DecoderPool
+from service.decoding.decoder import DecoderPool
 from service.scheduling import FairShare, caller
 from tests.end_to_end.questions import picture
 from tests.support.hostile_images import scan_bomb

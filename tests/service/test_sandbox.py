@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
 from model_store.errors import ImageError
-from service.decoding.pool import DecoderPool
+from service.decoding.decoder import DecoderPool
 from service.decoding.sandbox import PARTS, SandboxMode
 from tests.end_to_end.questions import search
 from tests.support.hostile_images import contrived

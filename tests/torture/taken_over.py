@@ -15,7 +15,7 @@ from unittest import mock
 
 from model_store.errors import CorruptImage
 from model_store.images import Preprocessing
-from service.decoding.pool import DecoderPool
+from service.decoding.decoder import DecoderPool
 from service.decoding.sandbox import SandboxMode
 from tests.support.planted_decoder import PLANTED
 from tests.torture.outcome import Outcome, Place
@@ -53,7 +53,7 @@ async def tried(target: dict[str, Any], mode: SandboxMode) -> dict[str, Any]:
 def planted() -> Iterator[None]:
     """Have every decoder that is started be one that a file takes over."""
     secret = {"VOUCH_REDIS_URL": "redis://:password@redis"}
-    place = "service.decoding.pool.WORKER"
+    place = "service.decoding.decoder.WORKER"
     with mock.patch(place, "tests.support.planted_decoder"), mock.patch.dict(os.environ, secret):
         yield
 
