@@ -22,6 +22,9 @@ from service import schemas
 from service.schemas.keywords import QueryOptions, as_json
 from vouch_search.answers import Answer, Answers, Failure, Picture
 
+ErrorChoice = Literal["keep", "raise"]
+"""Handling of an image whose search fails: keep a `Failure` in its place, or raise the error."""
+
 
 class SearchableGallery(Protocol):
     """A gallery that can be searched; see `Gallery` for the arguments.
@@ -157,10 +160,6 @@ def checked_text(text: object) -> str:
             f"text: invalid character at position {error.start}, wanted valid Unicode."
         ) from error
     return text
-
-
-ErrorChoice = Literal["keep", "raise"]
-"""Handling of an image whose search fails: keep a `Failure` in its place, or raise the error."""
 
 
 def images_of(images: object) -> list[ImageInput]:
