@@ -145,18 +145,22 @@ def _not_yet_calibrated(lease: Lease) -> Message | None:
     return message("gallery_not_calibrated", n_items=n_items, gallery=entry.id)
 
 
-def record(
-    telemetry: Telemetry, lease: Lease, answer: schemas.SearchAnswer, found: SearchResult
-) -> None:
-    """Count an answer in the metrics, and add it to the log line and trace of the request."""
+def counted_answer(
+    telemetry: Telemetry,
+    lease: Lease,
+    found: SearchResult,
+    request_id: str,
+    options: schemas.SearchFields,
+) -> schemas.SearchAnswer:
+    """Return the answer to one query, and add it to metrics, and to the request's log and trace."""
+    answer = search_answer(lease, found, request_id, options)
     gallery = counted_as(lease.bundle)
-    query = answer.query
     search = SearchRecord(
         verdict=answer.verdict,
         cache=answer.cache,
-        uncertainty_percentile=query.uncertainty.percentile,
-        outlier_p_value=query.ood.p_value,
-        is_outlier=bool(query.ood.flag),
+        uncertainty_percentile=answer.query.uncertainty.percentile,
+        outlier_p_value=answer.query.ood.p_value,
+        is_outlier=bool(answer.query.ood.flag),
         seconds=found.seconds,
         ended_ns=found.at_ns,
     )
@@ -166,6 +170,7 @@ def record(
     request = current_record()
     if request is not None:
         request.searches.append(search)
+    return answer
 
 
 def query(

@@ -434,9 +434,9 @@ class BoundedRequest(Request):
 
     async def form(self, **_: object) -> FormData:  # type: ignore[override] # FastAPI awaits it
         """Return the fields of a multipart form; no fields for any other body."""
-        content_type = self.headers.get("content-type", "")
-        check_charset(content_type)
         if self._fields is None:
+            content_type = self.headers.get("content-type", "")
+            check_charset(content_type)
             is_multipart = content_type.partition(";")[0].strip().lower() == "multipart/form-data"
             self._fields = FormData()
             if is_multipart:

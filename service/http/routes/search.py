@@ -120,7 +120,8 @@ async def search(request: Request, gallery: str) -> schemas.SearchAnswer:
     `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/photographs/search`
     """
     state = await state_of(request)
-    async with form_of(request, SearchForm) as form, leased(gallery, state, request) as lease:
+    form = await form_of(request, SearchForm)
+    async with leased(gallery, state, request) as lease:
         return await _answer(request, lease, state, await form.image.read(), form)
 
 
@@ -323,9 +324,7 @@ async def _answer(
 ) -> schemas.SearchAnswer:
     """Search with the bytes of an image file, and add the answer to metrics and log."""
     found = await lease.search(data, parameters_of(options, request))
-    answer = answers.search_answer(lease, found, request.state.request_id, options)
-    answers.record(state.telemetry, lease, answer, found)
-    return answer
+    return answers.counted_answer(state.telemetry, lease, found, request.state.request_id, options)
 
 
 _ERRORS = responses(
@@ -355,9 +354,7 @@ async def search_text(
     verdict is `not_calibrated`.
     """
     found = await lease.search_text(body.text, parameters_of(body, request))
-    answer = answers.search_answer(lease, found, request.state.request_id, body)
-    answers.record(state.telemetry, lease, answer, found)
-    return answer
+    return answers.counted_answer(state.telemetry, lease, found, request.state.request_id, body)
 
 
 @router.post(
@@ -375,9 +372,7 @@ async def search_vector(
     `outlier_score`.
     """
     found = await lease.search_vector(_query(body), parameters_of(body, request))
-    answer = answers.search_answer(lease, found, request.state.request_id, body)
-    answers.record(state.telemetry, lease, answer, found)
-    return answer
+    return answers.counted_answer(state.telemetry, lease, found, request.state.request_id, body)
 
 
 @router.post(
