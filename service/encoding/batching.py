@@ -316,17 +316,14 @@ class MicroBatcher:
 
     def _encoded(self, images: Sequence[Inputs]) -> Embeddings | Exception:
         try:
-            batches = self._padded_up(np.stack(images))
-            return self._encoder.encode(batches, self._size).at(slice(len(images)))
+            stacked = np.stack(images)
+            missing = -len(images) % self._size if self._padded else 0
+            if missing:
+                blank = np.zeros((missing, *stacked.shape[1:]), dtype=stacked.dtype)
+                stacked = np.concatenate([stacked, blank])
+            return self._encoder.encode(stacked, self._size).at(slice(len(images)))
         except Exception as error:
             return error
-
-    def _padded_up(self, images: Inputs) -> Inputs:
-        missing = -len(images) % self._size
-        if not self._padded or missing == 0:
-            return images
-        blank = np.zeros((missing, *images.shape[1:]), dtype=images.dtype)
-        return np.concatenate([images, blank])
 
     async def _recover(self) -> None:
         """Encode canaries until one succeeds."""

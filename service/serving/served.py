@@ -209,8 +209,7 @@ class Following:
             logger.exception("unhandled", extra={"fields": {"gallery": name, "bundle": named}})
             self._refuse(name, named, "The bundle cannot be opened; see the service's log.")
         else:
-            self.refused.pop(name, None)
-            self._refused_at.pop(name, None)
+            self._accept(name)
 
     def _refuse(self, name: str, named: str, reason: str) -> None:
         self.refused[name] = reason
