@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from model_store.bundles.manifest import describe_shared
 from model_store.encoder.contract import TEXT_ENCODER_FILE, Encoder, ForwardingEncoder
-from model_store.encoder.text import TEXT_ENCODER_FILE, OnnxTextEncoder, open_text_encoder
+from model_store.encoder.text import OnnxTextEncoder, open_text_encoder
 from model_store.machine import PROVIDERS, ProviderChoice, usable_processors
 from service.observability.logs import BatchRecord
 from service.scheduling import FairShare
