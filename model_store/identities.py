@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from model_store.bundles.kept_queries import BUILD_QUERIES_FILE, CalibrationInputs
-from model_store.decision.logistic import LogisticModel
+from model_store.decision.probabilities import LogisticModel
 from model_store.errors import IdentitiesUnavailable
 from model_store.gallery import Gallery
 from model_store.gallery.index.build import faiss_threads

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from model_store.decision.logistic import LogisticModel
+from model_store.decision.probabilities import LogisticModel
 from model_store.sphere import unit_direction
 from model_store.table import Table
 

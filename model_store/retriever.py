@@ -21,7 +21,7 @@ from model_store.decision import (
     decide,
     decide_without_items,
 )
-from model_store.decision.staleness import n_gone_labels, staleness
+from model_store.decision.calibration import n_gone_labels, staleness
 from model_store.encoder.contract import Embeddings, Encoder, Inputs, QueryKind, TextEncoder
 from model_store.errors import BundleMismatch, OrderUnavailable
 from model_store.gallery import Allowed, Filter, Gallery, Item

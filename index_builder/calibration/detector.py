@@ -18,8 +18,13 @@ from index_builder.datasets.images import Pixels
 from index_builder.progress import track
 from index_builder.vectors.encoder import embed_with_features
 from model_store.decision import OutlierDetector
-from model_store.decision.outliers import averaged_features, averaging, unit_rows
-from model_store.decision.picture import DisplacementModel, log_features
+from model_store.decision.outliers import (
+    DisplacementModel,
+    averaged_features,
+    averaging,
+    log_features,
+    unit_rows,
+)
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.errors import CalibrationError
 from model_store.images.quality import ordinary_limits, quality_measures

@@ -18,8 +18,8 @@ from index_builder.metrics import auroc, calibration_error, evened, recall_at_k,
 from index_builder.vectors.encoder import embedded
 from model_store.answers import Answer
 from model_store.decision import Calibration, Hierarchy
-from model_store.decision.absent_share import prior_shift, shifted
 from model_store.decision.operating import exact_interval
+from model_store.decision.probabilities import prior_shift, shifted
 from model_store.gallery import Item
 from model_store.messages import Order
 from model_store.records import Match

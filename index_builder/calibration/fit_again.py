@@ -29,10 +29,9 @@ from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
 from model_store.bundles.kept_queries import CalibrationInputs, ItemFeatures
 from model_store.decision import Calibration
-from model_store.decision.absent_share import prior_shift, shifted
 from model_store.decision.calibration import DEFAULT_ABSENT
-from model_store.decision.logistic import choice_probabilities
 from model_store.decision.outliers import averaging
+from model_store.decision.probabilities import choice_probabilities, prior_shift, shifted
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.errors import CalibrationError
 from model_store.feedback import DrawnQuery

@@ -17,7 +17,7 @@ from model_store.decision import (
     OutlierDetector,
     size_classes,
 )
-from model_store.decision.staleness import search_settings
+from model_store.decision.calibration import search_settings
 from model_store.encoder.contract import Encoder, TextEncoder
 from model_store.gallery import Gallery
 

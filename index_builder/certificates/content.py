@@ -28,9 +28,8 @@ from model_store.decision import (
     Promises,
     estimate_error,
 )
-from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE, TOLERATED_CHANGES
 from model_store.decision.promises import MOST_UNKNOWN
-from model_store.decision.staleness import TOLERATED_CHANGES
 from model_store.errors import CertificateError
 from model_store.feedback import FeedbackLog
 from model_store.messages import message

@@ -24,7 +24,7 @@ from model_store.bundles.directory import bundle_ids
 from model_store.bundles.manifest import ENCODER_FILE, Manifest, SampleQuery
 from model_store.bundles.publish import no_features, publish
 from model_store.decision import Calibration
-from model_store.decision.staleness import search_settings
+from model_store.decision.calibration import search_settings
 from model_store.encoder.contract import Embeddings
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import DatasetError, OutputError

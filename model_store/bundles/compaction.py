@@ -34,8 +34,7 @@ from model_store.bundles.publish import ENCODER_FILES, link_or_copy, seal, with_
 from model_store.bundles.retention import Hold, note, remove_left_under, remove_log
 from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.decision import Calibration, label_means
-from model_store.decision.calibration import FILES
-from model_store.decision.staleness import search_settings
+from model_store.decision.calibration import FILES, search_settings
 from model_store.errors import GallerySuperseded, StorageBusy
 from model_store.files import flush, lock_between_processes
 from model_store.gallery import (

@@ -27,8 +27,8 @@ from model_store.bundles.manifest import (
 )
 from model_store.bundles.retention import Hold, note, remove_left_under
 from model_store.bundles.signatures import UNSIGNED, Signing, write_signature
+from model_store.decision.calibration import search_settings
 from model_store.decision.outliers import averaging
-from model_store.decision.staleness import search_settings
 from model_store.encoder.contract import TEXT_ENCODER_FILE, TOKENIZER_FILE
 from model_store.errors import BundleError, BundleNotFound
 from model_store.files import PARTIAL, finish, flush, give_to_owner, lock_between_processes

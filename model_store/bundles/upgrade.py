@@ -37,8 +37,7 @@ from model_store.bundles.manifest import (
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import Hold
 from model_store.bundles.signatures import UNSIGNED, Signing
-from model_store.decision.calibration import FILES
-from model_store.decision.staleness import search_settings
+from model_store.decision.calibration import FILES, search_settings
 from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, LogDamaged
 from model_store.gallery import (

@@ -1,15 +1,12 @@
 """The share of absent queries: queries without a true match in the gallery.
 
-Match probabilities are adjusted to this share. The share is estimated from served queries.
-
-`first_where` uses Python's `bisect`, because an import of SciPy's root finders takes 0.1 s.
+The share is estimated from served queries.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,19 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, stdtrit
 
 from model_store.decision.evidence import Evidence
-from model_store.decision.logistic import bounded_logit
-
-
-def first_where(holds: Callable[[int], bool], start: int, stop: int) -> int:
-    """Return the first step from ``start`` for which the monotone condition ``holds`` is true.
-
-    Returns
-    -------
-    The first such step. The result is ``stop`` if the condition is false for every step below
-    ``stop``.
-    """
-    return start + bisect_left(range(start, stop), True, key=holds)
-
+from model_store.decision.probabilities import bounded_logit, prior_shift
 
 SHARES = np.linspace(0.01, 0.99, 197).round(3)
 """Shares of absent queries that an estimate compares with the served queries. The next query may be
@@ -69,37 +54,6 @@ class ShareEstimate:
     value: float
     lower: float
     upper: float
-
-
-def prior_shift(assumed: float, expected: float) -> float:
-    """Return the value to add to all log-odds if the share of absent queries changes.
-
-    By Bayes' rule, P(label | query) ∝ P(query | label) P(label). So only the prior odds of a match
-    change, and the shift is log((1 − π')/π') − log((1 − π)/π). This shift is exact for a
-    conditional logit.
-
-    Parameters
-    ----------
-    assumed : share π of absent queries, in (0, 1).
-    expected : share π' of absent queries, in (0, 1).
-    """
-    return math.log1p(-expected) - math.log(expected) - math.log1p(-assumed) + math.log(assumed)
-
-
-def shifted(probabilities: Floats, no_match: Floats, shift: float) -> Floats:
-    """Return match ``probabilities`` (...) after `prior_shift`: p e^c / (p₀ + e^c (1 − p₀)).
-
-    Parameters
-    ----------
-    no_match : (...) p₀ = 1 − Σ of all match probabilities of the query.
-    """
-    if shift == 0:
-        return probabilities
-    # Both terms are divided by the larger term, so that they do not overflow.
-    scale = math.exp(-min(abs(shift), 700.0))
-    grown, kept = (1.0, scale) if shift > 0 else (scale, 1.0)
-    moved: Floats = probabilities * grown / (no_match * kept + grown * (1 - no_match))
-    return moved
 
 
 class ServedShare:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr
 
-from model_store.decision.betting import Jumper
 from model_store.decision.calibration import Calibration
+from model_store.decision.error_watch import Jumper
 from model_store.messages import message
 
 ALARM = math.log(300)

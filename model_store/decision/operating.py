@@ -9,7 +9,8 @@ label count as one observation: the mean over these queries.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtrik, betainc, betaincinv, xlogy
 
-from model_store.decision.absent_share import first_where, prior_shift, shifted
 from model_store.decision.evidence import Evidence
-from model_store.decision.logistic import Recalibration
+from model_store.decision.probabilities import Recalibration, prior_shift, shifted
 from model_store.records import OperatingPoint
 
 LEAST_THRESHOLD = 0.5
@@ -63,6 +63,17 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Thresholds = Sequence[tuple[float, Bools]]
 """Decreasing thresholds, each with a mask of the accepted queries."""
+
+
+def first_where(holds: Callable[[int], bool], start: int, stop: int) -> int:
+    """Return the first step from ``start`` for which the monotone condition ``holds`` is true.
+
+    Returns
+    -------
+    The first such step. The result is ``stop`` if the condition is false for every step below
+    ``stop``.
+    """
+    return start + bisect_left(range(start, stop), True, key=holds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ def degradation_hint(displacement: float | None, percentile: float | None) -> li
 
     Parameters
     ----------
-    displacement, percentile : see `model_store.decision.picture.DisplacementModel`; None if not
+    displacement, percentile : see `model_store.decision.outliers.DisplacementModel`; None if not
         known.
     """
     from model_store.records import QualityHint  # noqa: PLC0415 - decoders need no pydantic

@@ -35,7 +35,7 @@ from model_store.bundles.compaction import Compaction
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration, label_means
-from model_store.decision.staleness import staleness
+from model_store.decision.calibration import staleness
 from model_store.gallery import Delete, FaissGallery, NewItem, Thumbnail, Upsert, Vector
 from model_store.machine import one_blas_thread
 from tests.benchmarks.omniglot_network import evaluation_characters

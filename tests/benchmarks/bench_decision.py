@@ -35,8 +35,8 @@ from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import export_step, fit_step, train_step
 from model_store.bundles.bundle import open_parts
 from model_store.decision import Calibration, choice_probabilities
-from model_store.decision.absent_share import prior_shift
 from model_store.decision.outliers import unit_rows
+from model_store.decision.probabilities import prior_shift
 from model_store.encoder.onnx import OnnxEncoder
 from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
 from tests.benchmarks.bench_zero_shot import config_of as photographs

@@ -27,7 +27,7 @@ from model_store.bundles.compaction import Compaction
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
-from model_store.decision.staleness import staleness
+from model_store.decision.calibration import staleness
 from model_store.encoder.contract import Embeddings
 from model_store.gallery import (
     Delete,

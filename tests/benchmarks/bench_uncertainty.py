@@ -53,7 +53,7 @@ from index_builder.posteriors.stored import load_posterior
 from index_builder.reproduction.data_sets import Origin, cifar10
 from index_builder.vectors.encoder import embed_with_features
 from model_store import Retriever, open_bundle
-from model_store.decision.picture import DisplacementModel
+from model_store.decision.outliers import DisplacementModel
 from model_store.encoder.contract import Embeddings
 from tests.benchmarks.bench_zero_shot import unpacked
 from tests.benchmarks.measured import record_table

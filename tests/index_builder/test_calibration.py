@@ -20,9 +20,9 @@ from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.decision import SIGNALS, Calibration, LabelMeans, choice_probabilities
-from model_store.decision.absent_share import prior_shift
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.outliers import unit_rows
+from model_store.decision.probabilities import prior_shift
 from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
 from tests.support.narrowing import not_none

@@ -15,7 +15,7 @@ from index_builder.datasets.folder import folder
 from index_builder.encoders.mobilenet_v2 import encoder_file, read_weights
 from index_builder.metrics import auroc
 from index_builder.vectors.encoder import embed_with_features
-from model_store.decision.picture import DisplacementModel
+from model_store.decision.outliers import DisplacementModel
 from model_store.encoder.onnx import OnnxEncoder
 
 PHOTOGRAPHS = Path(__file__).parents[2] / "docs" / "demo" / "photographs"

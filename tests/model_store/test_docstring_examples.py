@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import model_store
-from model_store.decision.found_labels import Terms
+from model_store.decision.verdict import Terms
 
 PHOTOGRAPH = Path(__file__).parents[2] / "docs" / "demo" / "samples" / "flamingo.webp"
 NEEDS_A_TEXT_ENCODER = {"search_text"}

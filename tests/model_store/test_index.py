@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model_store.decision.staleness import search_settings
+from model_store.decision.calibration import search_settings
 from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, ConfigError
 from model_store.gallery import (

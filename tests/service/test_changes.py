@@ -945,7 +945,7 @@ def test_label_that_loses_its_last_item_withdraws_guarantee(
     live: TestClient, root: Path, digit: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of eight labels is more than may change here, which would be stale: that is set aside."""
-    monkeypatch.setattr("model_store.decision.staleness.TOLERATED_CHANGES", 0.5)
+    monkeypatch.setattr("model_store.decision.calibration.TOLERATED_CHANGES", 0.5)
     before = search(live, digit).json()
     label = "7" if before["results"][0]["label"] != "7" else "6"
     asked = {"limit": "100", "filter": json.dumps({"label": label})}

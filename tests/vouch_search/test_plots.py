@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.testing.compare import compare_images
 from PIL import Image
 
-from model_store.decision.logistic import Recalibration
+from model_store.decision.probabilities import Recalibration
 from model_store.decision.promises import Promises
 from tests.support.calibration_evidence import evidence
 from vouch_search import plots

@@ -11,8 +11,8 @@ from scipy.special import expit
 
 from index_builder.datasets import LabelledImages
 from model_store.decision import SIZE_CLASSES, Calibration, Retrieved, Terms, decide, size_classes
-from model_store.decision.absent_share import prior_shift, shifted
-from model_store.decision.found_labels import FoundLabels
+from model_store.decision.probabilities import prior_shift, shifted
+from model_store.decision.verdict import FoundLabels
 from model_store.encoder.contract import Encoder
 from model_store.gallery import Gallery
 from model_store.predictive import predict

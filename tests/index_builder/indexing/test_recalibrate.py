@@ -30,7 +30,7 @@ from model_store.bundles.kept_queries import (
 )
 from model_store.bundles.manifest import read_manifest
 from model_store.decision import SIZE_CLASSES, Hierarchy, Recalibration
-from model_store.decision.staleness import staleness
+from model_store.decision.calibration import staleness
 from model_store.errors import CalibrationError
 from model_store.feedback import (
     Decided,

@@ -5,14 +5,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from model_store.decision.absent_share import (
-    SHARES,
-    ServedShare,
-    ShareReference,
-    prior_shift,
-    shifted,
-)
-from model_store.decision.logistic import choice_probabilities
+from model_store.decision.absent_share import SHARES, ServedShare, ShareReference
+from model_store.decision.probabilities import choice_probabilities, prior_shift, shifted
 from tests.support.calibration_evidence import evidence
 from tests.support.narrowing import not_none
 

@@ -17,8 +17,7 @@ from model_store.decision import (
     ReviewDraws,
     estimate_error,
 )
-from model_store.decision.betting import ALARM
-from model_store.decision.error_watch import MIN_REVIEWS
+from model_store.decision.error_watch import ALARM, MIN_REVIEWS
 from tests.support.narrowing import not_none
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from model_store.decision import LogisticModel, Recalibration, Terms, choice_probabilities
-from model_store.decision.found_labels import FoundLabels, MatchProbabilities
 from model_store.decision.outliers import label_sums
+from model_store.decision.verdict import FoundLabels, MatchProbabilities
 
 
 def test_label_sums_count_every_item_once_however_they_are_read(

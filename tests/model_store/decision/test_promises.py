@@ -12,13 +12,13 @@ import pytest
 from scipy.stats import binom, binomtest
 
 from model_store.decision import Evidence, Promises, Recalibration, Stream
-from model_store.decision.absent_share import shifted
 from model_store.decision.operating import (
     LEAST_THRESHOLD,
     errors_allowed,
     exact_interval,
     upper_bound,
 )
+from model_store.decision.probabilities import shifted
 from model_store.decision.promises import MOST_UNKNOWN
 from tests.support.calibration_evidence import evidence
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binom, binomtest
 
 from model_store.decision import ResultSetRule
-from model_store.decision.result_sets import MOST_UNPROMISED, ResultSetChoice
+from model_store.decision.promises import MOST_UNPROMISED, ResultSetChoice
 from tests.support.calibration_evidence import of_critical
 
 RNG = np.random.default_rng(0)

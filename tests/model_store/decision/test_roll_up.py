@@ -25,8 +25,8 @@ from model_store.decision import (
     likeliest_parents,
 )
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
-from model_store.decision.found_labels import MatchProbabilities
 from model_store.decision.operating import Stream
+from model_store.decision.verdict import MatchProbabilities
 from model_store.records import RollUp
 from tests.model_store.decision.test_verdict import EVIDENCE, TERMS, calibration, found, query
 from tests.support.calibration_evidence import evidence

@@ -8,8 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from model_store.decision.calibration import Calibration
-from model_store.decision.staleness import n_gone_labels, search_settings, staleness
+from model_store.decision.calibration import Calibration, n_gone_labels, search_settings, staleness
 from model_store.gallery import Gallery
 from model_store.search import N_CANDIDATES
 

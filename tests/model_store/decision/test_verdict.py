@@ -25,7 +25,7 @@ from model_store.decision import (
     decide,
 )
 from model_store.decision.calibration import UNKNOWN_CLASS
-from model_store.decision.picture import DisplacementModel
+from model_store.decision.outliers import DisplacementModel
 from model_store.decision.verdict import Assessment, _level, _verdict
 from model_store.encoder.contract import Embeddings
 from model_store.errors import UnknownSource
