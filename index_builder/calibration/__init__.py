@@ -1,25 +1,23 @@
 """Fits the decision layer to held-out queries; no image is ever among its own results.
 
-`calibrate` is the entry point for builds, collections and the user's queries; `captions` is the
-entry point for text queries. `plan` counts the queries before the build runs. `queries` holds the
-calibration queries. `item_queries` uses items of the gallery as queries. `setup` describes the
-gallery and sets the length of result lists. `retrieval` searches this gallery with the queries, and
-makes absent queries by hiding labels.
+`calibrate` is the entry point for builds, collections, the user's queries and captions. `plan`
+counts the queries before the build runs. `queries` prepares the gallery, and holds the calibration
+queries. `item_queries` uses items of the gallery as queries. `retrieval` searches the gallery with
+the queries, and makes absent queries by hiding labels.
 
 `fit` runs all fits and collects the evidence for the error bounds; it also measures the most
 probable parents of labels. `detector` fits the outlier detector and the head that measures image
-degradation. `probabilities` fits the match probabilities, and measures result sets.
+degradation. `probabilities` fits the match probabilities, measures result sets, and corrects match
+probabilities by users' decisions.
 
 `kept_queries` stores the queries in the bundle, with those that were reviewed, so `fit_again` needs
-no image. `feedback` corrects match probabilities by users' decisions. `evaluate` evaluates a bundle
-on separate queries, with and without a match.
+no image. `evaluate` evaluates a bundle on separate queries, with and without a match.
 """
 
 from index_builder.calibration.detector import fit_detector
-from index_builder.calibration.feedback import corrected_by_feedback
 from index_builder.calibration.fit import ASSUMED_ABSENT, MIN_QUERIES, fit_calibration
 from index_builder.calibration.item_queries import DetectorFolds, leave_one_out_queries
-from index_builder.calibration.probabilities import Examples, fit_choice
+from index_builder.calibration.probabilities import Examples, corrected_by_feedback, fit_choice
 from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries, LeaveOneOut
 
 __all__ = [

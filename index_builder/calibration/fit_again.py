@@ -42,9 +42,8 @@ from .calibrate import calibration_queries, observe_gallery
 from .fit import MIN_QUERIES, fit_calibration
 from .item_queries import MOST_QUERIES, ItemQueries, has_partner, leave_one_out_queries
 from .kept_queries import UNSAID, KeptVectors, as_vectors, images_of, keep, with_decisions
-from .queries import LEAST_LABELS, CalibrationQueries, TruthRule
+from .queries import LEAST_LABELS, CalibrationQueries, RetrievalSetup, TruthRule
 from .retrieval import RetrievedQueries, are_items, say_left_out
-from .setup import RetrievalSetup
 
 Floats = NDArray[np.float64]
 

@@ -1,25 +1,39 @@
-"""Holds the calibration queries, and describes the gallery that was searched with them."""
+"""Prepares a gallery to be searched with calibration queries, and holds these queries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.retrieval import RetrievedQueries
+from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
+from index_builder.calibration.retrieval import (
+    LabelFolds,
+    RetrievedQueries,
+    fit_label_folds,
+    look_up,
+    look_up_hidden,
+    observe,
+)
+from index_builder.datasets import LabelledImages
+from index_builder.vectors.encoder import embed_with_features
+from index_builder.vectors.images import Seen
 from model_store.decision import (
     Absence,
     Hierarchy,
     LabelMeans,
     OutlierDetector,
+    label_means,
     size_classes,
 )
 from model_store.decision.calibration import search_settings
-from model_store.encoder.contract import Encoder, TextEncoder
+from model_store.encoder.contract import Embeddings, Encoder, TextEncoder
 from model_store.gallery import Gallery
+from model_store.predictive import correlation_of
+from model_store.search import N_CANDIDATES
 
 Integers = NDArray[np.int64]
 Names = tuple[str, ...]
@@ -156,7 +170,7 @@ class CalibrationQueries:
     absent_sources : source of each image of a withheld label.
     absent_labels : label of each such image.
     absent_rivals : n / m. The gallery has n labels; images of withheld labels were compared with m
-        of these labels. See `rivals` of `index_builder.calibration.setup.Earlier`.
+        of these labels. See `rivals` of `index_builder.calibration.queries.Earlier`.
     leave_one_out : gallery images as additional queries. Outlier scores of gallery images are not
         exchangeable with outlier scores of new queries. None if there are enough held-out queries,
         or if the encoder was trained on the gallery's images.
@@ -203,3 +217,247 @@ class CalibrationQueries:
         if self.are_views:
             return "near_misses_of_views"
         return "hidden_labels" if self.unseen else "hidden_trained_labels"
+
+
+PARTS = 4
+"""If labels are hidden, a result list has at most 1 / `PARTS` of the gallery's items. If a label is
+hidden, its items cannot be found, and other items take their places. Without this limit, some of
+these replacements would be too dissimilar for a result list of the service."""
+
+LEAST_LISTED = 10
+"""Minimum length of a result list in a small gallery."""
+
+
+PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
+"""Three parts for n views: the row of each view among the matched queries, (n,); the item that each
+view shows; and the embedding of each item."""
+
+
+def objects_of(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
+    """Return the object number (n_items,) of each item; None if no two items share an object.
+
+    To make a view an absent query, all copies and near-duplicates of the original picture must be
+    hidden.
+
+    Parameters
+    ----------
+    images : gallery images, with groups if known.
+    """
+    if images.groups is None or len(set(images.groups)) == len(images):
+        return None
+    numbers = np.arange(gallery.n_items)
+    row_of = {item.id: row for row, item in enumerate(gallery.items(numbers))}
+    first: dict[str, int] = {}
+    for name, group in zip(images.ids, images.groups, strict=True):
+        numbers[row_of[name]] = first.setdefault(group, row_of[name])
+    return numbers
+
+
+def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
+    """Return a result list length that every query can fill, even if the query's label is hidden.
+
+    Parameters
+    ----------
+    n_hidden : maximum number of items hidden from a query, apart from items of the query's label.
+    """
+    n_candidates = N_CANDIDATES
+    if hide_labels:
+        n_hidden = max(n_hidden, largest_hidden(gallery))
+        n_candidates = min(n_candidates, max(gallery.n_items // PARTS, LEAST_LISTED))
+    return min(n_candidates, gallery.n_items - n_hidden)
+
+
+def largest_hidden(gallery: Gallery) -> int:
+    """Return the largest number of items that a hidden label can have.
+
+    If a query's label is hidden, the result list can contain only the remaining items. If a label
+    with more than half of the gallery's items were hidden, too few items would remain. So queries
+    of such a label do not become absent queries.
+    """
+    if not gallery.labels:
+        return 1
+    codes = gallery.label_codes(np.arange(gallery.n_items))
+    counts = np.bincount(codes[codes >= 0])
+    return int(counts[counts <= gallery.n_items // 2].max(initial=0))
+
+
+def plain_items(
+    matched: LabelledImages, images: LabelledImages, embeddings: Embeddings
+) -> PlainItems:
+    """Find the original gallery image of each view in ``matched``."""
+    row_of = {name: row for row, name in enumerate(images.ids)}
+    places = np.array([n for n, name in enumerate(matched.ids) if name in row_of], dtype=np.int64)
+    rows = np.array([row_of[matched.ids[place]] for place in places], dtype=np.int64)
+    return places, images.at(rows), embeddings.at(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The part of a gallery that existed when the absent queries were chosen.
+
+    After an addition, the gallery can contain the true label of an absent query. For example,
+    photographs of a lynx are absent queries, because no item shows a lynx. If items that show a
+    lynx are added later, the photographs are still absent queries, because only the earlier part of
+    the gallery is searched.
+
+    Attributes
+    ----------
+    rows : (N,) mask of the items that have no label, or a label that existed at that time.
+    detector : outlier detector fitted to images of the earlier labels only.
+    rivals : ratio of the current number of labels to the earlier number of labels.
+    """
+
+    rows: NDArray[np.bool_]
+    detector: OutlierDetector
+    rivals: float
+
+    @classmethod
+    def of(
+        cls,
+        gallery: Gallery,
+        images: LabelledImages,
+        embeddings: Embeddings,
+        labels: Collection[str],
+    ) -> Earlier | None:
+        """Leave out the labels that were added later.
+
+        Return None if no label was added later, if the earlier labels are unknown, or if too few
+        images remain.
+
+        Parameters
+        ----------
+        images, embeddings : a random sample of the gallery, in random order.
+        labels : the labels that the gallery had when the absent queries were chosen; empty if
+            unknown.
+        """
+        known = set(labels)
+        held = np.array([label in known for label in gallery.labels], dtype=bool)
+        if not known or held.all():
+            return None
+        codes = gallery.label_codes(np.arange(gallery.n_items))
+        kept = np.flatnonzero([label in known for label in images.labels])
+        if len(kept) < MIN_REFERENCES:
+            return None
+        detector = fit_detector(embeddings.at(kept), images.label_codes()[kept])
+        rows = np.where(codes >= 0, held[codes], True)
+        return cls(rows, detector, len(held) / int(held.sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalSetup:
+    """A gallery, with models and settings to search it with calibration queries.
+
+    Attributes
+    ----------
+    detector : outlier detector of the gallery.
+    means : mean direction of each label of the gallery.
+    label_folds : detectors; each was fitted without some labels. None if no labels are hidden.
+    objects : see `look_up`; None in a gallery with labels, or if no two items share an object.
+    n_candidates : length of every result list, see `list_length`.
+    rule : the rule for a match, and the parents of labels.
+    earlier : the part of the gallery that is searched with absent queries; None for the whole
+        gallery.
+    """
+
+    encoder: Encoder
+    gallery: Gallery
+    detector: OutlierDetector
+    means: LabelMeans
+    label_folds: LabelFolds | None
+    objects: NDArray[np.int64] | None
+    n_candidates: int
+    rule: TruthRule = BY_LABEL
+    earlier: Earlier | None = None
+
+    @classmethod
+    def of(
+        cls,
+        encoder: Encoder,
+        gallery: Gallery,
+        images: LabelledImages,
+        embeddings: Embeddings,
+        seed: int,
+        *,
+        hide_labels: bool,
+        n_hidden: int = 0,
+    ) -> RetrievalSetup:
+        """Fit the outlier detectors and label means of a gallery.
+
+        Parameters
+        ----------
+        images, embeddings : a random sample of the gallery, in random order.
+        hide_labels : whether absent queries are matched queries with a hidden label.
+        n_hidden : maximum number of items hidden from a query, apart from items of the query's
+            label.
+        """
+        objects, names = None if gallery.labels else objects_of(gallery, images), images.labels
+        if objects is not None:
+            assert images.groups is not None  # noqa: S101 - or no item would share a number
+            n_hidden, names = max(n_hidden, int(np.bincount(objects).max())), images.groups
+        return cls(
+            encoder,
+            gallery,
+            fit_detector(embeddings, images.label_codes()),
+            label_means(gallery),
+            fit_label_folds(embeddings, names, seed).of(images.labels, names)
+            if hide_labels
+            else None,
+            objects,
+            list_length(gallery, n_hidden, hide_labels=hide_labels),
+        )
+
+    @classmethod
+    def known(cls, encoder: Encoder, gallery: Gallery, detector: OutlierDetector) -> RetrievalSetup:
+        """Use the detector of an earlier calibration, and hide no labels."""
+        n = min(N_CANDIDATES, gallery.n_items)
+        return cls(encoder, gallery, detector, label_means(gallery), None, None, n)
+
+    @property
+    def calibrated(self) -> CalibratedGallery:
+        """The description of the gallery that its calibration needs."""
+        return CalibratedGallery.of(
+            *(self.encoder, self.gallery, self.detector, self.means),
+            *(self.n_candidates, self.rule),
+        )
+
+    def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:
+        """Embed queries, and search the gallery with them; call ``seen`` for each decoded query."""
+        return observe(
+            *(self.encoder, self.gallery, self.detector, self.means, queries),
+            *(self.n_candidates, seen, self.rule.within),
+        )
+
+    def observe_absent(self, queries: LabelledImages) -> RetrievedQueries:
+        """Search the gallery with absent queries; if there is an `Earlier` part, search only it."""
+        if self.earlier is None:
+            return self.observe(queries)
+        embeddings = embed_with_features(self.encoder, queries, "queries without a match")
+        scores = self.earlier.detector.scores(embeddings)
+        return self.look_up(queries, embeddings, scores, among=self.earlier.rows)
+
+    def observe_hidden(
+        self, queries: LabelledImages, embeddings: Embeddings
+    ) -> tuple[RetrievedQueries, NDArray[np.int64]]:
+        """Search the gallery with queries whose label is hidden; see `look_up_hidden`."""
+        assert self.label_folds is not None  # noqa: S101 - the caller hides labels
+        return look_up_hidden(
+            *(self.gallery, self.means, queries, embeddings),
+            *(self.label_folds, self.n_candidates, self.objects),
+        )
+
+    def look_up(
+        self,
+        queries: LabelledImages,
+        embeddings: Embeddings,
+        outlier_scores: NDArray[np.float64],
+        *,
+        hidden: NDArray[np.int64] | None = None,
+        among: NDArray[np.bool_] | None = None,
+    ) -> RetrievedQueries:
+        """Search the gallery with embedded queries; see `look_up`."""
+        return look_up(
+            *(self.gallery, self.means, queries, embeddings, outlier_scores, self.n_candidates),
+            hidden=hidden,
+            among=among,
+            correlation=correlation_of(self.encoder.metadata),
+        )

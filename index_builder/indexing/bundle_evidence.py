@@ -17,10 +17,11 @@ import numpy as np
 from index_builder.calibration import MIN_QUERIES, corrected_by_feedback
 from index_builder.calibration.calibrate import (
     N_DETECTOR_IMAGES,
+    Captions,
     calibrate_gallery,
+    calibrate_texts,
     calibrate_with_queries,
 )
-from index_builder.calibration.captions import Captions, calibrate_texts
 from index_builder.calibration.evaluate import evaluated
 from index_builder.calibration.item_queries import whole_groups
 from index_builder.calibration.kept_queries import keep

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from index_builder.calibration.feedback import corrected_by_feedback
 from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again, fit_first
+from index_builder.calibration.probabilities import corrected_by_feedback
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.environment import database_access, signing
 from index_builder.indexing.assemble import Check, accept_any, summarise

@@ -23,8 +23,8 @@ from torch import Tensor
 from index_builder.calibration import fit_calibration
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibration_queries
 from index_builder.calibration.item_queries import DetectorFolds, group_numbers, rows_of_groups
+from index_builder.calibration.queries import RetrievalSetup
 from index_builder.calibration.retrieval import RetrievedQueries, look_up
-from index_builder.calibration.setup import RetrievalSetup
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.metrics import error_auroc, retrieval_calibration_error

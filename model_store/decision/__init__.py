@@ -10,9 +10,9 @@ share of absent queries, and corrects them by user feedback. `absent_share` esti
 this evidence: `operating` computes the error and coverage of a threshold, and `promises` computes
 all guarantees for a stream of queries, and chooses result sets. `calibration` holds all fitted
 parts, and detects that the gallery has changed. `verdict` finds the labels of one query's items,
-and chooses the verdict. `drift` tests whether served queries still resemble the calibration queries.
-`error_watch` draws answers for review, and estimates from the reviews how often a match is wrong.
-`outcome` summarises a calibration's guarantees and shortfalls in a few sentences.
+and chooses the verdict. `drift` tests whether served queries still resemble the calibration
+queries. `error_watch` draws answers for review, and estimates from the reviews how often a match is
+wrong. `outcome` summarises a calibration's guarantees and shortfalls in a few sentences.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, ShareReference

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from index_builder.calibration.captions import Captions, calibrate_texts
+from index_builder.calibration.calibrate import Captions, calibrate_texts
 from index_builder.commands.app import app
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.indexing.bundle_evidence import calibrate_bundle_texts, read_captions

@@ -128,7 +128,7 @@ def test_what_foretells_no_better_is_not_applied(
 ) -> None:
     told(log, calibration, 200, slope=0.5, intercept=-1)
     monkeypatch.setattr(
-        "index_builder.calibration.feedback._cross_fitted", lambda said: 1.0 - said.correct
+        "index_builder.calibration.probabilities._cross_fitted", lambda said: 1.0 - said.correct
     )
     corrected = corrected_by_feedback(calibration, log)
     assert corrected.report["feedback"]["applied"] is False

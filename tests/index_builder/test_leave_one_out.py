@@ -8,8 +8,8 @@ import pytest
 
 from index_builder.calibration import DetectorFolds, leave_one_out_queries
 from index_builder.calibration.item_queries import group_numbers, rows_of_groups, whole_groups
+from index_builder.calibration.queries import objects_of, plain_items
 from index_builder.calibration.retrieval import fit_label_folds, look_up
-from index_builder.calibration.setup import objects_of, plain_items
 from index_builder.datasets.images import LabelledImages, from_arrays
 from model_store.decision import label_means
 from model_store.encoder.contract import Embeddings
