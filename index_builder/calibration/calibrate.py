@@ -33,6 +33,7 @@ from index_builder.calibration.queries import (
     CalibratedGallery,
     CalibrationQueries,
     Earlier,
+    Hidden,
     LeaveOneOut,
     PlainItems,
     RetrievalSetup,
@@ -41,7 +42,6 @@ from index_builder.calibration.queries import (
     plain_items,
 )
 from index_builder.calibration.retrieval import (
-    Named,
     fit_label_folds,
     look_up,
     look_up_hidden,
@@ -87,31 +87,26 @@ def calibration_queries(
         similar to other items.
     seen : callback for each matched query that is decoded.
     """
-    matched, withheld, absent_of = queries.matched, None, None
+    matched, withheld, hidden = queries.matched, queries.withheld, None
     if setup.label_folds is None:
         of_matched = setup.observe(matched, seen)
-        absent = setup.observe_absent(queries.withheld)
     else:
         embeddings = embed_with_features(setup.encoder, matched, "calibration queries", seen)
-        of_matched = setup.look_up(matched, embeddings, setup.detector.scores(embeddings))
-        withheld = setup.observe_absent(queries.withheld) if len(queries.withheld) else None
-        if plain is None:
-            absent, absent_of = setup.observe_hidden(matched, embeddings)
-        else:
-            places, items, of_items = plain
-            absent, kept = setup.observe_hidden(items, of_items)
-            absent_of = places[kept]
+        scores = setup.detector.scores(embeddings)
+        of_matched = setup.look_up(matched.labels, embeddings, scores)
+        places, items, of_items = plain or (np.arange(len(matched)), matched, embeddings)
+        hidden = setup.observe_hidden(items, of_items)
+        hidden = None if hidden is None else replace(hidden, of=places[hidden.of])
     return CalibrationQueries(
         matched=of_matched,
-        absent=absent,
-        absent_of=absent_of,
-        are_views=are_views,
         clusters=group_numbers(matched),
+        hidden=hidden,
+        withheld=setup.observe_absent(withheld) if len(withheld) else None,
+        are_views=are_views,
         sources=matched.sources,
-        withheld=withheld,
-        absent_sources=queries.withheld.sources,
-        absent_labels=queries.withheld.labels,
-        absent_rivals=1.0 if setup.earlier is None else setup.earlier.rivals,
+        withheld_sources=withheld.sources,
+        withheld_labels=withheld.labels,
+        rivals=1.0 if setup.earlier is None else setup.earlier.rivals,
         unseen=unseen,
     )
 
@@ -268,18 +263,15 @@ def _observe_items(
     of_images, of_items = groups[: len(images)], groups[len(images) :]
     detectors = DetectorFolds.of(embeddings, images.label_codes(), of_images)
     scores = detectors.scores(items.alone, of_items)
-    absent, absent_of = setup.observe_hidden(items.images, items.unlabelled)
-    withheld = setup.observe_absent(queries.withheld) if len(queries.withheld) else None
+    withheld = queries.withheld
     return CalibrationQueries(
-        matched=setup.look_up(items.images, items.alone, scores, hidden=own),
-        absent=absent,
-        absent_of=absent_of,
-        are_views=False,
+        matched=setup.look_up(items.images.labels, items.alone, scores, hidden=own),
         clusters=of_items,
+        hidden=setup.observe_hidden(items.images, items.unlabelled),
+        withheld=setup.observe_absent(withheld) if len(withheld) else None,
         sources=items.images.sources,
-        withheld=withheld,
-        absent_sources=queries.withheld.sources,
-        absent_labels=queries.withheld.labels,
+        withheld_sources=withheld.sources,
+        withheld_labels=withheld.labels,
         unseen=True,
         are_items=True,
     )
@@ -338,18 +330,11 @@ def _with_gallery_images(
     groups = group_numbers(images)
     scores = DetectorFolds.of(embeddings, images.label_codes(), groups).scores(embeddings, groups)
     some, of_some = images.at(rows), embeddings.at(rows)
-    found = setup.look_up(some, of_some, scores[rows], hidden=hidden)
-    absent, absent_of = None, None
-    if setup.label_folds is not None:
-        absent, absent_of = setup.observe_hidden(some, of_some)
-    clusters = group_numbers(matched, some)
-    return replace(
-        observed,
-        clusters=clusters[: len(matched)],
-        leave_one_out=LeaveOneOut(
-            found, absent, absent_of, clusters[len(matched) :], some.sources, rows, n_put
-        ),
-    )
+    found = setup.look_up(some.labels, of_some, scores[rows], hidden=hidden)
+    of_hidden, clusters = setup.observe_hidden(some, of_some), group_numbers(matched, some)
+    of_matched, of_rows = clusters[: len(matched)], clusters[len(matched) :]
+    left_out = LeaveOneOut(found, of_hidden, of_rows, some.sources, rows, n_put)
+    return replace(observed, clusters=of_matched, leave_one_out=left_out)
 
 
 BATCH = 64
@@ -378,17 +363,15 @@ class Captions(Table):
     sources: tuple[str, ...] | None = None
 
     @property
-    def named(self) -> Named:
+    def names(self) -> tuple[str, ...]:
         """The labels of the texts.
 
         A text without a match gets an artificial label. All such texts of one cluster get the same
         artificial label.
         """
-        return Named(
-            tuple(
-                _NOTHING + cluster if label is None else label
-                for label, cluster in zip(self.labels, self.clusters, strict=True)
-            )
+        return tuple(
+            _NOTHING + cluster if label is None else label
+            for label, cluster in zip(self.labels, self.clusters, strict=True)
         )
 
 
@@ -416,28 +399,28 @@ def calibrate_texts(
     about = np.array([label is not None for label in captions.labels], np.bool_)
     matched, absent = captions.at(np.flatnonzero(about)), captions.at(np.flatnonzero(~about))
     _require_enough(matched, absent)
-    named, embeddings = matched.named, _embedded(encoder, matched.texts)
-    codes = np.unique(np.array(named.labels), return_inverse=True)[1]
+    names, embeddings = matched.names, _embedded(encoder, matched.texts)
+    codes = np.unique(np.array(names), return_inverse=True)[1]
     clusters = np.unique(np.array(matched.clusters), return_inverse=True)[1].astype(np.int64)
     means, n_listed = label_means(gallery), list_length(gallery, 0, hide_labels=len(absent) == 0)
     detector = fit_detector(embeddings, codes)
     scores = DetectorFolds.of(embeddings, codes, clusters).scores(embeddings, clusters)
-    found = look_up(gallery, means, named, embeddings, scores, n_listed)
+    found = look_up(gallery, means, names, embeddings, scores, n_listed)
+    hidden, withheld = None, None
     if len(absent) == 0:
-        folds = fit_label_folds(embeddings, named.labels, seed)
-        of_absent, absent_of = look_up_hidden(gallery, means, named, embeddings, folds, n_listed)
+        folds = fit_label_folds(embeddings, names, seed)
+        hidden = Hidden(*look_up_hidden(gallery, means, names, embeddings, folds, n_listed))
     else:
-        absent_of, embedded = None, _embedded(encoder, absent.texts)
+        embedded = _embedded(encoder, absent.texts)
         scores = detector.scores(embedded)
-        of_absent = look_up(gallery, means, absent.named, embedded, scores, n_listed)
+        withheld = look_up(gallery, means, absent.names, embedded, scores, n_listed)
     queries = CalibrationQueries(
         matched=found,
-        absent=of_absent,
-        absent_of=absent_of,
-        are_views=False,
         clusters=clusters,
+        hidden=hidden,
+        withheld=withheld,
         sources=matched.sources,
-        absent_sources=absent.sources,
+        withheld_sources=absent.sources,
         unseen=True,
     )
     setup = CalibratedGallery.of(encoder, gallery, detector, means, n_listed)

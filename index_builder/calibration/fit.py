@@ -25,8 +25,8 @@ from index_builder.calibration.queries import (
     LEAST_LABELS,
     CalibratedGallery,
     CalibrationQueries,
-    Integers,
-    Names,
+    Hidden,
+    LeaveOneOut,
 )
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, calibration_error, calibration_spread, reliability
@@ -95,7 +95,7 @@ def fit_calibration(
     assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
     examples = Examples.of(_weighted(groups, assumed))
     fitted = cross_fitted(examples, seed, numbers_of_signals(queries.absence, examples))
-    absent_scores = _absent_scores(queries)
+    absent_scores = np.sort(np.concatenate([one.outlier_scores for one in queries.absent]))
     calibration = Calibration(
         encoder_fingerprint=gallery.encoder_fingerprint,
         search=gallery.search,
@@ -180,18 +180,15 @@ def _ordinary_scores(groups: Sequence[QueryGroup], n_put: int) -> Floats:
     return ordered
 
 
-def _absent_scores(queries: CalibrationQueries) -> Floats:
-    """Return the sorted outlier scores of those absent queries that are not gallery images."""
-    kinds = [one for one in (queries.absent, queries.withheld) if one is not None]
-    ordered: Floats = np.sort(np.concatenate([one.outlier_scores for one in kinds]))
-    return ordered
-
-
 def _require_enough(queries: CalibrationQueries) -> None:
     """Raise `CalibrationError` if there are too few matched or absent queries."""
     for name, n, advice in (
         ("with a match", len(queries.matched), "Add labelled images."),
-        ("without a match", queries.n_absent, "Add labels, or images of withheld labels."),
+        (
+            "without a match",
+            sum(map(len, queries.absent)),
+            "Add labels, or images of withheld labels.",
+        ),
     ):
         if n < MIN_QUERIES:
             raise CalibrationError(
@@ -203,8 +200,7 @@ def _require_enough(queries: CalibrationQueries) -> None:
 def _is_known(queries: CalibrationQueries) -> bool:
     """Return whether the absent queries represent truly absent queries."""
     if queries.absence == "hidden_labels":
-        known = [queries.absent] if queries.withheld is None else [queries.absent, queries.withheld]
-        return sum(len(np.unique(one.codes)) for one in known) >= LEAST_LABELS
+        return sum(len(np.unique(one.codes)) for one in queries.absent) >= LEAST_LABELS
     return queries.absence != "hidden_trained_labels"
 
 
@@ -246,30 +242,25 @@ def _of_order(calibration: Calibration, order: Order, examples: Examples) -> dic
 
 def _groups(queries: CalibrationQueries) -> list[QueryGroup]:
     """Return the queries of all kinds, matched queries first."""
-    left_out, hidden = queries.leave_one_out, queries.absent_of
+    left_out, withheld = queries.leave_one_out, queries.withheld
     groups = [QueryGroup(queries.matched, queries.clusters, False, queries.sources)]
     if left_out is not None:
         groups.append(QueryGroup(left_out.matched, left_out.clusters, False, left_out.sources))
-    withheld = queries.absent if hidden is None else queries.withheld
-    if hidden is not None:
-        of_hidden = queries.clusters[hidden], True, _some(queries.sources, hidden)
-        groups.append(QueryGroup(queries.absent, *of_hidden))
+    n_clusters = 1 + max(int(one.clusters.max()) for one in groups)
+    if queries.hidden is not None:
+        groups.append(_of_hidden(queries, queries.hidden))
     if withheld is not None:
-        n_clusters = 1 + max(int(one.clusters.max()) for one in groups if not one.absent)
-        own = n_clusters + np.arange(len(withheld))
-        groups.append(
-            QueryGroup(withheld, own, True, queries.absent_sources, queries.absent_labels)
-        )
-    if left_out is not None and left_out.absent is not None:
-        assert left_out.absent_of is not None  # noqa: S101 - both are set together
-        places = left_out.absent_of
-        sources = _some(left_out.sources, places)
-        groups.append(QueryGroup(left_out.absent, left_out.clusters[places], True, sources))
+        own, named = n_clusters + np.arange(len(withheld)), queries.withheld_labels
+        groups.append(QueryGroup(withheld, own, True, queries.withheld_sources, named))
+    if left_out is not None and left_out.hidden is not None:
+        groups.append(_of_hidden(left_out, left_out.hidden))
     return groups
 
 
-def _some(names: Names | None, places: Integers) -> Names | None:
-    return None if names is None else tuple(names[place] for place in places)
+def _of_hidden(queries: CalibrationQueries | LeaveOneOut, hidden: Hidden) -> QueryGroup:
+    names = queries.sources
+    sources = None if names is None else tuple(names[place] for place in hidden.of)
+    return QueryGroup(hidden.observed, queries.clusters[hidden.of], True, sources)
 
 
 def _weighted(groups: Sequence[QueryGroup], assumed: float) -> list[QueryGroup]:
@@ -311,8 +302,8 @@ def _evidence(
     clusters = np.unique(np.where(absent, of_absent, examples.clusters), return_inverse=True)[1]
     names = [name for one in groups for name in one.sources or [""] * len(one.observed)]
     source_names, sources = np.unique(np.array(names), return_inverse=True)
-    rivals, hierarchy, levels = queries.absent_rivals, gallery.rule.hierarchy, None
-    if queries.absent_of is not None:
+    rivals, hierarchy, levels = queries.rivals, gallery.rule.hierarchy, None
+    if queries.hidden is not None:
         n_labels = int(gallery.n_labels().sum())
         rivals = n_labels / max(n_labels - 1, 1)
     if hierarchy is not None:

@@ -123,6 +123,20 @@ class CalibratedGallery:
 
 
 @dataclass(frozen=True, slots=True)
+class Hidden:
+    """Absent queries that are matched queries with a hidden label.
+
+    Attributes
+    ----------
+    observed : the queries.
+    of : for each query, the index of the matched query that it was made from.
+    """
+
+    observed: RetrievedQueries
+    of: Integers
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveOneOut:
     """Gallery images as queries; each image and its group are hidden from the image's results.
 
@@ -132,7 +146,7 @@ class LeaveOneOut:
     Attributes
     ----------
     matched : queries whose label also belongs to another item.
-    absent, absent_of : see `CalibrationQueries`; None if no labels are hidden.
+    hidden : ``matched`` with hidden labels; None if no labels are hidden.
     clusters : cluster numbers of ``matched``. Held-out queries have cluster numbers, too; equal
         numbers mean the same cluster.
     sources : see `CalibrationQueries`.
@@ -143,8 +157,7 @@ class LeaveOneOut:
     """
 
     matched: RetrievedQueries
-    absent: RetrievedQueries | None
-    absent_of: Integers | None
+    hidden: Hidden | None
     clusters: Integers
     sources: Names | None
     places: Integers
@@ -155,22 +168,20 @@ class LeaveOneOut:
 class CalibrationQueries:
     """The queries for the calibration of a gallery.
 
+    Absent queries are ``hidden`` or ``withheld``; at least one of the two is given.
+
     Attributes
     ----------
     matched : held-out queries whose label is in the gallery.
-    absent : absent queries: matched queries with a hidden label, or images of withheld labels.
-    absent_of : for each absent query with a hidden label, the index in ``matched`` of the query
-        that it was made from. None if ``absent`` has images of withheld labels.
+    clusters : cluster numbers of ``matched``; copies and photographs of one object share a number.
+    hidden : ``matched`` with hidden labels; None if no labels are hidden.
+    withheld : queries whose label the gallery does not have; None without such queries.
     are_views : whether all queries are augmented views of gallery images, because there are no
         labels.
-    clusters : cluster numbers of ``matched``; copies and photographs of one object share a number.
     sources : source of each matched query; None if unknown.
-    withheld : further absent queries: images of withheld labels. None if ``absent`` already
-        contains these images, or if no labels are withheld.
-    absent_sources : source of each image of a withheld label.
-    absent_labels : label of each such image.
-    absent_rivals : n / m. The gallery has n labels; images of withheld labels were compared with m
-        of these labels. See `rivals` of `index_builder.calibration.queries.Earlier`.
+    withheld_sources, withheld_labels : source and label of each withheld query.
+    rivals : n / m. The gallery has n labels; withheld queries were compared with m of these labels.
+        See `Earlier`.
     leave_one_out : gallery images as additional queries. Outlier scores of gallery images are not
         exchangeable with outlier scores of new queries. None if there are enough held-out queries,
         or if the encoder was trained on the gallery's images.
@@ -179,18 +190,23 @@ class CalibrationQueries:
     """
 
     matched: RetrievedQueries
-    absent: RetrievedQueries
-    absent_of: Integers | None
-    are_views: bool
     clusters: Integers
-    sources: Names | None = None
+    hidden: Hidden | None = None
     withheld: RetrievedQueries | None = None
-    absent_sources: Names | None = None
-    absent_labels: Names | None = None
-    absent_rivals: float = 1.0
+    are_views: bool = False
+    sources: Names | None = None
+    withheld_sources: Names | None = None
+    withheld_labels: Names | None = None
+    rivals: float = 1.0
     leave_one_out: LeaveOneOut | None = None
     unseen: bool = False
     are_items: bool = False
+
+    @property
+    def absent(self) -> list[RetrievedQueries]:
+        """The absent queries that are not gallery images: with hidden labels, and withheld."""
+        hidden = [] if self.hidden is None else [self.hidden.observed]
+        return hidden if self.withheld is None else [*hidden, self.withheld]
 
     @property
     def origin(self) -> str:
@@ -205,14 +221,9 @@ class CalibrationQueries:
         return 0 if self.leave_one_out is None else self.leave_one_out.n_put
 
     @property
-    def n_absent(self) -> int:
-        """The number of absent queries; the queries in `withheld` count as absent queries."""
-        return len(self.absent) + (0 if self.withheld is None else len(self.withheld))
-
-    @property
     def absence(self) -> Absence:
         """The kind of the absent queries."""
-        if self.absent_of is None:
+        if self.hidden is None:
             return "absent_labels"
         if self.are_views:
             return "near_misses_of_views"
@@ -433,21 +444,22 @@ class RetrievalSetup:
             return self.observe(queries)
         embeddings = embed_with_features(self.encoder, queries, "queries without a match")
         scores = self.earlier.detector.scores(embeddings)
-        return self.look_up(queries, embeddings, scores, among=self.earlier.rows)
+        return self.look_up(queries.labels, embeddings, scores, among=self.earlier.rows)
 
-    def observe_hidden(
-        self, queries: LabelledImages, embeddings: Embeddings
-    ) -> tuple[RetrievedQueries, NDArray[np.int64]]:
-        """Search the gallery with queries whose label is hidden; see `look_up_hidden`."""
-        assert self.label_folds is not None  # noqa: S101 - the caller hides labels
-        return look_up_hidden(
-            *(self.gallery, self.means, queries, embeddings),
-            *(self.label_folds, self.n_candidates, self.objects),
+    def observe_hidden(self, queries: LabelledImages, embeddings: Embeddings) -> Hidden | None:
+        """Search the gallery with queries whose label is hidden; None if no labels are hidden."""
+        if self.label_folds is None:
+            return None
+        return Hidden(
+            *look_up_hidden(
+                *(self.gallery, self.means, queries.labels, embeddings),
+                *(self.label_folds, self.n_candidates, self.objects),
+            )
         )
 
     def look_up(
         self,
-        queries: LabelledImages,
+        labels: Sequence[str],
         embeddings: Embeddings,
         outlier_scores: NDArray[np.float64],
         *,
@@ -456,7 +468,7 @@ class RetrievalSetup:
     ) -> RetrievedQueries:
         """Search the gallery with embedded queries; see `look_up`."""
         return look_up(
-            *(self.gallery, self.means, queries, embeddings, outlier_scores, self.n_candidates),
+            *(self.gallery, self.means, labels, embeddings, outlier_scores, self.n_candidates),
             hidden=hidden,
             among=among,
             correlation=correlation_of(self.encoder.metadata),

@@ -140,16 +140,6 @@ def say_left_out(n: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Named(Table):
-    """Queries with labels and no other data. The gallery need not contain these labels."""
-
-    labels: tuple[str, ...]
-
-
-LabelledQueries = LabelledImages | Named
-
-
-@dataclass(frozen=True, slots=True)
 class RetrievedQueries(Table):
     """The signals and candidates of B queries.
 
@@ -230,7 +220,7 @@ def observe(
         scores[positions] = detector.scores(embeddings)
     found = Embeddings(mean, variance, np.empty((len(queries), 0), dtype=np.float32))
     return look_up(
-        *(gallery, means, queries, found, scores, n),
+        *(gallery, means, queries.labels, found, scores, n),
         within=nearby(gallery, queries, within),
         correlation=correlation_of(encoder.metadata),
     )
@@ -276,7 +266,7 @@ def place_in(metadata: Mapping[str, Any], origin: str) -> tuple[float, float] | 
 def look_up(
     gallery: Gallery,
     means: LabelMeans,
-    queries: LabelledQueries,
+    labels: Sequence[str],
     embeddings: Embeddings,
     outlier_scores: Floats,
     n: int = N_CANDIDATES,
@@ -292,6 +282,7 @@ def look_up(
 
     Parameters
     ----------
+    labels : (B,) label of each query. The gallery need not contain these labels.
     outlier_scores : (B,) outlier score of each query. The detector that gave the score must have
         been fitted without the hidden items and labels.
     hide_label : whether to hide all items of each query's own label, to make the query absent.
@@ -303,7 +294,7 @@ def look_up(
     among : (N,) mask of the items that can be found; None for all items.
     correlation : see `correlation_of`.
     """
-    item_codes, codes = _codes(gallery, queries)
+    item_codes, codes = _codes(gallery, labels)
     truth: Truth = SameLabel(codes, item_codes) if within is None else within
     sizes = _Sizes(item_codes, codes, hidden)
     directions = embeddings.directions
@@ -336,9 +327,9 @@ def look_up(
         similarities,
         label_codes,
         of_means,
-        truth.matches(np.arange(len(queries)), rows),
+        truth.matches(np.arange(len(labels)), rows),
         codes,
-        np.zeros(len(queries), dtype=np.int64) if hide_label else sizes.own,
+        np.zeros(len(labels), dtype=np.int64) if hide_label else sizes.own,
         sizes.of(label_codes),
     )
 
@@ -371,7 +362,7 @@ def _stds_of_nearest(
 def look_up_hidden(
     gallery: Gallery,
     means: LabelMeans,
-    queries: LabelledQueries,
+    labels: Sequence[str],
     embeddings: Embeddings,
     folds: LabelFolds,
     n: int,
@@ -388,20 +379,12 @@ def look_up_hidden(
     folds : detectors; each was fitted without some labels.
     n, objects : see `look_up`.
     """
-    sizes = _Sizes(*_codes(gallery, queries), None)
+    sizes = _Sizes(*_codes(gallery, labels), None)
     enough = gallery.n_items - sizes.own >= n
-    kept = np.flatnonzero(folds.known(queries.labels) & enough)
-    some, of_some = Named(tuple(queries.labels[row] for row in kept)), embeddings.at(kept)
-    hidden = look_up(
-        gallery,
-        means,
-        some,
-        of_some,
-        folds.scores(of_some, some.labels),
-        n,
-        hide_label=True,
-        objects=objects,
-    )
+    kept = np.flatnonzero(folds.known(labels) & enough)
+    some, of_some = [labels[row] for row in kept.tolist()], embeddings.at(kept)
+    scores = folds.scores(of_some, some)
+    hidden = look_up(*(gallery, means, some, of_some, scores, n), hide_label=True, objects=objects)
     return hidden, kept
 
 
@@ -421,8 +404,7 @@ def _without_own_label(
         others = item_codes != code
         if objects is not None and code >= 0:  # the code of an unlabelled item is its row
             others = objects != objects[code]
-        found = gallery.candidates(directions[chosen], n, MaskedRows(others))
-        similarities[chosen], rows[chosen] = found.similarities, found.rows
+        rows[chosen], similarities[chosen] = _among(gallery, directions[chosen], n, others)
     return rows, similarities
 
 
@@ -497,9 +479,7 @@ def _means_without(
     return unit_rows(rest.astype(np.float32))
 
 
-def _codes(
-    gallery: Gallery, queries: LabelledQueries
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _codes(gallery: Gallery, labels: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the codes of all items, and of the queries; equal codes mean equal labels."""
     rows = np.arange(gallery.n_items)
     if gallery.labels:
@@ -508,6 +488,6 @@ def _codes(
         names = [item.id for item in gallery.items(rows)]
         item_codes = rows.astype(np.int32)
     code_of = {name: code for code, name in enumerate(names)}
-    unknown = sorted(set(queries.labels) - code_of.keys())
+    unknown = sorted(set(labels) - code_of.keys())
     code_of |= {name: -2 - place for place, name in enumerate(unknown)}
-    return item_codes, np.array([code_of[label] for label in queries.labels], dtype=np.int32)
+    return item_codes, np.array([code_of[label] for label in labels], dtype=np.int32)

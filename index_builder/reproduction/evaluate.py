@@ -177,7 +177,7 @@ def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:
         hidden = rows_of_groups(setup.gallery, items)
         n = min(setup.n_candidates, setup.gallery.n_items - hidden.shape[1])
         parts.append(
-            look_up(setup.gallery, setup.means, items, embeddings, scores, n, hidden=hidden)
+            look_up(setup.gallery, setup.means, items.labels, embeddings, scores, n, hidden=hidden)
         )
     n = min(part.matches.shape[1] for part in parts)
     return RetrievedQueries.concatenate([part.first(n) for part in parts]).at(np.argsort(order))

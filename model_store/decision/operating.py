@@ -41,8 +41,7 @@ _RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
 grid, and uses the largest p-value."""
 
 _STRIDE = 10
-"""Step of the coarse search over this grid. Then a fine search examines the rates near the best
-rate of the coarse search."""
+"""Step of the coarse search over this grid."""
 
 _STEPS = 10**5
 """Number of steps between the errors 0 and 1: the resolution of an error bound."""
@@ -99,114 +98,86 @@ class _ErrorTest:
 
     def p_value(self, max_error: float) -> float:
         """Return the p-value of "the error is above ``max_error``"."""
-        return self.p_value_and_step(max_error)[0]
+        return self.at(max_error, self.worst(max_error))
 
-    def p_value_and_step(self, max_error: float) -> tuple[float, int]:
-        """Return the p-value, and the step of the coarse search with the largest product."""
+    def at(self, max_error: float, step: int) -> float:
+        """Return the p-value for the rates of one step, a lower bound of `p_value`."""
         if math.isinf(self.share[0]):
-            return 1.0, 0
+            return 1.0
+        one = slice(step, step + 1)
         if self.of_absent is None:
-            return float(self._of_present(max_error, slice(None))[0]), 0
-        steps = self._coarse(max_error)
-        # Both p-values are log-concave in the rate, so the largest product is near the largest
-        # product of a coarse search. Exceptions are the first step, which starts at rate 0, and
-        # products that underflow to 0.
-        products = self._products(max_error, steps)
-        best = int(products.argmax())
-        near = slice(steps.start, steps.stop)
-        if products[best] > 0:
-            first = steps.start
-            near = slice(first + max(best - 1, 0) * _STRIDE, first + max(best + 1, 2) * _STRIDE)
-        largest = float(self._products(max_error, near).max())
-        return _combined(largest), steps.start + _STRIDE * best
+            return float(self._of_present(max_error, one)[0])
+        product = float((self._of_present(max_error, one) * self.of_absent[one])[0])
+        # The p-value of a product of two independent p-values (Fisher 1925).
+        return product * (1 - math.log(product)) if product > 0 else 0.0
 
-    def worst_step(self, max_error: float) -> int:
-        """Return the step of the coarse search with the largest product."""
-        if self.of_absent is None:
-            return 0
-        steps = self._coarse(max_error)
-        return int(steps.start + _STRIDE * self._products(max_error, steps).argmax())
-
-    def least(self, max_error: float, step: int) -> float:
-        """Return a lower bound of `p_value`, from the step of the coarse search near ``step``."""
+    def worst(self, max_error: float) -> int:
+        """Return the step with the largest p-value."""
         if self.of_absent is None or math.isinf(self.share[0]):
-            return 0.0
-        steps = range(len(self.share))[self._coarse(max_error)]
-        near = steps[min(max((step - steps[0]) // _STRIDE, 0), len(steps) - 1)]
-        return _combined(float(self._products(max_error, slice(near, near + 1))[0]))
-
-    def _coarse(self, max_error: float) -> slice:
-        """Return the steps of the coarse search.
-
-        With the rate, the binomial p-value rises to 1, and the p-value of labels falls from 1. So
-        the product is largest between the rate at which the p-value of labels begins to fall, and
-        the rate at which the binomial p-value reaches 1.
-        """
-        assert self.of_absent is not None  # noqa: S101 - the callers have looked
+            return 0
+        # With the rate, the binomial p-value rises to 1, and the p-value of labels falls from 1. So
+        # the product is largest between the rate at which the p-value of labels begins to fall, and
+        # the rate at which the binomial p-value reaches 1. Both p-values are log-concave in the
+        # rate, so this rate is near the best rate of a coarse search. Exceptions are the first
+        # step, which starts at rate 0, and products that underflow to 0.
         first = int(np.searchsorted(-self.of_absent, -1.0, side="right")) - 1
         last = int(np.searchsorted((1 - max_error) * self.share[first:], max_error)) + 1
-        return slice(first, min(first + last, len(self.share)), _STRIDE)
+        near = slice(first, first + last)
+        coarse = slice(near.start, near.stop, _STRIDE)
+        products = self._of_present(max_error, coarse) * self.of_absent[coarse]
+        best = int(products.argmax())
+        if products[best] > 0:
+            near = slice(first + max(best - 1, 0) * _STRIDE, first + max(best + 1, 2) * _STRIDE)
+        products = self._of_present(max_error, near) * self.of_absent[near]
+        return near.start + int(products.argmax())
 
-    def _products(self, max_error: float, steps: slice) -> Floats:
-        assert self.of_absent is not None  # noqa: S101 - the callers have looked
-        return self._of_present(max_error, steps) * self.of_absent[steps]
+    def least(self, level: float, stop: int = _STEPS) -> int:
+        """Return the smallest error rejected at ``level``, in steps; ``stop`` if there is none."""
+        return first_where(lambda steps: self.p_value(steps / _STEPS) <= level, 0, stop)
 
     def _of_present(self, max_error: float, steps: slice) -> Floats:
         left = max_error - (1 - max_error) * self.share[steps]
         return at_most(self.wrong, self.n, np.maximum(left, 0.0))
 
 
-class _Level:
-    """Decides which errors tests reject at a level.
-
-    An error is not rejected if its p-value is above the level at one rate. Each decision tries
-    first the rate of the largest product of the last decision, because successive decisions are
-    about similar tests and errors. So most errors that are not rejected cost one product, and not
-    a search.
-    """
-
-    def __init__(self, p_value: float) -> None:
-        self.p_value = p_value
-        self._step = 0
-
-    def rejects(self, test: _ErrorTest, steps: int) -> bool:
-        """Return whether ``test`` rejects "the error is above ``steps``"."""
-        max_error = steps / _STEPS
-        if test.least(max_error, self._step) > self.p_value:
-            return False
-        p_value, self._step = test.p_value_and_step(max_error)
-        return p_value <= self.p_value
-
-    def least(self, test: _ErrorTest, start: int, stop: int) -> int:
-        """Return the smallest rejected error, in steps; ``stop`` if none below is rejected."""
-        return first_where(lambda steps: self.rejects(test, steps), start, stop)
-
-
-def _combined(product: float) -> float:
-    """Return the p-value of a product of two independent p-values (Fisher 1925)."""
-    return product * (1 - math.log(product)) if product > 0 else 0.0
-
-
 def _strongest(tests: Sequence[_ErrorTest], max_error: float) -> tuple[int, float]:
-    """Return the index of the test with the smallest p-value, and this p-value.
+    """Return the index of the first test with the smallest p-value, and this p-value.
 
-    If several tests have this p-value, the result is the first of them. A test is skipped if a
-    lower bound of its p-value is above the smallest p-value so far. The lower bound is a product at
-    one rate: first at the rate of the middle test, and then at the rate of the last p-value. Among
-    similar tests, the rates of the largest products are similar.
+    Tests are skipped if a lower bound of the p-value is too large. Among similar tests, the worst
+    steps are similar, so the bound is near the p-value.
     """
-    step = tests[len(tests) // 2].worst_step(max_error)
-    bounds = [test.least(max_error, step) for test in tests]
+    step = tests[len(tests) // 2].worst(max_error)
+    bounds = [test.at(max_error, step) for test in tests]
     best, least = 0, math.inf
     for place in sorted(range(len(tests)), key=bounds.__getitem__):
         if bounds[place] > least:
             break
-        if tests[place].least(max_error, step) > least:
-            continue
-        p_value, step = tests[place].p_value_and_step(max_error)
+        p_value = tests[place].p_value(max_error)
         if (p_value, place) < (least, best):
             best, least = place, p_value
     return best, least
+
+
+def _nearest(tests: Sequence[_ErrorTest], level: float, likely: int) -> int:
+    """Return the index of the first test that rejects the smallest error at ``level``.
+
+    ``likely`` is the index of the test that is searched first.
+    """
+    step = 0
+
+    def rejects(test: _ErrorTest, steps: int) -> bool:
+        nonlocal step
+        error = steps / _STEPS
+        if test.at(error, step) > level:
+            return False
+        step = test.worst(error)
+        return test.at(error, step) <= level
+
+    least = tests[likely].least(level)
+    for test in tests:
+        if rejects(test, least - 1):
+            least = test.least(level, least - 1)
+    return next((place for place, test in enumerate(tests) if rejects(test, least)), likely)
 
 
 @dataclass(frozen=True)
@@ -387,40 +358,18 @@ class Stream:
             _, error = self._coverage_and_error(accepted)
             n = min(float((accepted & (self.counted | self.absent)).sum()), self.most_effective)
             return upper_bound(error, n, self.delta)
-        return self._level().least(self._test_of(accepted), 0, _STEPS) / _STEPS
+        return self._test_of(accepted).least(self._level) / _STEPS
 
-    def _level(self) -> _Level:
-        return _Level((1 - OF_ACCEPTED) * self.delta)
-
-    def _nearest(self, tests: Sequence[_ErrorTest], start: int, likely: int) -> int:
-        """Return the index of the test that rejects the smallest error.
-
-        If several tests reject this error, the result is the first of them.
-
-        The search finds the smallest error that one test rejects. Then it asks the strongest test
-        for a smaller error, until no test rejects a smaller error.
-
-        Parameters
-        ----------
-        start : error rate at which the search starts, as a number of steps. No test rejects this
-            error rate.
-        likely : index of the test that is searched first.
-        """
-        level = self._level()
-        best, least = likely, level.least(tests[likely], start, _STEPS)
-        while least > start:
-            stronger, p_value = _strongest(tests, (least - 1) / _STEPS)
-            if p_value > level.p_value:
-                break
-            best, least = stronger, level.least(tests[stronger], start, least - 1)
-        equal = (place for place in range(best) if level.rejects(tests[place], least))
-        return next(equal, best)
+    @property
+    def _level(self) -> float:
+        """The part of δ that the test of the error uses."""
+        return (1 - OF_ACCEPTED) * self.delta
 
     def keeps_error(self, accepted: Bools, max_error: float) -> bool:
         """Return whether the evidence rejects an error above ``max_error`` at level δ."""
         if not math.isinf(self.most_effective):
             return self.error_bound(accepted) <= max_error
-        return self.error_p_value(accepted, max_error) <= (1 - OF_ACCEPTED) * self.delta
+        return self.error_p_value(accepted, max_error) <= self._level
 
     def error_p_value(self, accepted: Bools, max_error: float) -> float:
         r"""Return the p-value of "the error of the ``accepted`` (n,) is above m = ``max_error``".
@@ -525,8 +474,8 @@ class Stream:
             for n, n_wrong, n_absent in sums.tolist()
         ]
         best, least = _strongest(predicted, max_error)
-        if least > (1 - OF_ACCEPTED) * self.delta:  # none succeeds
-            best = self._nearest(predicted, int(max_error * _STEPS), best)
+        if least > self._level:  # none succeeds
+            best = _nearest(predicted, self._level, best)
         return levels[best:]
 
     def thresholds(self) -> Thresholds:

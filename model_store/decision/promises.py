@@ -49,25 +49,6 @@ class ResultSetChoice:
     shortfall: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _ClassRule:
-    """The rule for one size class, from the calibration queries whose true label has this class.
-
-    Attributes
-    ----------
-    critical : (n,) values of `Evidence.critical` in ascending order, from one query of each object.
-    """
-
-    critical: Floats
-
-    def threshold(self, coverage: float, delta: float) -> float | None:
-        """Return the largest threshold that guarantees ``coverage``; None if there is none."""
-        allowed = errors_allowed(len(self.critical), coverage, delta)
-        if allowed < 0 or self.critical[allowed] < 0:
-            return None
-        return float(self.critical[allowed])
-
-
 @dataclass(frozen=True)
 class _Thresholds:
     """The thresholds for one coverage; None if no size class has a guarantee."""
@@ -102,10 +83,11 @@ class ResultSetRule:
     """
 
     def __init__(self, evidence: Evidence, n_labels: NDArray[np.int64], delta: float) -> None:
-        self._rules = []
-        for size_class in range(len(SIZE_CLASSES)):
-            rows = evidence.counted & (evidence.true_classes == size_class)
-            self._rules.append(_ClassRule(np.sort(evidence.critical[rows])))
+        # For each size class, `Evidence.critical` of one query of each object, in ascending order.
+        self._critical = [
+            np.sort(evidence.critical[evidence.counted & (evidence.true_classes == size_class)])
+            for size_class in range(len(SIZE_CLASSES))
+        ]
         self._n_labels = n_labels
         self._delta = delta
         self._known: dict[float, _Thresholds] = {}
@@ -155,7 +137,7 @@ class ResultSetRule:
 
         A class without a guarantee gets the lowest threshold of the other classes.
         """
-        found = [rule.threshold(coverage, self._delta) for rule in self._rules]
+        found = [self._threshold(critical, coverage) for critical in self._critical]
         promised = [value for value in found if value is not None]
         missing = [
             self._why_not(place, coverage)
@@ -174,23 +156,28 @@ class ResultSetRule:
             joined(missing),
         )
 
+    def _threshold(self, critical: Floats, coverage: float) -> float | None:
+        """Return the largest threshold that guarantees ``coverage``; None if there is none."""
+        allowed = errors_allowed(len(critical), coverage, self._delta)
+        return None if allowed < 0 or critical[allowed] < 0 else float(critical[allowed])
+
     def _why_not(self, size_class: int, coverage: float) -> Message:
-        rule, n_labels = self._rules[size_class], int(self._n_labels[size_class])
+        critical, n_labels = self._critical[size_class], int(self._n_labels[size_class])
         queries: str = ""
         n_all = int(self._n_labels.sum())
         if n_labels < n_all:
             size = message(f"size_{SIZE_CLASSES[size_class]}")
             queries = message("labels_of_size", size=size, n_labels=n_labels, n_all=n_all)
         needed = math.ceil(math.log(self._delta) / math.log(coverage))
-        if len(rule.critical) < needed:
+        if len(critical) < needed:
             return message(
                 "coverage_needs_queries",
                 coverage=coverage,
                 n_needed=needed,
                 queries=queries,
-                n_effective=len(rule.critical),
+                n_effective=len(critical),
             )
-        reached = round(float((rule.critical >= 0).mean()), 3)
+        reached = round(float((critical >= 0).mean()), 3)
         return message("coverage_out_of_reach", queries=queries, reached=reached, coverage=coverage)
 
 
@@ -398,13 +385,17 @@ class Promises:
             queries = "" if self._n_labels[size_class] == 0 else message(f"first_item_{name}")
             shortfall = self._error_shortfall(of_class, self.max_error, queries)
             return MatchThreshold(name, math.inf, None, shortfall)
-        threshold, guaranteed = found
-        if math.isinf(threshold):
+        if math.isinf(found[0]):
             return MatchThreshold(name, math.inf, None, self._rate_shortfall())
-        lacking = None if guaranteed else self._lacking(of_class)
-        return MatchThreshold(
-            name, threshold, self._told(of_class.point(threshold)), lacking, guaranteed
-        )
+        return self._kept(name, of_class, *found)
+
+    def _kept(
+        self, size_class: str, stream: Stream, threshold: float, guaranteed: bool
+    ) -> MatchThreshold:
+        """Return the promise of a threshold, with the reason if the error has no guarantee."""
+        lacking = None if guaranteed else self._lacking(stream)
+        point = self._told(stream.point(threshold))
+        return MatchThreshold(size_class, threshold, point, lacking, guaranteed)
 
     def _widest(self, stream: Stream) -> tuple[float, bool] | None:
         """Return the threshold for the maximum error, and whether this error is guaranteed.
@@ -477,11 +468,7 @@ class Promises:
                 needed=self._needed(stream, self.max_error),
             )
             return MatchThreshold(name, math.inf, None, shortfall)
-        threshold, guaranteed = found
-        lacking = None if guaranteed else self._lacking(stream)
-        return MatchThreshold(
-            name, threshold, self._told(stream.point(threshold)), lacking, guaranteed
-        )
+        return self._kept(name, stream, *found)
 
     def _told(self, point: OperatingPoint) -> OperatingPoint:
         """Return the point, without its FPIR if nothing is known about absent queries."""

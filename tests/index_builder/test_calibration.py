@@ -16,6 +16,7 @@ from index_builder.calibration import (
     fit_detector,
 )
 from index_builder.calibration.detector import fit_detectors
+from index_builder.calibration.queries import Hidden
 from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, calibration_error, reliability
@@ -69,10 +70,8 @@ MEANS = LabelMeans(np.eye(5, 4, dtype=np.float32))
 
 QUERIES = CalibrationQueries(
     matched=world(2000, 1),
-    absent=world(300, 2, has_match=False),
-    absent_of=None,
-    are_views=False,
     clusters=np.arange(2000),
+    withheld=world(300, 2, has_match=False),
 )
 
 GALLERY = CalibratedGallery(
@@ -155,7 +154,7 @@ def test_the_p_value_is_valid_for_ordinary_queries() -> None:
 @pytest.mark.slow
 def test_queries_that_hide_their_label_say_little_where_the_encoder_knows_it() -> None:
     hidden = replace(world(2000, 1, has_match=False), codes=np.arange(2000, dtype=np.int32) % 20)
-    queries = replace(QUERIES, absent=hidden, absent_of=np.arange(2000), unseen=True)
+    queries = replace(QUERIES, hidden=Hidden(hidden, np.arange(2000)), withheld=None, unseen=True)
     fitted = calibrated(queries)
     assert set(fitted.report["cross_fitted"]["outlier_auroc"]) == {"near"}
     assert fitted.evidence.absence == "hidden_labels"
@@ -231,7 +230,7 @@ def test_too_few_queries_are_refused(n_matched: int, n_no_match: int) -> None:
         QUERIES,
         matched=world(n_matched, 0),
         clusters=np.arange(n_matched),
-        absent=world(n_no_match, 0, has_match=False),
+        withheld=world(n_no_match, 0, has_match=False),
     )
     with pytest.raises(CalibrationError, match=r"There are 49 .* at least 50"):
         calibrated(queries)
@@ -245,7 +244,7 @@ def test_gallery_images_help_probabilities_and_leave_p_values_alone() -> None:
         matched=world(60, 21),
         clusters=np.arange(60),
     )
-    more = LeaveOneOut(world(800, 23), None, None, np.arange(60, 860), None, np.arange(800))
+    more = LeaveOneOut(world(800, 23), None, np.arange(60, 860), None, np.arange(800))
     unseen = world(2000, 25)
     fits = [calibrated(few), calibrated(replace(few, leave_one_out=more))]
     briers = [np.mean((of_first(one, unseen) - unseen.matches[:, 0]) ** 2) for one in fits]

@@ -58,7 +58,13 @@ def test_an_image_is_hidden_from_its_own_list_and_from_the_mean_of_its_label(
     hidden = rows_of_groups(gallery, images)
     assert hidden.shape == (N, 1)
     observed = look_up(
-        gallery, label_means(gallery), images, EMBEDDINGS, np.zeros((N, 5)), N - 1, hidden=hidden
+        gallery,
+        label_means(gallery),
+        images.labels,
+        EMBEDDINGS,
+        np.zeros((N, 5)),
+        N - 1,
+        hidden=hidden,
     )
     for position in range(N):
         others = np.delete(np.arange(N), position)
@@ -87,7 +93,13 @@ def test_an_image_does_not_find_its_group_either(
     hidden = rows_of_groups(gallery, grouped)
     n = N - hidden.shape[1]
     observed = look_up(
-        gallery, label_means(gallery), grouped, EMBEDDINGS, np.zeros((N, 5)), n, hidden=hidden
+        gallery,
+        label_means(gallery),
+        grouped.labels,
+        EMBEDDINGS,
+        np.zeros((N, 5)),
+        n,
+        hidden=hidden,
     )
     for position in range(N):
         others = np.array([n for n in range(N) if groups[n] != groups[position]])
@@ -110,7 +122,7 @@ def test_with_their_label_hidden_too_they_match_nothing(
     observed = look_up(
         gallery,
         label_means(gallery),
-        images,
+        images.labels,
         EMBEDDINGS,
         np.zeros((N, 5)),
         20,
@@ -130,7 +142,9 @@ def test_queries_of_labels_that_the_gallery_does_not_hold_keep_them_apart(
     gallery: FaissGallery, images: LabelledImages
 ) -> None:
     strange = replace(images, labels=tuple(f"unknown-{n % 3}" for n in range(N)))
-    observed = look_up(gallery, label_means(gallery), strange, EMBEDDINGS, np.zeros((N, 5)), 20)
+    observed = look_up(
+        gallery, label_means(gallery), strange.labels, EMBEDDINGS, np.zeros((N, 5)), 20
+    )
     assert not observed.matches.any()
     assert sorted(set(observed.codes.tolist())) == [-4, -3, -2]
 
@@ -191,7 +205,7 @@ def test_without_labels_an_absent_query_finds_nothing_that_shows_the_same(
     observed = look_up(
         gallery,
         label_means(gallery),
-        grouped,
+        grouped.labels,
         EMBEDDINGS,
         np.zeros((N, 5)),
         n,

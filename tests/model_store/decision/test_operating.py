@@ -15,7 +15,7 @@ from model_store.decision import Evidence, Recalibration, Stream
 from model_store.decision.operating import (
     LEAST_THRESHOLD,
     OF_ACCEPTED,
-    _strongest,
+    _nearest,
     at_most,
     errors_allowed,
     label_bound,
@@ -363,7 +363,7 @@ def test_sequence_without_a_success_begins_where_the_least_error_is_rejected() -
 def test_nearest_of_equal_functions_is_the_first() -> None:
     stream = stream_of(evidence())
     tests = [stream._test(200, 0.05, 0.1)] * 3
-    assert [stream._nearest(tests, 0, likely) for likely in range(3)] == [0, 0, 0]
+    assert [_nearest(tests, DELTA, likely) for likely in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("likely", [False, True])
@@ -378,21 +378,5 @@ def test_nearest_test_rejects_the_least_error(share: float, *, likely: bool) -> 
         bisect_left(range(10**5), True, key=lambda step: test.p_value(step / 1e5) <= level)
         for test in tests
     ]
-    found = {stream._nearest(tests, 0, first) for first in range(len(tests))}
+    found = {_nearest(tests, level, first) for first in range(len(tests))}
     assert found == {int(np.argmin(rejected))}
-
-
-@pytest.mark.parametrize("likely", [False, True])
-@pytest.mark.parametrize("share", [0.01, 0.3])
-def test_strongest_test_is_the_first_of_the_smallest_p_value(share: float, *, likely: bool) -> None:
-    stream = stream_of(evidence(300, 300), share)
-    stream = stream.taking_absent_as_likely() if likely else stream
-    counts = [1, 20, 50, 50, 100, 200, 300, 0]
-    tests = [stream._test(n, n / 6000, n / 1500) for n in counts]
-    for max_error in (1e-4, 0.01, 0.05, 0.2, 0.6):
-        p_values = [test.p_value(max_error) for test in tests]
-        best = int(np.argmin(p_values))
-        assert _strongest(tests, max_error) == (best, p_values[best])
-        steps = range(0, 260, 7)
-        for test, p_value in zip(tests, p_values, strict=True):
-            assert all(test.least(max_error, step) <= p_value for step in steps)
