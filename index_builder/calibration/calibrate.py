@@ -52,7 +52,7 @@ from index_builder.datasets.splits import QuerySet
 from index_builder.progress import track_parts
 from index_builder.vectors.encoder import embed_with_features
 from index_builder.vectors.images import Seen
-from model_store.decision import Calibration, OutlierDetector, label_means
+from model_store.decision import Calibration, OutlierDetector
 from model_store.encoder.contract import Embeddings, Encoder, TextEncoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
@@ -163,7 +163,7 @@ def calibrate_gallery(
         items=items,
     )
     limits = pictures.limits(queries.matched if items is None else items.images)
-    calibration = fit_calibration(setup.calibrated, observed, config, seed, limits)
+    calibration = fit_calibration(setup, observed, config, seed, limits)
     if kept_in is not None:
         known = kept_in, encoder, images, queries, gallery, seed
         keep(*known, are_views=are_views, unseen=unseen, items=items)
@@ -302,7 +302,7 @@ def calibrate_with_queries(
     pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
     observed = calibration_queries(setup, queries, seen=pictures.look_at)
     limits = pictures.limits(queries.matched)
-    return fit_calibration(setup.calibrated, observed, config, seed, limits)
+    return fit_calibration(setup, observed, config, seed, limits)
 
 
 def _with_gallery_images(
@@ -402,8 +402,10 @@ def calibrate_texts(
     names, embeddings = matched.names, _embedded(encoder, matched.texts)
     codes = np.unique(np.array(names), return_inverse=True)[1]
     clusters = np.unique(np.array(matched.clusters), return_inverse=True)[1].astype(np.int64)
-    means, n_listed = label_means(gallery), list_length(gallery, 0, hide_labels=len(absent) == 0)
+    n_listed = list_length(gallery, 0, hide_labels=len(absent) == 0)
     detector = fit_detector(embeddings, codes)
+    setup = CalibratedGallery.described(encoder, gallery, detector, n_listed)
+    means = setup.means
     scores = DetectorFolds.of(embeddings, codes, clusters).scores(embeddings, clusters)
     found = look_up(gallery, means, names, embeddings, scores, n_listed)
     hidden, withheld = None, None
@@ -423,7 +425,6 @@ def calibrate_texts(
         withheld_sources=absent.sources,
         unseen=True,
     )
-    setup = CalibratedGallery.of(encoder, gallery, detector, means, n_listed)
     calibration = fit_calibration(setup, queries, config, seed, quality_limits={})
     return replace(calibration, report={**calibration.report, "queries": "captions"})
 

@@ -51,11 +51,7 @@ class Outcomes:
     answers : answers to B queries.
     correct : (B,) whether the first item is a true match.
     absent : (B,) whether the gallery has no true match.
-    parents : (B,) true parent of each query, at the level to which the answer rolled up: the answer
-        then gives a parent instead of a label. None if the parent is unknown, or if the answer did
-        not roll up.
-    groups : (B,) group of each query.
-    sources : (B,) source of each query.
+    queries : the B queries, with labels, groups and sources.
     """
 
     def __init__(
@@ -64,12 +60,11 @@ class Outcomes:
         answers: Sequence[Answer],
         correct: Bools,
         absent: Bools,
-        parents: Sequence[str | None],
-        groups: Sequence[str],
-        sources: Sequence[str],
+        queries: LabelledImages,
     ) -> None:
         self._calibration, self._absent, self._correct = calibration, absent, correct & ~absent
-        self._groups, self._sources = np.array(groups), np.array(sources)
+        self._groups = np.array(queries.groups or queries.ids)
+        self._sources = np.array(queries.sources or [""] * len(queries))
         self._clusters = np.unique(self._groups, return_inverse=True)[1].astype(np.int64)
         self._matched = np.array([one.decision.verdict == "match" for one in answers])
         self._probabilities = np.array(
@@ -78,7 +73,10 @@ class Outcomes:
         rolled = [one.decision.roll_up for one in answers]
         self._levels = np.array(["" if one is None else one.level for one in rolled])
         self._rolled_right = np.array(
-            [one is not None and one.label == own for one, own in zip(rolled, parents, strict=True)]
+            [
+                one is not None and one.label == _parent(calibration.hierarchy, label, one.level)
+                for one, label in zip(rolled, queries.labels, strict=True)
+            ]
         )
         share = calibration.default_share if absent.any() and not absent.all() else None
         self._weights = np.full(len(absent), 1 / max(len(absent), 1))
@@ -132,7 +130,6 @@ class Outcomes:
             "n_absent": int(absent.sum()),
             "coverage": answered / float(weights.sum()) if rows.any() else None,
             "error": float(weights[matched & ~correct].sum()) / answered if answered else None,
-            "error_of_present": self._share(rows & self._matched & ~self._absent, ~self._correct),
             "fpir": self._share(rows & self._absent, self._matched),
             "fnir": self._share(rows & ~self._absent, ~(self._matched & self._correct)),
             "ece": calibration_error(self._reliability(rows)) if rows.any() else None,
@@ -183,7 +180,6 @@ class Outcomes:
         return {
             "coverage": weight,
             "error": wrong / weight if weight else None,
-            "error_of_all": self._share(rows, ~self._rolled_right),
         }
 
     def _worst_groups(self) -> dict[str, Any]:
@@ -232,39 +228,30 @@ class Answers:
     @property
     def first_probabilities(self) -> Floats:
         """Match probability of each query's first item, (B,)."""
-        return self._values(lambda answer: answer.matches[0].match_probability)
+        return self.values(lambda answer: answer.matches[0].match_probability)
 
     @property
     def first_similarities(self) -> Floats:
         """Similarity of each query's first item, (B,)."""
-        return self._values(lambda answer: answer.matches[0].similarity)
+        return self.values(lambda answer: answer.matches[0].similarity)
 
     @property
     def uncertainties(self) -> Floats:
         """`Answer.uncertainty` of each query, (B,); 0 if the encoder gives no variance."""
-        return self._values(lambda answer: answer.uncertainty or 0)
-
-    @property
-    def p_values(self) -> Floats:
-        """Outlier p-value of each query, (B,)."""
-        return self._values(lambda answer: answer.decision.assessment.outlier_p_value)
+        return self.values(lambda answer: answer.uncertainty or 0)
 
     @property
     def outlier_scores(self) -> Floats:
         """Outlier score of each query, (B,)."""
-        return self._values(lambda answer: answer.predictive.outlier_score)
-
-    @property
-    def set_sizes(self) -> Floats:
-        """Size of each query's result set, (B,)."""
-        return self._values(lambda answer: len(answer.result_set))
+        return self.values(lambda answer: answer.predictive.outlier_score)
 
     @property
     def no_match_probabilities(self) -> Floats:
         """P(no match in the gallery) of each query, (B,)."""
-        return self._values(lambda answer: answer.decision.no_match_probability)
+        return self.values(lambda answer: answer.decision.no_match_probability)
 
-    def _values(self, value: Callable[[Answer], float | None]) -> Floats:
+    def values(self, value: Callable[[Answer], float | None]) -> Floats:
+        """Return one value of each answer, (B,); NaN if it is None."""
         return np.array([value(answer) for answer in self.answers], dtype=float)
 
     def verdicts(self) -> dict[str, float]:
@@ -411,9 +398,16 @@ def _of_items(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
 
 def evaluated(retriever: Retriever, queries: QuerySet, seed: int) -> Evaluation:
     """Evaluate a calibrated retriever; return the report and the outcome of each query."""
-    assert retriever.calibration is not None  # noqa: S101 - the caller has calibrated it
+    calibration = retriever.calibration
+    assert calibration is not None  # noqa: S101 - the caller has calibrated it
     report, asked = _asked(retriever, queries, seed)
-    return _with_outcomes(retriever.calibration, report, asked)
+    absent = np.repeat([False, True][: len(asked)], [len(one) for one in asked])
+    answers = [answer for one in asked for answer in one.answers]
+    known = joined(*(one.queries for one in asked))
+    correct = np.concatenate([one.matches[:, 0] for one in asked]) & ~absent
+    outcomes = Outcomes(calibration, answers, correct, absent, known)
+    with_stream = {**report, "stream": outcomes.described()}
+    return Evaluation(with_stream, known, answers, correct, absent, outcomes.surest_errors)
 
 
 def _asked(
@@ -424,6 +418,7 @@ def _asked(
     matched = ask(retriever, queries.matched, "queries with a match")
     correct = matched.matches[:, 0]
     probabilities = matched.first_probabilities
+    p_values = matched.values(lambda answer: answer.decision.assessment.outlier_p_value)
     report: dict[str, Any] = {
         "n_queries": len(matched),
         "recall_at_1": recall_at_k(matched.matches, 1),
@@ -433,11 +428,11 @@ def _asked(
             "similarity": _separation(-matched.first_similarities, ~correct),
             "uncertainty": _separation(matched.uncertainties, ~correct),
         },
-        "false_alarm_rate": {str(a): float((matched.p_values <= a).mean()) for a in ALPHAS},
+        "false_alarm_rate": {str(alpha): float((p_values <= alpha).mean()) for alpha in ALPHAS},
         "result_sets": {
             "coverage": retriever.calibration.coverage,
             "covered": float(matched.covered.mean()),
-            "mean_size": float(matched.set_sizes.mean()),
+            "mean_size": float(matched.values(lambda answer: len(answer.result_set)).mean()),
         },
         "verdicts": {"matched": matched.verdicts()},
     }
@@ -463,38 +458,11 @@ def _asked(
     return report, [matched, *(kinds[kind] for kind in ("near",) if kind in kinds)]
 
 
-def _with_outcomes(
-    calibration: Calibration, report: dict[str, Any], asked: Sequence[Answers]
-) -> Evaluation:
-    """Return an evaluation: ``report``, extended by the outcomes of the verdicts, and the answers.
-
-    ``asked`` contains the answers to queries with a match, followed by the answers to queries
-    without a match.
-    """
-    absent = np.repeat([False, True][: len(asked)], [len(one) for one in asked])
-    answers = [answer for one in asked for answer in one.answers]
-    queries = joined(*(one.queries for one in asked))
-    correct = np.concatenate([one.matches[:, 0] for one in asked]) & ~absent
-    names = queries.groups or queries.ids
-    outcomes = Outcomes(
-        calibration,
-        answers,
-        correct,
-        absent,
-        [_parent(calibration.hierarchy, *one) for one in zip(queries.labels, answers, strict=True)],
-        names,
-        queries.sources or [""] * len(queries),
-    )
-    with_stream = {**report, "stream": outcomes.described()}
-    return Evaluation(with_stream, queries, answers, correct, absent, outcomes.surest_errors)
-
-
-def _parent(hierarchy: Hierarchy | None, label: str, answer: Answer) -> str | None:
-    """Return a label's parent at the level that the answer rolled up to; None without a parent."""
-    rolled = answer.decision.roll_up
-    if hierarchy is None or rolled is None:
+def _parent(hierarchy: Hierarchy | None, label: str, name: str) -> str | None:
+    """Return a label's parent at the level ``name``; None without a parent."""
+    if hierarchy is None:
         return None
-    level = list(hierarchy.levels).index(rolled.level)
+    level = list(hierarchy.levels).index(name)
     place = int(hierarchy.of_labels([label])[0, level])
     return None if place < 0 else hierarchy.parents[level][place]
 

@@ -156,7 +156,7 @@ def fit_again(
             rule=rule,
             items=item_queries,
         )
-    fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)
+    fitted = fit_calibration(setup, observed, config, kept.seed, before.quality_limits)
     # A fit of these two values needs images and the encoder, which are not available.
     fitted = replace(fitted, picture=before.picture, similarity_stds=before.similarity_stds)
     was_decided = np.array([name in decided for name in queries.matched.ids], dtype=bool)
@@ -396,7 +396,7 @@ def fit_first(
         *(vectors, gallery, images, nothing, seed), are_views=False, unseen=True, items=items
     )
     # A limit of ordinary pictures needs the pictures.
-    fitted = fit_calibration(setup.calibrated, observed, config, seed, quality_limits={})
+    fitted = fit_calibration(setup, observed, config, seed, quality_limits={})
     keep(
         *(directory, vectors, none, nothing, gallery, seed),
         are_views=False,

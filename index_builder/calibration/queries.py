@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,16 +90,16 @@ class CalibratedGallery:
     rule: TruthRule = BY_LABEL
 
     @classmethod
-    def of(
+    def described(
         cls,
         encoder: Encoder | TextEncoder,
         gallery: Gallery,
         detector: OutlierDetector,
-        means: LabelMeans,
         n_candidates: int,
-        rule: TruthRule = BY_LABEL,
-    ) -> CalibratedGallery:
-        """Describe a gallery."""
+        /,
+        **more: Any,  # noqa: ANN401 - fields of a subclass
+    ) -> Self:
+        """Describe a gallery; compute the mean direction of each label."""
         codes = gallery.label_codes(np.arange(gallery.n_items))
         counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
         return cls(
@@ -109,9 +109,9 @@ class CalibratedGallery:
             counts.astype(np.int64),
             int((codes < 0).sum()),
             detector,
-            means,
+            label_means(gallery),
             gallery.labels,
-            rule,
+            **more,
         )
 
     def n_labels(self) -> Integers:
@@ -354,30 +354,22 @@ class Earlier:
         return cls(rows, detector, len(held) / int(held.sum()))
 
 
-@dataclass(frozen=True, slots=True)
-class RetrievalSetup:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalSetup(CalibratedGallery):
     """A gallery, with models and settings to search it with calibration queries.
 
     Attributes
     ----------
-    detector : outlier detector of the gallery.
-    means : mean direction of each label of the gallery.
     label_folds : detectors; each was fitted without some labels. None if no labels are hidden.
     objects : see `look_up`; None in a gallery with labels, or if no two items share an object.
-    n_candidates : length of every result list, see `list_length`.
-    rule : the rule for a match, and the parents of labels.
     earlier : the part of the gallery that is searched with absent queries; None for the whole
         gallery.
     """
 
     encoder: Encoder
     gallery: Gallery
-    detector: OutlierDetector
-    means: LabelMeans
-    label_folds: LabelFolds | None
-    objects: NDArray[np.int64] | None
-    n_candidates: int
-    rule: TruthRule = BY_LABEL
+    label_folds: LabelFolds | None = None
+    objects: NDArray[np.int64] | None = None
     earlier: Earlier | None = None
 
     @classmethod
@@ -405,31 +397,23 @@ class RetrievalSetup:
         if objects is not None:
             assert images.groups is not None  # noqa: S101 - or no item would share a number
             n_hidden, names = max(n_hidden, int(np.bincount(objects).max())), images.groups
-        return cls(
-            encoder,
-            gallery,
-            fit_detector(embeddings, images.label_codes()),
-            label_means(gallery),
-            fit_label_folds(embeddings, names, seed).of(images.labels, names)
-            if hide_labels
-            else None,
-            objects,
+        folds = None
+        if hide_labels:
+            folds = fit_label_folds(embeddings, names, seed).of(images.labels, names)
+        return cls.described(
+            *(encoder, gallery, fit_detector(embeddings, images.label_codes())),
             list_length(gallery, n_hidden, hide_labels=hide_labels),
+            encoder=encoder,
+            gallery=gallery,
+            label_folds=folds,
+            objects=objects,
         )
 
     @classmethod
     def known(cls, encoder: Encoder, gallery: Gallery, detector: OutlierDetector) -> RetrievalSetup:
         """Use the detector of an earlier calibration, and hide no labels."""
         n = min(N_CANDIDATES, gallery.n_items)
-        return cls(encoder, gallery, detector, label_means(gallery), None, None, n)
-
-    @property
-    def calibrated(self) -> CalibratedGallery:
-        """The description of the gallery that its calibration needs."""
-        return CalibratedGallery.of(
-            *(self.encoder, self.gallery, self.detector, self.means),
-            *(self.n_candidates, self.rule),
-        )
+        return cls.described(encoder, gallery, detector, n, encoder=encoder, gallery=gallery)
 
     def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:
         """Embed queries, and search the gallery with them; call ``seen`` for each decoded query."""

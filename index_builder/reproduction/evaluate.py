@@ -124,7 +124,7 @@ def fit_decision(
     CalibrationError : there are too few queries.
     """
     queries = calibration_queries(world.setup, data.splits().calibration)
-    return fit_calibration(world.setup.calibrated, queries, config, seed, {})
+    return fit_calibration(world.setup, queries, config, seed, {})
 
 
 def decide_test(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +24,9 @@ def described(probabilities: np.ndarray, correct: np.ndarray, absent: np.ndarray
         default_share=0.2, hierarchy=None, max_error=0.1, promises=lambda: promises
     )
     names = [""] * len(answers)
-    outcomes = Outcomes(
-        cast("Any", calibration), cast("Any", answers), correct, absent, names, names, names
-    )
+    queries = SimpleNamespace(labels=names, groups=names, sources=names)
+    given: Any = calibration, answers, correct, absent, queries
+    outcomes = Outcomes(*given)
     return outcomes.described()
 
 
