@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -186,14 +185,7 @@ class Calibration:
         """
         share = self.default_share if expected_absent is None else expected_absent
         order, alpha = order or self.order, self.alpha if alpha is None else alpha
-        key = share, source, order, alpha
-        known = self._promises.get(key)
-        if known is None:
-            known = self._compute_promises(*key)
-            while len(self._promises) >= _MOST_PROMISES:
-                self._promises.popitem(last=False)
-            self._promises[key] = known
-        return known
+        return self._promises(share, source, order, alpha)
 
     def _compute_promises(
         self, share: float, source: str | None, order: Order, alpha: float
@@ -218,8 +210,8 @@ class Calibration:
         )
 
     @cached_property
-    def _promises(self) -> OrderedDict[tuple[float, str | None, Order, float], Promises]:
-        return OrderedDict()
+    def _promises(self) -> Callable[[float, str | None, Order, float], Promises]:
+        return lru_cache(_MOST_PROMISES)(self._compute_promises)
 
     def classes_of(self, label_codes: NDArray[np.int32]) -> NDArray[np.int8]:
         """Return the size classes (g,) of the labels that have the given codes (g,).

@@ -334,15 +334,18 @@ class Stream:
 
         The FPIR is a mean over the absent labels.
         """
-        rate = float(self._of_labels @ (accepted & self.chosen)[self.absent])
-        return min(self.rivals * rate, 1.0)
+        return self._fpir(self._accepted_absent(accepted & self.chosen))
 
     def false_match_bound(self, accepted: Bools) -> float:
         """Return the upper confidence bound of FPIR."""
         if not self.absence_known:
             return 1.0
-        rate = float(self._of_labels @ (accepted & self.chosen)[self.absent])
+        rate = self._accepted_absent(accepted & self.chosen)
         return self._fpir(label_bound(rate, self.n_labels * self.absent_times, self.delta))
+
+    def _accepted_absent(self, accepted: Bools) -> float:
+        """Return the observed share of ``accepted`` (n,) absent queries, a mean over labels."""
+        return float(self._of_labels @ accepted[self.absent])
 
     def _fpir(self, rate: float) -> float:
         return min(self.rivals * rate, 1.0)
@@ -392,7 +395,7 @@ class Stream:
         present = accepted & self.counted
         n = int(present.sum())
         wrong = float(self.wrong[present].mean()) if n else 1.0
-        return self._test(n, wrong, float(self._of_labels @ accepted[self.absent]))
+        return self._test(n, wrong, self._accepted_absent(accepted))
 
     def _test(self, n: int, wrong: float, rate: float) -> _ErrorTest:
         """Return the test of the error among ``n`` accepted objects.
@@ -506,19 +509,15 @@ class Stream:
         """
         falling = np.unique(self.probabilities[self.absent & self.chosen])[::-1]
         candidates = [LEAST_THRESHOLD, *np.nextafter(falling[::-1], 2.0).tolist()]
-        low, high = 0, len(candidates) - 1
-        if self._rate_bound_at(candidates[high]) > max_false_match_rate:
-            return None
-        while low < high:
-            middle = (low + high) // 2
-            if self._rate_bound_at(candidates[middle]) <= max_false_match_rate:
-                high = middle
-            else:
-                low = middle + 1
-        return max(float(candidates[low]), LEAST_THRESHOLD)
+        last = len(candidates) - 1
 
-    def _rate_bound_at(self, threshold: float) -> float:
-        return self.false_match_bound(self.probabilities >= threshold)
+        def is_kept(place: int) -> bool:
+            accepted = self.probabilities >= candidates[place]
+            return self.false_match_bound(accepted) <= max_false_match_rate
+
+        if not is_kept(last):
+            return None
+        return max(float(candidates[first_where(is_kept, 0, last)]), LEAST_THRESHOLD)
 
     def taking_absent_as_likely(self) -> Stream:
         """Return the stream with `absent_as_likely`."""

@@ -7,9 +7,9 @@ match with a stated probability.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from model_store.decision.operating import MANY_TIMES, Stream, errors_allowed, l
 from model_store.decision.probabilities import Recalibration, prior_shift
 from model_store.messages import Message, joined, message
 from model_store.records import OperatingPoint
+
+_MOST_COVERAGES = 1000
+"""Maximum number of cached coverages; a client may request any coverage."""
 
 MOST_UNPROMISED = 32
 """Maximum number of labels in a set without a guarantee; a longer list would be useless."""
@@ -90,7 +93,6 @@ class ResultSetRule:
         ]
         self._n_labels = n_labels
         self._delta = delta
-        self._known: dict[float, _Thresholds] = {}
 
     def promised_for(self, coverage: float) -> tuple[str, ...]:
         """Return the size classes for which ``coverage`` is guaranteed."""
@@ -124,13 +126,9 @@ class ResultSetRule:
         chosen[probabilities.argmax()] = True
         return ResultSetChoice(places[chosen], coverage, found.promised_for, found.shortfall)
 
-    def _at(self, coverage: float) -> _Thresholds:
-        known = self._known.get(coverage)
-        if known is None:
-            if len(self._known) > 1000:  # clients can request any coverage
-                self._known.clear()
-            known = self._known[coverage] = self._compute(coverage)
-        return known
+    @cached_property
+    def _at(self) -> Callable[[float], _Thresholds]:
+        return lru_cache(_MOST_COVERAGES)(self._compute)
 
     def _compute(self, coverage: float) -> _Thresholds:
         """Compute the threshold of each class.
