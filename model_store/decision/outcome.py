@@ -200,8 +200,10 @@ def outcome_of(
                 "absent_flagged_share": float(verdicts["near"].get("out_of_distribution", 0.0)),
             }
         )
-    shortfalls = [
-        *_of_recall(found),
+    shortfalls = []
+    if found.recall_at_1 is not None and found.recall_at_1 < LEAST_RECALL:
+        shortfalls.append(_line("recall_low", "failure", {"recall_at_1": found.recall_at_1}))
+    shortfalls += [
         *_of_matches(calibration, evidence, promises, found),
         *_of_evidence(calibration, promises, found, absent_evaluated=absent_evaluated),
     ]
@@ -344,11 +346,6 @@ def _facts(
 
 def _fact(code: str, **parameters: float | str | None) -> OutcomeLine:
     return _line(code, "fact", parameters)
-
-
-def _of_recall(found: GalleryOutcome) -> Iterator[OutcomeLine]:
-    if found.recall_at_1 is not None and found.recall_at_1 < LEAST_RECALL:
-        yield _line("recall_low", "failure", {"recall_at_1": found.recall_at_1})
 
 
 def _of_matches(
