@@ -29,7 +29,7 @@ from model_store.errors import (
 from model_store.images import MOST_PREVIEW_SIDE, ImageLimits, Preprocessing, decode_image
 from model_store.images.decode import DecodingBudget
 from model_store.images.quality import quality_measures
-from service.decoding.decoder import DecoderPool, DecoderProcess, Prepared
+from service.decoding.decoder import DecoderPool, DecoderProcess, Prepared, read_reply
 from service.decoding.worker import PREFIX
 from service.shared_pixels import SharedPixels
 from tests.support.hostile_images import contrived
@@ -253,14 +253,19 @@ DESCRIPTION: dict[str, Any] = {"format": "PNG", "width": 1, "height": 1, "warnin
     ],
     ids=lambda said: said[:70].decode(),
 )
-async def test_a_decoder_that_answers_nonsense_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, said: bytes
-) -> None:
+def test_nonsense_is_no_reply(said: bytes) -> None:
+    pictures = SharedPixels()
+    with pytest.raises(EOFError, match="malformed"):
+        read_reply(said, pictures, PREPROCESSING)
+    pictures.close()
+
+
+async def test_a_decoder_that_answers_nonsense_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = DecoderProcess.ask
 
     async def nonsense(self: DecoderProcess, header: bytes, data: bytes) -> bytes:
         answer = await ask(self, header, data)
-        return said if data else answer
+        return b"no JSON" if data else answer
 
     async with DecoderPool(1) as pool:
         with monkeypatch.context() as patch:
