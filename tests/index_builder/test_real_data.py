@@ -44,8 +44,8 @@ def thinned(splits: Splits, of_gallery: int, of_queries: int) -> Splits:
 @pytest.mark.usefixtures("data_dir")
 def test_fashion_mnist_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config("fashion-mnist")
-    splits = thinned(load_splits(config), of_gallery=60, of_queries=20)
-    assert len(splits.gallery) == 1000
+    splits = thinned(load_splits(config), of_gallery=75, of_queries=25)
+    assert len(splits.gallery) == 800
     monkeypatch.setattr("index_builder.pipeline.build.load_splits", lambda *_: splits)
     short = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 4})})
     bundle, report = build_all(short, Run(tmp_path / "run"), tmp_path / "bundles")

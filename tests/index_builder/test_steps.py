@@ -56,7 +56,7 @@ kind = "folder"
 path = "{path}"
 withheld_labels = ["3", "8"]
 [network]
-trunk = "small_cnn"
+trunk = "colour_cnn"
 [outliers]
 calibration = "none"
 evaluation = "none"

@@ -138,7 +138,7 @@ def test_weighted_minibatches_are_unbiased_for_unbalanced_classes(
     problem: Problem, approximation: Approximation, split: Split
 ) -> None:
     targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
-    plan = MinibatchPlan(n_minibatches=3000, n_labels=3, n_images=2)
+    plan = MinibatchPlan(n_minibatches=1000, n_labels=3, n_images=2)
     estimates = torch.stack(
         [
             minibatch_curvature(
