@@ -19,7 +19,7 @@ from index_builder.commands.app import app
 from index_builder.foreign_encoders.bundle import WrittenEncoder, write_encoder
 from index_builder.foreign_encoders.card import CARD_FILE
 from index_builder.foreign_encoders.choices import Door, Pooling, Precision
-from index_builder.foreign_encoders.doors import DOORS, EncoderChoices
+from index_builder.foreign_encoders.doors import DOORS, EncoderChoices, EncoderSource
 from index_builder.foreign_encoders.parity import ParityImage, parity_images, prepared
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
@@ -100,39 +100,49 @@ def named(name: str) -> Callable[[Path], str]:
 
 
 @pytest.mark.parametrize(
-    ("door", "model", "poolings"),
+    ("door", "model", "exported", "read"),
     [
-        ("timm", named("test_vit"), ["default", "mean", "gem", "class_token"]),
-        ("timm", named("test_efficientnet"), ["default", "gem"]),
-        ("open_clip", tower, ["default", "class_token", "mean"]),
-        ("open_clip", timm_tower, ["default", "mean"]),
-        ("hf", vit, ["default", "class_token", "mean"]),
-        ("hf", dinov2, ["default", "mean"]),
-        ("hf", clip, ["default", "mean"]),
-        ("hf", convnext, ["default", "gem"]),
-        ("torchvision", named("mobilenet_v3_small"), ["default", "gem"]),
-        ("torchvision", named("shufflenet_v2_x0_5"), ["default"]),
-        ("torchvision", named("squeezenet1_1"), ["default"]),
+        ("timm", named("test_vit"), ["default", "mean", "gem", "class_token"], []),
+        ("timm", named("test_efficientnet"), ["default", "gem"], []),
+        ("open_clip", tower, ["default", "class_token"], ["mean"]),
+        ("open_clip", timm_tower, ["default"], ["mean"]),
+        ("hf", vit, ["default", "class_token"], ["mean"]),
+        ("hf", dinov2, ["default"], ["mean"]),
+        ("hf", clip, ["default"], ["mean"]),
+        ("hf", convnext, ["default"], ["gem"]),
+        ("torchvision", named("mobilenet_v3_small"), ["default"], ["gem"]),
+        ("torchvision", named("shufflenet_v2_x0_5"), ["default"], []),
+        ("torchvision", named("squeezenet1_1"), ["default"], []),
     ],
 )
 def test_a_model_of_a_library(
     door: str,
     model: Callable[[Path], str],
-    poolings: list[str],
+    exported: list[str],
+    read: list[str],
     tmp_path: Path,
     images: list[ParityImage],
 ) -> None:
+    """All libraries' features are pooled by one function, whose graphs the first two export."""
     name = model(tmp_path / "model")
-    vectors = []
-    for pooling in poolings:
+
+    def source(pooling: str) -> EncoderSource:
         choices = EncoderChoices(pooling=Pooling(pooling), untrained=door != "hf", seed=3)
-        written = write_encoder(tmp_path / pooling, DOORS[Door(door)](name, choices), images)
+        return DOORS[Door(door)](name, choices)
+
+    vectors = []
+    for pooling in exported:
+        written = write_encoder(tmp_path / pooling, source(pooling), images)
         assert written.parity.smallest_cosine >= 0.9999
         encoder = OnnxEncoder(written.directory / ENCODER_FILE, "cpu")
         found = encoder.encode(prepared(images, encoder.metadata.preprocessing))
         assert not found.variance.any()
         vectors.append(found.mean)
+    for pooling in read:
+        reference = source(pooling).reference
+        vectors.append(np.stack([reference(one.upright) for one in images]))
     for one, other in itertools.pairwise(vectors):
+        assert np.isfinite(other).all()
         assert one.shape != other.shape or not np.allclose(one, other, rtol=1e-3)
 
 
