@@ -16,10 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from index_builder.commands.app import app
-from index_builder.foreign_encoders.bundle import WrittenEncoder, write_encoder
+from index_builder.foreign_encoders.bundle import EncoderSource, WrittenEncoder, write_encoder
 from index_builder.foreign_encoders.card import CARD_FILE
 from index_builder.foreign_encoders.choices import Door, Pooling, Precision
-from index_builder.foreign_encoders.doors import DOORS, EncoderChoices, EncoderSource
+from index_builder.foreign_encoders.doors import DOORS, EncoderChoices
 from index_builder.foreign_encoders.parity import ParityImage, parity_images, prepared
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
