@@ -33,7 +33,7 @@ from model_store.errors import (
     WriteRefused,
 )
 from service.settings import Settings
-from tests.support.kept_worlds import calibrated
+from tests.support.kept_worlds import calibrated, calibrated_anew
 from tests.support.live_bundles import opened, upsert
 from tests.support.narrowing import not_none
 from tests.support.released_bundles import released
@@ -349,7 +349,7 @@ def test_upgrade_calibrates_again_with_the_kept_queries(
 ) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr("model_store.decision.calibration.SIGNALS", ("log_distance", "gap"))
-        root = calibrated(tmp_path, np.empty(0, dtype=np.int64))
+        root = calibrated_anew(tmp_path, np.empty(0, dtype=np.int64))
     assert "upgrade BUNDLES" in str(not_none(Calibration.load(locate(root))).outdated)
     before = str(current_id(root))
     checked = run("upgrade", root, "--check")
