@@ -51,7 +51,6 @@ from index_builder.training import trunk_device
 from index_builder.vectors.encoder import embed_all, embed_with_features
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.decision import Calibration, choice_probabilities
-from model_store.decision.absent_share import prior_shift
 from model_store.decision.probabilities import prior_shift
 from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
