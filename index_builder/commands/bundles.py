@@ -430,7 +430,7 @@ def certify_command(
 ) -> None:
     """Write the guarantees of a bundle and their evidence as JSON and as an HTML page."""
     if new_key is not None:
-        print(importlib.import_module("model_store.signing").new_key(new_key))
+        print(importlib.import_module("model_store.bundles.signatures").new_key(new_key))
         if bundle is None:
             return
         key = key or new_key
@@ -439,7 +439,7 @@ def certify_command(
     # Imported late, because other commands and --help do not need these modules.
     contents = importlib.import_module("index_builder.certificates.content")
     files = importlib.import_module("index_builder.certificates.verification")
-    signing = importlib.import_module("model_store.signing")
+    signing = importlib.import_module("model_store.bundles.signatures")
     with working("verifying"):
         opened = contents.open_certified(bundle)
     directory = output or Path("certificates") / opened.manifest.id
@@ -476,7 +476,7 @@ def verify_command(
     The exit status is 1 if a number or the signature is wrong.
     """
     files = importlib.import_module("index_builder.certificates.verification")
-    signing = importlib.import_module("model_store.signing")
+    signing = importlib.import_module("model_store.bundles.signatures")
     read = files.read_certificate(certificate)
     wanted = None if public_key is None else signing.read_public_key(public_key)
     with working("verifying"):
