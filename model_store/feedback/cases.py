@@ -94,6 +94,11 @@ class Case:
             return "volunteered"
         return "drawn" if self.drawn else "ordered"
 
+    def recorded(self, decided: Decided) -> Decided:
+        """Return a decision on this case, with a record of how its query was selected."""
+        drawn_with = self.draw_probability if self.selection == "drawn" else None
+        return replace(decided, selection=self.selection, draw_probability=drawn_with)
+
     def row(self) -> tuple[Any, ...]:
         """Return the columns of the table, except the first."""
         fields = asdict(self) | {"found": json.dumps([asdict(item) for item in self.found])}
@@ -160,15 +165,16 @@ def selected(connection: sqlite3.Connection, decided: Decided) -> Decided:
     The record depends on the query's case and on the reviewer's lease of this case.
     """
     case = find(connection, decided.gallery, decided.query_id)
-    if case is None:
+    leased = (
+        case
+        and connection.execute(
+            "SELECT 1 FROM case_leases WHERE number = ? AND reviewer = ?",
+            (case.number, decided.reviewer),
+        ).fetchone()
+    )
+    if case is None or leased is None:
         return replace(decided, selection="volunteered", draw_probability=None)
-    leased = connection.execute(
-        "SELECT 1 FROM case_leases WHERE number = ? AND reviewer = ?",
-        (case.number, decided.reviewer),
-    ).fetchone()
-    chosen: Selection = "volunteered" if leased is None else case.selection
-    drawn_with = case.draw_probability if chosen == "drawn" else None
-    return replace(decided, selection=chosen, draw_probability=drawn_with)
+    return case.recorded(decided)
 
 
 def counted(

@@ -314,7 +314,7 @@ def test_label_studio_reads_the_cases_and_its_annotations_become_decisions(
         ("this_item", item, "label-studio:ann@museum.example", "clear"),
         ("none_of_these", None, "label-studio:7", None),
     ]
-    assert decisions[0]["selection"] == "drawn"
+    assert [(one["selection"], one["draw_probability"]) for one in decisions] == [("drawn", 1)] * 2
     assert decisions[0]["decided_at"] == "2026-03-09T22:16:08.728353Z"
     assert client.get(f"{REVIEW}/export?format=label_studio").json() == []  # all are settled
 

@@ -411,8 +411,8 @@ async def import_decisions(
             problems.append(schemas.ImportProblem(query_id=query_id, detail=str(error)))
             continue
         case = await asyncio.to_thread(queue.find, made.gallery, made.query_id)
-        selection = "volunteered" if case is None else case.selection
-        decided.append(replace(made, decided_at=one.decided_at, selection=selection))
+        made = replace(made, decided_at=one.decided_at)
+        decided.append(made if case is None else case.recorded(made))
     n_new = await asyncio.to_thread(kept.bring, decided)
     await hear(lease)
     return schemas.DecisionsImported(n_new=n_new, n_known=len(decided) - n_new, problems=problems)
