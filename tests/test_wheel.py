@@ -154,6 +154,11 @@ class TestVersion:
         assert written == (ROOT / "vouch_search/__init__.py").read_bytes()
 
 
+def test_npm_package_has_the_version_of_the_release() -> None:
+    package = json.loads((ROOT / "service/client/element/package.json").read_text("utf-8"))
+    assert package["version"] == vouch_search.__version__.partition(".dev")[0]
+
+
 @pytest.mark.process
 @pytest.mark.slow
 class TestDistribution:
