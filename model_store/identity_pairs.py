@@ -137,20 +137,29 @@ class PairModel:
     ----------
     model : log-odds as a function of the signals.
     prior_log_odds : prior log-odds of a pair in the fit.
+    log_variances : minimum and maximum of the third signal in the fit.
     """
 
     model: LogisticModel
     prior_log_odds: float
+    log_variances: tuple[float, float]
 
     def __call__(self, signals: Floats) -> Floats:
-        """Return the log-likelihood ratios (P,) of pairs with ``signals`` (P, 3)."""
-        return self.model.log_odds(signals) - self.prior_log_odds
+        """Return the log-likelihood ratios (P,) of pairs with ``signals`` (P, 3).
+
+        The third signal is limited to its range in the fit. Otherwise, a variance above all
+        variances of the fit would count as evidence that two unlike images are the same.
+        """
+        low, high = self.log_variances
+        limited = np.column_stack([signals[:, :2], np.clip(signals[:, 2], low, high)])
+        return self.model.log_odds(limited) - self.prior_log_odds
 
     @classmethod
     def fit(cls, signals: Floats, same: Bools, weights: Floats) -> PairModel:
         """Fit to pairs; ``same`` (P,) states whether each pair shows the same identity."""
         share = float(weights @ same / weights.sum())
-        return cls(fit_logistic(signals, same, weights), float(logit(share)))
+        limits = float(signals[:, 2].min()), float(signals[:, 2].max())
+        return cls(fit_logistic(signals, same, weights), float(logit(share)), limits)
 
 
 def fit_logistic(values: Floats, outcomes: Bools, weights: Floats) -> LogisticModel:
