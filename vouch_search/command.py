@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             status = run(options)
         except Exception as error:
-            why = disk_error(error)
+            why = disk_error(error) or _unreachable(error, gallery)
             if why is None and not isinstance(error, _expected_errors()):
                 raise
             print(f"error: {why or error}", file=sys.stderr)
@@ -68,6 +68,17 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from service.client import VouchProblem  # noqa: PLC0415 - an extra
 
     return (*expected, httpx2.HTTPError, VouchProblem)
+
+
+def _unreachable(error: Exception, gallery: str) -> str | None:
+    """Return the message for an error of a service that does not answer; None for other errors."""
+    if "httpx2" not in sys.modules:
+        return None
+    import httpx2  # noqa: PLC0415 - an extra
+
+    if not isinstance(error, httpx2.TransportError):
+        return None
+    return f"The service of {gallery} does not answer ({error}). Is it running?"
 
 
 def _count(text: str) -> int:
@@ -222,7 +233,7 @@ def _opened(gallery: str) -> SearchableGallery:
         return open_gallery(gallery)
     from vouch_search.remote import Client  # noqa: PLC0415 - slow, and an extra
 
-    return Client(served[1], os.environ.get("VOUCH_API_KEY")).open(served[2])
+    return Client(served[1], os.environ.get("VOUCH_API_KEY") or None).open(served[2])
 
 
 Writer = Callable[[Path, Sequence[Row], SearchableGallery], None]

@@ -196,8 +196,13 @@ def test_full_disk_names_the_file_and_says_what_to_do(
 
 
 def test_service_that_cannot_be_reached_is_an_error_of_one_line(
-    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    photographs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("VOUCH_API_KEY", "")  # no key
     gallery = "http://127.0.0.1:9/v1/galleries/demo"
     assert run(photographs, "--gallery", gallery, "--out", tmp_path / "m.csv") == 1
-    assert capsys.readouterr().err.startswith("error: ")
+    message = rf"error: The service of {gallery} does not answer \(.+\)\. Is it running\?\n"
+    assert re.fullmatch(message, capsys.readouterr().err)
