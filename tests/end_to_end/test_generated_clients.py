@@ -6,6 +6,7 @@ Hey API and openapi-typescript for node, openapi-python-client for Python.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -43,6 +44,15 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run([*types, "--default-non-nullable=false"], place)
     run(["npx", "tsc", "--strict"], place)
     return place
+
+
+def test_documentation_installs_the_tested_major_version_of_typescript() -> None:
+    tested = json.loads((SOURCES / "package.json").read_text("utf-8"))["devDependencies"]
+    [documented] = re.findall(
+        r"npm install @hey-api/openapi-ts typescript@?(\S*)",
+        (HERE.parents[1] / "docs" / "howto" / "clients.md").read_text("utf-8"),
+    )
+    assert documented == tested["typescript"].partition(".")[0]
 
 
 def test_a_front_end_searches(
