@@ -355,7 +355,10 @@ def test_ticks_of_a_diagram_are_exact(shown: Shown) -> None:
 def test_outcome_is_said_in_german(browser: Browser) -> None:
     shown = Shown(browser, locale="de-DE")
     shown.gallery = {**GALLERY, "outcome": {**OUTCOME, "lines": [*OUTCOME["lines"], FAILURE]}}
+    shown.open()
+    expect(shown.found("failure")).to_contain_text("Das Urteil ist bei 5 % Fehler nie „Treffer“")
     opened(shown)
+    expect(shown.found("accuracy")).to_contain_text("Gemessen mit 1.234 zurückgehaltenen Bildern.")
     expect(shown.found("facts").locator("li")).to_have_text(
         "Das erste Ergebnis ist richtig bei 87 % von 1.234 Anfragen zur Kalibrierung."
     )

@@ -1,7 +1,7 @@
 // What a gallery is, in a few lines, and samples to try it with.
 
 import { el, picture } from "./elements.js";
-import { t } from "./language.js";
+import { learn, t } from "./language.js";
 import { saidParts } from "./service_texts.js";
 import { QUERIES, brief, count, estimateSentence, isNumber, percent } from "./words.js";
 
@@ -24,6 +24,13 @@ export const emptyPart = (add) => el("div.empty", { "data-testid": "empty" },
   el("p", {}, add ? t`Add photographs, and it finds them from then on.`
     : t`A key that may write is needed to add photographs.`),
   add ? el("button.primary", { type: "button", onclick: add }, t`Add photographs`) : "");
+
+/** A failure of the gallery's outcome; its sentence is among those that are loaded late. */
+function failurePart({ sentence }) {
+  const part = el("p.warning", { "data-testid": "failure" });
+  learn().then(() => part.append(...saidParts(sentence)));
+  return part;
+}
 
 /** A gallery by its description and the `report` on its calibration. `open` has what its buttons
  * open: the `report`, the `items`, what guarantees need and, for a visitor who may, the `decisions`, the
@@ -49,7 +56,7 @@ export function galleryParts(gallery, report, open) {
         : t`calibrated on ${count(nQueries)} ${queries}`,
       status === "stale" && el("strong", {}, t`, which is out of date`),
       isNumber(recall) ? t`. First result right: ${percent(recall)}.` : "."),
-    ...failures.map(({ sentence }) => el("p.warning", { "data-testid": "failure" }, saidParts(sentence))),
+    ...failures.map(failurePart),
     estimate && el("p.facts", { "data-testid": "estimate" }, estimate),
     labels.length ? el("p.facts", {}, more > 0
       ? t`Labels: ${shown} and ${count(more)} more.` : t`Labels: ${shown}.`) : "",

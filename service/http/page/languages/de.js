@@ -206,7 +206,7 @@ export const PAGE = {
   "Loading…": "Lädt …",
   "Look at recent queries in the review queue. If this gallery is for such photos, calibrate it again with some of them. If not, the alarm can be ended.": "Sehen Sie die letzten Anfragen unter „Zu prüfen“ an. Ist die Sammlung für solche Fotos gedacht, kalibrieren Sie sie mit einigen davon neu. Wenn nicht, kann der Alarm beendet werden.",
   "Look through the gallery": "Sehen Sie die Sammlung an",
-  "Measured with {0} {1}. No query was judged by a calibration that has seen it.": "Grundlage der Messung: {0} {1}. Keine Anfrage wurde von einer Kalibrierung beurteilt, die sie gesehen hat.",
+  "Measured with {0} {1}. No query was judged by a calibration that has seen it.": "Gemessen mit {0} {1}. Keine Anfrage wurde von einer Kalibrierung beurteilt, die sie gesehen hat.",
   "Name of the gallery": "Name der Sammlung",
   "Next": "Weiter",
   "On average, probabilities differ by {0} from what happened. On the dashed line they are exact. A larger dot stands for more queries.": "Im Mittel weichen Wahrscheinlichkeiten um {0} von dem ab, was eintrat. Auf der gestrichelten Linie sind sie genau. Ein größerer Punkt steht für mehr Anfragen.",
