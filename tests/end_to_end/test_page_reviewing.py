@@ -96,6 +96,8 @@ def test_a_hundred_cases_take_a_hundred_and_four_keys(shown: Shown) -> None:
     for key in ("B", "o", "Enter"):  # asked once
         press(key)
     dialog = shown.found("look")
+    expect(dialog).to_be_visible()
+    shown.until(lambda: shown.page.url.endswith("#/shoes/review"))  # to reload
     for number in range(1, 101):
         expect(dialog.get_by_role("heading")).to_contain_text(f"label-{number}-1")
         press("0" if number % 10 == 0 else "y")

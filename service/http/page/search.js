@@ -678,7 +678,9 @@ export class Search {
 
   async openReview(gallery) {
     const { openReview } = await arrived(import("./look/reviewing.js"));
-    await openReview(gallery, { within: this.part, mayRemove: this.may.write });
+    await openReview(gallery, {
+      within: this.part, mayRemove: this.may.write, named: () => this.enter(["review"], gallery),
+    });
   }
 
   async openUnknown(gallery) {

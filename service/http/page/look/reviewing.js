@@ -12,11 +12,12 @@ const AHEAD = 4; // cases left at which more are leased
 const WAIT = 30_000; // ms at most for decisions that are on their way when the room is left
 
 /** Open the review queue of `gallery`, in a dialog `within` the page.
- * A visitor who `mayRemove` cases can delete one whose photograph must not be kept.
+ * A visitor who `mayRemove` cases can delete one whose photograph must not be kept. `named` opens the
+ * queue again for a visitor who has given a name.
  *
  * @param {Page.Gallery} gallery */
-export async function openReview(gallery, { within, mayRemove }) {
-  if (!reviewer.get()) return askName(within, () => openReview(gallery, { within, mayRemove }));
+export async function openReview(gallery, { within, mayRemove, named }) {
+  if (!reviewer.get()) return askName(within, named);
   const path = { gallery: gallery.name };
   const by = reviewer.get();
   const [summary, before] = await Promise.all(
