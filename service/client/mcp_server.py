@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(f"--url {error}")
     folders = [Path(name) for text in options.images for name in split_list(text)]
+    for folder in folders:
+        if not folder.is_dir():
+            parser.error(f"--images {folder}: there is no such directory.")
     with interruptible():
         from service.client.client import VouchClient  # noqa: PLC0415 - a second, with mcp
         from service.client.mcp_tools import mcp_server  # noqa: PLC0415

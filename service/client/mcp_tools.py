@@ -75,13 +75,13 @@ class Tools:
         options: SearchOptions = {"limit": limit}
         if filter is not None:
             options["filter"] = filter
-        with _readable_errors():
+        with self._readable_errors():
             answer = self._client.search(self._gallery(gallery), self._image(image), **options)
         return _result(answer, search_in_words(answer))
 
     def assess(self, image: Image, gallery: GalleryName = None) -> CallToolResult:
         """Assess an image without searching: its kind, its quality, and how uncertain it is."""
-        with _readable_errors():
+        with self._readable_errors():
             answer = self._client.assess(self._gallery(gallery), self._image(image))
         return _result(answer, assessment_in_words(answer))
 
@@ -94,13 +94,13 @@ class Tools:
         gallery: GalleryName = None,
     ) -> CallToolResult:
         """Decide whether neighbours from another vector store match a query."""
-        with _readable_errors():
+        with self._readable_errors():
             answer = self._client.decide(self._gallery(gallery), query, neighbours)
         return _result(answer, decision_in_words(answer))
 
     def calibration(self, gallery: GalleryName = None) -> CallToolResult:
         """Report the calibration of a gallery, and whether its guarantees hold now."""
-        with _readable_errors():
+        with self._readable_errors():
             report = self._client.calibration(self._gallery(gallery))
         return _result(report, calibration_in_words(report))
 
@@ -115,16 +115,23 @@ class Tools:
             raise InvalidRequest(f"Name a gallery, one of: {', '.join(names)}.")
         return names[0]
 
-
-@contextmanager
-def _readable_errors() -> Iterator[None]:
-    """Raise errors as tool errors, which the model sees and can correct."""
-    try:
-        yield
-    except (InvalidRequest, VouchProblem) as error:
-        raise ToolError(str(error)) from error
-    except httpx2.TransportError as error:
-        raise ToolError(f"The Vouch service does not answer ({error}). Is it running?") from error
+    @contextmanager
+    def _readable_errors(self) -> Iterator[None]:
+        """Raise errors as tool errors, which the model sees and can correct."""
+        try:
+            yield
+        except VouchProblem as error:
+            said = str(error)
+            if error.code == "gallery_not_found":
+                names = ", ".join(one.name for one in self._client.galleries())
+                said = f"{error.status} {error.code}: Name a gallery, one of: {names}."
+            raise ToolError(said) from error
+        except InvalidRequest as error:
+            raise ToolError(str(error)) from error
+        except httpx2.TransportError as error:
+            raise ToolError(
+                f"The Vouch service does not answer ({error}). Is it running?"
+            ) from error
 
 
 def _result(answer: BaseModel, message: str) -> CallToolResult:
@@ -217,9 +224,10 @@ def calibration_in_words(report: schemas.CalibrationReport) -> str:
             f"{_percent(1 - (report.delta or 0))}."
         )
     parts += [
-        f"No `match` for labels with {_SIZES[one.size_class]}: {one.reason}"
+        f"No {'`match`' if one.threshold is None else 'guarantee'} for labels with "
+        f"{_SIZES[one.size_class]}: {one.reason}"
         for one in report.matches
-        if one.threshold is None and one.n_labels > 0
+        if one.reason is not None and one.n_labels > 0
     ]
     if report.top1_ece is not None:
         parts.append(f"Expected calibration error of first results: {report.top1_ece:.3f}.")

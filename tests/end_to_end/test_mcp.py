@@ -143,6 +143,8 @@ def test_the_calibration_begins_with_whether_it_holds(service: Service, tmp_path
     said = ask(service, tmp_path, "calibration")
     assert text(said).startswith("valid: ")
     assert f"{said.structured_content['n_queries']} queries" in text(said)
+    [promise] = said.structured_content["matches"]
+    assert f"No guarantee for labels with more than 5 items: {promise['reason']}" in text(said)
 
 
 def test_what_is_wrong_is_said_to_the_model(
@@ -157,7 +159,10 @@ def test_what_is_wrong_is_said_to_the_model(
         ({"image": str(tmp_path / "missing.png")}, "no file"),
         ({"image": str(tmp_path / "notes.txt")}, "unsupported_image"),
         ({"image": "data:image/png,x"}, "base64"),
-        ({"image": str(tmp_path / "notes.txt"), "gallery": "nobody"}, "gallery_not_found"),
+        (
+            {"image": str(tmp_path / "notes.txt"), "gallery": "nobody"},
+            "404 gallery_not_found: Name a gallery, one of: digits.",
+        ),
     ]
 
     async def all_asked(client: Client) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from service.client.client import VouchClient
@@ -21,6 +23,16 @@ def test_mcp_key_that_cannot_be_sent_is_refused_unprinted(
     assert "nter2" not in line
     with pytest.raises(ValueError, match="Copy it again"):
         VouchClient("http://127.0.0.1", key)
+
+
+def test_mcp_folder_that_is_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--images", f"{tmp_path},{tmp_path / 'missing'}"])
+    assert ended.value.code == 2
+    _, line = capsys.readouterr().err.splitlines()
+    assert line == f"vouch-mcp: error: --images {tmp_path}/missing: there is no such directory."
 
 
 @pytest.mark.parametrize("url", ["http://u:hunter2/@h", "ftp://hunter2", "http://u:hunter2@h:x"])
