@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Container
@@ -481,6 +482,8 @@ class BoundedRequest(Request):
             raise InvalidRequest(f"The document {error}") from None
         except UnicodeDecodeError:
             raise InvalidRequest("The document is not text in UTF-8. Send UTF-8.") from None
+        except json.JSONDecodeError as error:
+            raise InvalidRequest(f"The document is not JSON: {error}. Send JSON.") from None
 
 
 async def _computed(document: bytes, work: Callable[[], ResultT]) -> ResultT:

@@ -316,7 +316,7 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         ),
         422,
         "invalid_request",
-        "JSON decode error",
+        r"not JSON: Expecting property name .*: line 1 column 2 \(char 1\)",
     ),
     "JSON that is no object": (
         lambda client: client.post(f"{SEARCH}/json", json=["image_base64"]),
