@@ -259,6 +259,8 @@ class VouchClient:
     ) -> list[schemas.BatchItem]:
         """Return an answer or a problem for each image, in order; no images need no request.
 
+        The service searches with at most 32 images in one request.
+
         Examples
         --------
         >>> answers = vouch.search_batch("demo", [Path("one.png"), Path("two.png")], limit=3)
@@ -432,7 +434,7 @@ class VouchClient:
     ) -> list[schemas.BatchItemWritten]:
         """Write several items, each with an id and an image; no items need no request.
 
-        The service writes all valid items in one transaction.
+        The service writes all valid items, at most 32, in one transaction.
 
         Examples
         --------

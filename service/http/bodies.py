@@ -176,12 +176,13 @@ class _Form:
             self._n_files += 1
         else:
             self._n_fields += 1
-        for n, most, what in (
-            (self._n_files, limits.MAX_FILES, "files"),
-            (self._n_fields, limits.MAX_FIELDS, "fields"),
-        ):
-            if n > most:
-                raise _refusal(f"Too many {what}. Maximum number of {what} is {most}")
+        if self._n_files > limits.MAX_FILES:
+            raise InvalidForm(
+                f"The form has more than {limits.MAX_FILES} files. Nothing was done. Send at most "
+                f"{limits.MAX_BATCH} images in a batch."
+            )
+        if self._n_fields > limits.MAX_FIELDS:
+            raise _refusal(f"Too many fields. At most {limits.MAX_FIELDS} fields are read")
         header = Headers(raw=part.header)
         for name, plain in _PLAIN_ENCODINGS.items():
             encoding = header.get(name, "").strip().lower()

@@ -40,8 +40,12 @@ HELD_BODIES_BYTES = 64 * 2**20
 for three images of the maximum size. The limit on concurrent requests also limits the memory of
 smaller bodies."""
 
-MAX_FILES = MAX_FIELDS = 64
-"""Maximum number of files, and of fields, in a form; a full batch has 32 files."""
+MAX_BATCH = 32
+"""Maximum number of images, or of items, in a batch. Larger batches are not faster, and delay other
+clients."""
+
+MAX_FILES = MAX_FIELDS = 2 * MAX_BATCH
+"""Maximum number of files, and of fields, in a form. A form with more is not read to its end."""
 
 MAX_FIELD_BYTES = 2**20
 """Maximum bytes of a text field in a form; enough for 32 items with metadata."""

@@ -30,8 +30,8 @@ from model_store.errors import EncoderError
 from model_store.feedback import CASE_REASONS
 from service.app import create_app
 from service.http import cursors
+from service.http.limits import MAX_BATCH
 from service.http.routes.dependencies import ServiceState
-from service.http.routes.search import MAX_BATCH
 from service.schemas import SearchFields
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile

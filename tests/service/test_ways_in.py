@@ -12,8 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
-from service.http.limits import FORM_ALLOWANCE
-from service.http.routes.search import MAX_BATCH
+from service.http.limits import FORM_ALLOWANCE, MAX_BATCH, MAX_FILES
 from tests.end_to_end.questions import (
     embed,
     picture,
@@ -214,6 +213,11 @@ class TestABatch:
         response = search_batch(client, [digit] * (MAX_BATCH + 1))
         assert response.status_code == 422
         assert response.json()["errors"][0]["pointer"] == "/body/images"
+        response = search_batch(client, [digit] * (MAX_FILES + 1))
+        assert (response.status_code, response.json()["code"]) == (400, "invalid_form")
+        assert response.json()["detail"] == (
+            "The form has more than 64 files. Nothing was done. Send at most 32 images in a batch."
+        )
         assert search_batch(client, []).status_code == 415  # a client has no form to send then
 
     def test_what_is_no_file_is_named_by_its_place(self, client: TestClient, digit: bytes) -> None:

@@ -36,6 +36,7 @@ from service.access.access import Access, counts_as_search
 from service.http import answers, cursors
 from service.http.answers import absent_share, bundle_state, query
 from service.http.bodies import from_base64
+from service.http.limits import MAX_BATCH
 from service.http.problems import problem_document, responses
 from service.http.routing import JSON, MULTIPART, RAW, DirectRoute, body_of, form_of
 from service.schemas.base import RequestModel
@@ -57,9 +58,6 @@ from .dependencies import (
 )
 
 router = gallery_router("searching")
-
-MAX_BATCH = 32
-"""Maximum number of images in a batch. Larger batches are not faster, and delay other clients."""
 
 BATCH_CONCURRENCY = 4
 """Maximum number of images of one batch that are searched at the same time. Other queries then need
