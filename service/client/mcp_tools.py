@@ -110,10 +110,13 @@ class Tools:
     def _gallery(self, name: str | None) -> str:
         if name is not None:
             return name
-        names = [one.name for one in self._client.galleries()]
+        names = self._names()
         if len(names) != 1:
-            raise InvalidRequest(f"Name a gallery, one of: {', '.join(names)}.")
+            raise InvalidRequest(_choose_from(names))
         return names[0]
+
+    def _names(self) -> list[str]:
+        return [one.name for one in self._client.galleries()]
 
     @contextmanager
     def _readable_errors(self) -> Iterator[None]:
@@ -123,8 +126,7 @@ class Tools:
         except VouchProblem as error:
             said = str(error)
             if error.code == "gallery_not_found":
-                names = ", ".join(one.name for one in self._client.galleries())
-                said = f"{error.status} {error.code}: Name a gallery, one of: {names}."
+                said = f"{error.status} {error.code}: {_choose_from(self._names())}"
             raise ToolError(said) from error
         except InvalidRequest as error:
             raise ToolError(str(error)) from error
@@ -132,6 +134,10 @@ class Tools:
             raise ToolError(
                 f"The Vouch service does not answer ({error}). Is it running?"
             ) from error
+
+
+def _choose_from(galleries: Sequence[str]) -> str:
+    return f"Name a gallery, one of: {', '.join(galleries)}."
 
 
 def _result(answer: BaseModel, message: str) -> CallToolResult:
