@@ -38,6 +38,10 @@ _LEAST_VARIANCE = 1e-12
 
 _LEAST_SPREAD = 1e-6
 
+_FITTED = 0.95
+"""Quantile of the third signal in the fit. Larger values count as this quantile, because the fit
+has too few of them."""
+
 _RIDGE = 1e-4
 """Factor of a penalty. The penalty is the sum of squared weights, and is added to the mean loss."""
 
@@ -137,29 +141,29 @@ class PairModel:
     ----------
     model : log-odds as a function of the signals.
     prior_log_odds : prior log-odds of a pair in the fit.
-    log_variances : minimum and maximum of the third signal in the fit.
+    most_log_variance : maximum of the third signal, a quantile of its values in the fit.
     """
 
     model: LogisticModel
     prior_log_odds: float
-    log_variances: tuple[float, float]
+    most_log_variance: float
 
     def __call__(self, signals: Floats) -> Floats:
         """Return the log-likelihood ratios (P,) of pairs with ``signals`` (P, 3).
 
-        The third signal is limited to its range in the fit. Otherwise, a variance above all
-        variances of the fit would count as evidence that two unlike images are the same.
+        The third signal has a maximum. Otherwise, a variance above those of the fit would count as
+        evidence that two unlike images are the same.
         """
-        low, high = self.log_variances
-        limited = np.column_stack([signals[:, :2], np.clip(signals[:, 2], low, high)])
+        log_variance = np.minimum(signals[:, 2], self.most_log_variance)
+        limited = np.column_stack([signals[:, :2], log_variance])
         return self.model.log_odds(limited) - self.prior_log_odds
 
     @classmethod
     def fit(cls, signals: Floats, same: Bools, weights: Floats) -> PairModel:
         """Fit to pairs; ``same`` (P,) states whether each pair shows the same identity."""
         share = float(weights @ same / weights.sum())
-        limits = float(signals[:, 2].min()), float(signals[:, 2].max())
-        return cls(fit_logistic(signals, same, weights), float(logit(share)), limits)
+        most = float(np.quantile(signals[:, 2], _FITTED))
+        return cls(fit_logistic(signals, same, weights), float(logit(share)), most)
 
 
 def fit_logistic(values: Floats, outcomes: Bools, weights: Floats) -> LogisticModel:
