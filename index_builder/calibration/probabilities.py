@@ -160,6 +160,19 @@ class Examples:
         chosen[rows[first]] = True
         return chosen
 
+    @property
+    def absent_share(self) -> float:
+        """Total weight of the absent queries, divided by the total weight of all queries."""
+        return float(self.weights[self.absent].sum() / self.weights.sum())
+
+    def of_share(self, share: float) -> Examples:
+        """The same queries, with the weights of absent queries scaled to this `absent_share`."""
+        of_matched, of_absent = (self.weights[~self.absent].sum(), self.weights[self.absent].sum())
+        if not (of_matched and of_absent):
+            return self
+        scale = share / (1 - share) * of_matched / of_absent
+        return replace(self, weights=np.where(self.absent, scale * self.weights, self.weights))
+
     def likeliest(self, probabilities: Floats) -> Integers:
         """Return the row of each query's most probable label, (Q,).
 
@@ -230,6 +243,8 @@ class CrossFit:
 def cross_fitted(examples: Examples, seed: int, n_signals: Sequence[int] = N_SIGNALS) -> CrossFit:
     """Cross-fit over labels with each number of signals; return the fit with the smallest loss.
 
+    A label with more than half of the matched queries is split by `Examples.clusters`.
+
     Parameters
     ----------
     n_signals : numbers of signals to try.
@@ -239,14 +254,20 @@ def cross_fitted(examples: Examples, seed: int, n_signals: Sequence[int] = N_SIG
     CalibrationError : all queries have the same label.
     """
     keys = np.unique(examples.labels, return_inverse=True)[1]
-    n_labels = int(keys.max()) + 1
-    n_folds = min(N_FOLDS, n_labels)
-    if n_folds < 2:
+    if int(keys.max()) == 0:
         raise CalibrationError(
             "All calibration queries have the same label, but the fit needs at least two labels. "
             "Add queries of other labels."
         )
-    folds = (np.random.default_rng(seed).permutation(n_labels) % n_folds)[keys]
+    matched = np.flatnonzero(~examples.absent)
+    of_label = np.bincount(keys[matched])
+    if 2 * of_label.max() > len(matched):
+        # Without this label, a fit has other queries than the fit to all. Objects are left out.
+        split = matched[keys[matched] == of_label.argmax()]
+        keys[split] = keys.max() + 1 + examples.clusters[split]
+        keys = np.unique(keys, return_inverse=True)[1]
+    n_keys = int(keys.max()) + 1
+    folds = (np.random.default_rng(seed).permutation(n_keys) % min(N_FOLDS, n_keys))[keys]
     found = [_cross_fit(examples, folds, n) for n in n_signals]
     return min(found, key=lambda one: one.loss)
 
@@ -256,7 +277,8 @@ def _cross_fit(examples: Examples, folds: Integers, n_signals: int) -> CrossFit:
     for fold in range(int(folds.max()) + 1):
         left_out = np.flatnonzero(folds == fold)
         held_out = examples.at(left_out)
-        model = fit_choice(examples.at(np.flatnonzero(folds != fold)), n_signals)
+        kept = examples.at(np.flatnonzero(folds != fold)).of_share(examples.absent_share)
+        model = fit_choice(kept, n_signals)
         log_odds = model.log_odds(held_out.values)
         rows = np.isin(examples.queries, left_out)
         probabilities[rows] = _choices(log_odds, held_out.starts, held_out.counts)[0]

@@ -142,3 +142,25 @@ def test_absent_queries_are_judged_by_fits_that_know_no_query_of_their_label() -
     assert probabilities[absent].mean() > 0.5  # a label not seen tells nothing
     leaking = fit_choice(examples, 11).log_odds(values)
     assert leaking[absent].mean() < -1  # a fit that has seen it knows it
+
+
+def test_a_label_with_most_matched_queries_is_split_between_folds() -> None:
+    """Without it, a fit would know few matched queries, and other labels only."""
+    examples, _ = choosing(400, seed=7)
+    labels = np.where(np.arange(400) < 300, 0, np.arange(400) % 10).astype(np.int32)
+    absent = np.arange(400) >= 350
+    large = replace(examples, labels=labels, absent=absent, clusters=np.arange(400) // 3)
+    folds = cross_fitted(large, 0).folds
+    assert len(np.unique(folds[:300])) == 5
+    assert all(len(np.unique(folds[one : one + 3])) == 1 for one in range(0, 300, 3))
+    others = [folds[300:350][labels[300:350] == label] for label in range(1, 10)]
+    assert all(len(np.unique(one)) == 1 for one in others)
+
+
+def test_absent_queries_weigh_the_same_share_in_each_fit() -> None:
+    examples, _ = choosing(100, seed=8)
+    some = replace(examples, absent=np.arange(100) < 20).of_share(0.3)
+    assert some.absent_share == pytest.approx(0.3)
+    assert some.at(np.arange(10, 40)).absent_share != pytest.approx(0.3)
+    assert some.at(np.arange(10, 40)).of_share(0.3).absent_share == pytest.approx(0.3)
+    assert (some.weights[20:] == examples.weights[20:]).all()
