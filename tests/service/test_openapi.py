@@ -63,9 +63,8 @@ def written() -> list[str]:
 
 
 @pytest.fixture
-def document(request: pytest.FixtureRequest, written: list[str]) -> dict[str, Any]:
+def document(client: TestClient, written: list[str]) -> dict[str, Any]:
     if not written:
-        client: TestClient = request.getfixturevalue("client")
         written.append(client.get("/openapi.json").text)
     document: dict[str, Any] = json.loads(written[0])
     return document
