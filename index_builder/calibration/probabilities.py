@@ -95,7 +95,7 @@ class Examples:
     values : (N, S) signals, grouped by query, nearest label first.
     matches : (N,) whether the label is the query's own label.
     codes : (N,) codes of the labels.
-    sizes : (N,) number of the label's items that the query can find.
+    sizes : (N,) number of the label's items in the gallery.
     starts : (Q,) first row of each query.
     weights, clusters, absent : (Q,), see `QueryGroup`.
     labels : (Q,) code of each query's own label, see `RetrievedQueries.codes`.

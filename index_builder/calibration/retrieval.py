@@ -156,8 +156,9 @@ class RetrievedQueries(Table):
     matches : (B, n) whether each candidate is a true match.
     codes : (B,) code of each query's own label. If the gallery does not contain the label, the code
         is −2 or smaller.
-    own_sizes : (B,) number of items of the query's own label that the query can find.
-    found_sizes : (B, n) number of items of each candidate's label that the query can find.
+    own_sizes : (B,) number of items of the query's own label; 0 if the label is hidden or unknown.
+        The items that are hidden from the query count, too: a served label has all its items.
+    found_sizes : (B, n) number of items of each candidate's label; 1 without a label.
     """
 
     spherical_variances: Floats
@@ -296,7 +297,6 @@ def look_up(
     """
     item_codes, codes = _codes(gallery, labels)
     truth: Truth = SameLabel(codes, item_codes) if within is None else within
-    sizes = _Sizes(item_codes, codes, hidden)
     directions = embeddings.directions
     n = min(n, gallery.n_items)
     if hide_label:  # if the query is an item, this also hides that item
@@ -315,6 +315,7 @@ def look_up(
             rest = _means_without(gallery, item_codes, codes, hidden)
             without = np.einsum("bd,bd->b", directions, rest)[:, None]
             of_means = np.where(label_codes == codes[:, None], without, of_means)
+    of_own = _items_of_labels(item_codes, codes, unknown=0)
     # The calibration uses the uncertainties of matched queries only.
     nearest = slice(0, 0 if hide_label else 1)
     return RetrievedQueries(
@@ -329,8 +330,8 @@ def look_up(
         of_means,
         truth.matches(np.arange(len(labels)), rows),
         codes,
-        np.zeros(len(labels), dtype=np.int64) if hide_label else sizes.own,
-        sizes.of(label_codes),
+        np.zeros_like(of_own) if hide_label else of_own,
+        _items_of_labels(item_codes, label_codes, unknown=1),
     )
 
 
@@ -379,8 +380,8 @@ def look_up_hidden(
     folds : detectors; each was fitted without some labels.
     n, objects : see `look_up`.
     """
-    sizes = _Sizes(*_codes(gallery, labels), None)
-    enough = gallery.n_items - sizes.own >= n
+    item_codes, codes = _codes(gallery, labels)
+    enough = gallery.n_items - _items_of_labels(item_codes, codes, unknown=0) >= n
     kept = np.flatnonzero(folds.known(labels) & enough)
     some, of_some = [labels[row] for row in kept.tolist()], embeddings.at(kept)
     scores = folds.scores(of_some, some)
@@ -433,33 +434,12 @@ def _without(
     return rows, similarities
 
 
-class _Sizes:
-    """Counts the items of each label that a query can find; hidden items are not counted."""
-
-    def __init__(
-        self,
-        item_codes: NDArray[np.int32],
-        codes: NDArray[np.int32],
-        hidden: Integers | None,
-    ) -> None:
-        self._counts = np.bincount(
-            item_codes[item_codes >= 0], minlength=int(codes.max(initial=0)) + 1
-        )
-        self._codes = codes
-        self._n_hidden = np.zeros(len(codes), dtype=np.int64)
-        if hidden is not None:
-            of_label = (hidden >= 0) & (item_codes[hidden] == codes[:, None])
-            self._n_hidden = of_label.sum(axis=1)
-        self.own = np.where(codes >= 0, self._counts[np.maximum(codes, 0)] - self._n_hidden, 0)
-
-    def of(self, codes: NDArray[np.int32]) -> Integers:
-        """For each label of ``codes``, return the number of items that the query can find, (B, n).
-
-        For code −1, which stands for an item without a label, the number is 1.
-        """
-        counts = np.where(codes >= 0, self._counts[np.maximum(codes, 0)], 1)
-        counts -= np.where(codes == self._codes[:, None], self._n_hidden[:, None], 0)
-        return counts
+def _items_of_labels(
+    item_codes: NDArray[np.int32], codes: NDArray[np.int32], unknown: int
+) -> Integers:
+    """Return the number of items with each code in ``codes``; ``unknown`` for a negative code."""
+    counts = np.bincount(item_codes[item_codes >= 0], minlength=int(codes.max(initial=0)) + 1)
+    return np.where(codes >= 0, counts[np.maximum(codes, 0)], unknown)
 
 
 def _means_without(

@@ -102,6 +102,17 @@ def test_labelled_items_become_the_queries_of_a_first_calibration(first: Path) -
     assert not stored.was_put.any(), "they are not new to this calibration"
 
 
+def test_labels_of_six_items_have_the_size_class_that_answers_give_them(root: Path) -> None:
+    """A query finds five items of its label, but the served gallery has six."""
+    filled(root, put(np.repeat(np.arange(N_LABELS), 6), 1))
+    for fitted in (calibration(calibrated(root)), calibration(compacted(root, calibrated=True))):
+        evidence = fitted.evidence
+        assert set(fitted.label_classes.tolist()) == {2}
+        assert set(evidence.first_classes.tolist()) == {2}
+        assert set(evidence.likeliest_classes.tolist()) == {2}
+        assert set(evidence.true_classes[~evidence.absent].tolist()) == {2}
+
+
 def test_first_calibration_has_the_recall_of_new_queries(first: Path) -> None:
     of_items = calibration(first).report["cross_fitted"]["recall_at_1"]
     gallery, labels = FaissGallery(first), np.tile(np.arange(N_LABELS), 100)
