@@ -3,9 +3,10 @@
 Two images that the layer was fitted to, and that have the same label, are too similar to each
 other. Two new images of one label are less similar. For calibration, an image must be embedded by a
 layer that was not fitted to it. `cross_fitted_whitenings` returns such layers, rotated to the
-coordinates of the layer that was fitted to all images. The gallery has the embeddings of the layer
-that was fitted to all images. Because of the rotation, an embedding of another layer can be
-compared with them.
+coordinates of the layer that was fitted to all images. A layer that was fitted to an image has also
+moved the other images of its label towards it. So the image must be compared with images that the
+layer without this image embeds. If the features of some images are not known, the rotation makes
+their embeddings comparable.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 `calibrate` is the entry point for builds, collections, the user's queries and captions. `plan`
 counts the queries before the build runs. `queries` prepares the gallery, and holds the calibration
-queries. `item_queries` uses items of the gallery as queries. `retrieval` searches the gallery with
-the queries, and makes absent queries by hiding labels.
+queries. `item_queries` uses items of the gallery as queries, and `layer_gallery` embeds the gallery
+by layers that were fitted without these items. `retrieval` searches the gallery with the queries,
+and makes absent queries by hiding labels.
 
 `fit` runs all fits and collects the evidence for the error bounds; it also measures the most
 probable parents of labels. `detector` fits the outlier detector and the head that measures image

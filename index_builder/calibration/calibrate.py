@@ -19,6 +19,7 @@ from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
 from index_builder.calibration.item_queries import (
     ENOUGH,
     ENOUGH_WITH_PARENTS,
+    CrossFittedLayers,
     DetectorFolds,
     ItemQueries,
     group_numbers,
@@ -27,6 +28,7 @@ from index_builder.calibration.item_queries import (
     rows_of_groups,
 )
 from index_builder.calibration.kept_queries import keep
+from index_builder.calibration.layer_gallery import ItemVectors
 from index_builder.calibration.queries import (
     BY_LABEL,
     LEAST_LABELS,
@@ -42,6 +44,7 @@ from index_builder.calibration.queries import (
     plain_items,
 )
 from index_builder.calibration.retrieval import (
+    RetrievedQueries,
     fit_label_folds,
     look_up,
     look_up_hidden,
@@ -52,7 +55,7 @@ from index_builder.datasets.splits import QuerySet
 from index_builder.progress import track_parts
 from index_builder.vectors.encoder import embed_with_features
 from index_builder.vectors.images import Seen
-from model_store.decision import Calibration, OutlierDetector
+from model_store.decision import Calibration, OutlierDetector, label_means
 from model_store.encoder.contract import Embeddings, Encoder, TextEncoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
@@ -221,6 +224,7 @@ def observe_gallery(
         seed,
         hide_labels=hide_labels,
         n_hidden=max([n_since, *(rows.shape[1] for rows in (hidden, own) if rows is not None)]),
+        layers=None if items is None else items.layers,
     )
     setup = replace(setup, rule=rule, earlier=earlier)
     if items is not None and own is not None:
@@ -237,7 +241,8 @@ def observe_gallery(
     if hidden is not None:
         n_put = int(was_put[left_out].sum())
         observed = _with_gallery_images(
-            observed, setup, matched, images, embeddings, left_out, hidden, n_put
+            *(observed, setup, matched, images, embeddings, left_out, hidden, n_put),
+            layers=None if items is None else items.layers,
         )
     return setup, observed
 
@@ -261,19 +266,74 @@ def _observe_items(
     """
     groups = group_numbers(images, items.images)
     of_images, of_items = groups[: len(images)], groups[len(images) :]
-    detectors = DetectorFolds.of(embeddings, images.label_codes(), of_images)
-    scores = detectors.scores(items.alone, of_items)
+    if items.layers is None:
+        detectors = DetectorFolds.of(embeddings, images.label_codes(), of_images)
+        scores = detectors.scores(items.alone, of_items)
+        matched = setup.look_up(items.images.labels, items.alone, scores, hidden=own)
+        of_hidden = setup.observe_hidden(items.images, items.unlabelled)
+    else:
+        matched, of_hidden = _seen_by_layers(setup, items, items.layers, own, images, embeddings)
     withheld = queries.withheld
     return CalibrationQueries(
-        matched=setup.look_up(items.images.labels, items.alone, scores, hidden=own),
+        matched=matched,
         clusters=of_items,
-        hidden=setup.observe_hidden(items.images, items.unlabelled),
+        hidden=of_hidden,
         withheld=setup.observe_absent(withheld) if len(withheld) else None,
         sources=items.images.sources,
         withheld_sources=withheld.sources,
         withheld_labels=withheld.labels,
         unseen=True,
         are_items=True,
+    )
+
+
+def _seen_by_layers(
+    setup: RetrievalSetup,
+    items: ItemQueries,
+    layers: CrossFittedLayers,
+    own: NDArray[np.int64],
+    images: LabelledImages,
+    embeddings: Embeddings,
+) -> tuple[RetrievedQueries, Hidden]:
+    """Search the gallery of each fold: its layer, fitted without the query, embeds all items.
+
+    Parameters
+    ----------
+    own, images, embeddings : see `_observe_items`.
+
+    Returns
+    -------
+    The queries, and the absent queries, which are those with their label hidden.
+    """
+    detectors = DetectorFolds.of(
+        embeddings,
+        images.label_codes(),
+        layers.of_items(images.ids),
+        len(layers.weights),
+        layers.weights,
+    )
+    of_items, of_labels = layers.of_items(items.images.ids), layers.of_labels(items.images.labels)
+    scores = detectors.scores(items.alone, of_items)
+    vectors = ItemVectors.of(setup.gallery, tuple(layers.fold_of_item), layers.features)
+    found, hidden, rows_found, rows_hidden = [], [], [], []
+    for fold, weight in enumerate(layers.weights):
+        gallery = vectors.embedded(weight)
+        of_fold = replace(setup, gallery=gallery, means=label_means(gallery))
+        rows = np.flatnonzero(of_items == fold)
+        if len(rows):
+            some, of_some = items.images.at(rows), items.alone.at(rows)
+            found.append(of_fold.look_up(some.labels, of_some, scores[rows], hidden=own[rows]))
+            rows_found.append(rows)
+        rows = np.flatnonzero(of_labels == fold)
+        absent = of_fold.observe_hidden(items.images.at(rows), items.unlabelled.at(rows))
+        if absent is not None:
+            hidden.append(absent.observed)
+            rows_hidden.append(rows[absent.of])
+    made_from = np.concatenate(rows_hidden)
+    order = np.argsort(made_from)
+    return (
+        RetrievedQueries.concatenate(found).at(np.argsort(np.concatenate(rows_found))),
+        Hidden(RetrievedQueries.concatenate(hidden).at(order), made_from[order]),
     )
 
 
@@ -314,6 +374,7 @@ def _with_gallery_images(
     rows: NDArray[np.int64],
     hidden: NDArray[np.int64],
     n_put: int,
+    layers: CrossFittedLayers | None,
 ) -> CalibrationQueries:
     """Add gallery images as queries; each image is excluded from its own results.
 
@@ -326,12 +387,20 @@ def _with_gallery_images(
     hidden : (B, m) see `look_up`.
     n_put : number of images that were added after the held-out queries were chosen. The added
         images come first in ``rows``.
+    layers : layers fitted without the images; None if no layer was fitted to items.
     """
-    groups = group_numbers(images)
-    scores = DetectorFolds.of(embeddings, images.label_codes(), groups).scores(embeddings, groups)
     some, of_some = images.at(rows), embeddings.at(rows)
-    found = setup.look_up(some.labels, of_some, scores[rows], hidden=hidden)
-    of_hidden, clusters = setup.observe_hidden(some, of_some), group_numbers(matched, some)
+    if layers is None:
+        groups = group_numbers(images)
+        detectors = DetectorFolds.of(embeddings, images.label_codes(), groups)
+        scores = detectors.scores(embeddings, groups)
+        found = setup.look_up(some.labels, of_some, scores[rows], hidden=hidden)
+        of_hidden = setup.observe_hidden(some, of_some)
+    else:
+        found, of_hidden = _seen_by_layers(
+            setup, layers.queries(some, of_some), layers, hidden, images, embeddings
+        )
+    clusters = group_numbers(matched, some)
     of_matched, of_rows = clusters[: len(matched)], clusters[len(matched) :]
     left_out = LeaveOneOut(found, of_hidden, of_rows, some.sources, rows, n_put)
     return replace(observed, clusters=of_matched, leave_one_out=left_out)

@@ -76,7 +76,10 @@ def fit_detector(embeddings: Embeddings, label_codes: Codes) -> OutlierDetector:
 
 
 def fit_detectors(
-    embeddings: Embeddings, label_codes: Codes, subsets: Iterable[Indices]
+    embeddings: Embeddings,
+    label_codes: Codes,
+    subsets: Iterable[Indices],
+    weights: Sequence[Rows] | None = None,
 ) -> Iterator[OutlierDetector]:
     """Fit an outlier detector on each subset of the gallery images.
 
@@ -87,6 +90,8 @@ def fit_detectors(
     ----------
     embeddings, label_codes : see `fit_detector`.
     subsets : indices of the images in each subset, in ascending order.
+    weights : for each subset, the last layer (D, F) that embeds the images; None to use the means
+        of ``embeddings``.
 
     Raises
     ------
@@ -95,7 +100,7 @@ def fit_detectors(
     n_averaged = averaging(embeddings.features.shape[1])
     images = _Images.of(unit_rows(averaged_features(embeddings.features, n_averaged)))
     n_features = images.deviations.shape[1]
-    for subset in subsets:
+    for number, subset in enumerate(subsets):
         if len(subset) < MIN_REFERENCES:
             raise CalibrationError(
                 f"The gallery has {len(subset)} images; outlier detection needs at least "
@@ -114,6 +119,10 @@ def fit_detectors(
         references = _references(of_subset, n_references)
         residual = squares - (coordinates.astype(np.float64) ** 2).sum()
         n_outside = max(len(subset) * (n_features - rank), 1)
+        chosen = subset[references]
+        mean = embeddings.mean[chosen]
+        if weights is not None:
+            mean = embeddings.features[chosen] @ weights[number].T
         yield OutlierDetector(
             n_averaged,
             centre,
@@ -122,7 +131,7 @@ def fit_detectors(
             means.astype(np.float32),
             _whitening(coordinates - means[codes], len(subset) - len(counts)),
             float(max(residual / n_outside, np.finfo(np.float32).eps)),
-            unit_direction(embeddings.mean[subset[references]]),
+            unit_direction(mean),
         )
 
 

@@ -11,7 +11,7 @@ bounds do not hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -28,19 +28,25 @@ from index_builder.datasets.images import joined
 from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
 from model_store.bundles.kept_queries import CalibrationInputs, ItemFeatures
-from model_store.decision import Calibration
+from model_store.decision import Calibration, size_classes
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.outliers import averaging
 from model_store.decision.probabilities import choice_probabilities, prior_shift, shifted
 from model_store.encoder.contract import Embeddings, Encoder
-from model_store.errors import CalibrationError
+from model_store.errors import CalibrationError, DatasetError
 from model_store.feedback import DrawnQuery
 from model_store.gallery import FaissGallery, Gallery
 from model_store.truth import label_or_id
 
 from .calibrate import calibration_queries, observe_gallery
 from .fit import MIN_QUERIES, fit_calibration
-from .item_queries import MOST_QUERIES, ItemQueries, has_partner, leave_one_out_queries
+from .item_queries import (
+    MOST_QUERIES,
+    CrossFittedLayers,
+    ItemQueries,
+    has_partner,
+    leave_one_out_queries,
+)
 from .kept_queries import UNSAID, KeptVectors, as_vectors, images_of, keep, with_decisions
 from .queries import LEAST_LABELS, CalibrationQueries, RetrievalSetup, TruthRule
 from .retrieval import RetrievedQueries, are_items, say_left_out
@@ -141,8 +147,17 @@ def fit_again(
         images, was_put = stored_items(items, gallery, kept.seed)
         item_queries = None  # the queries are held-out images
         if unlabelled is not None:
+            was_fitted = _layer_was_fitted(kept)
+            if was_fitted and items.share < 1:
+                rows = _little_changed(queries.matched, decided, gallery)
+                queries = replace(queries, matched=queries.matched.at(rows))
+                unlabelled = unlabelled[rows]
             alone = _embeddings(encoder, queries.matched)
             item_queries = ItemQueries(queries.matched, alone, replace(alone, mean=unlabelled))
+            if was_fitted and items.share == 1:
+                not_fitted = {*decided, *(images.ids[row] for row in np.flatnonzero(was_put))}
+                layers = _layers_again(encoder, images, queries.matched, not_fitted, kept.seed)
+                item_queries = layers.queries(queries.matched, alone)
         setup, observed = observe_gallery(
             encoder,
             gallery,
@@ -266,6 +281,67 @@ def stored_items(
     embeddings = Embeddings(of_gallery.mean, of_gallery.variance, features)
     images = as_vectors(items.ids, labels, items.groups, None, embeddings)
     return images.at(named), items.was_put[named]
+
+
+def _layer_was_fitted(kept: CalibrationInputs) -> bool:
+    """Return whether the last layer was fitted to items, and again without each of them."""
+    alone, unlabelled = kept.matched.mean, kept.unlabelled
+    return unlabelled is not None and not np.array_equal(alone.values, unlabelled.values)
+
+
+def _little_changed(
+    queries: LabelledImages, decided: Collection[str], gallery: Gallery
+) -> NDArray[np.int64]:
+    """Return the queries whose similarities hardly depend on the fit of the last layer to them.
+
+    If the features of some items are not stored, the items cannot be embedded without a query. The
+    items of the query's label are then too similar to it, above all if the label has few. With
+    seven items per label (4,613 drawings of Omniglot), the recall was 56 % instead of 53 %; it was
+    62 % for new drawings, which find one item more. So queries of labels with few items are left
+    out, and these labels have no guarantee. Reviewed queries, ``decided``, always stay.
+    """
+    codes = gallery.label_codes(np.arange(gallery.n_items))
+    many = size_classes(np.bincount(codes[codes >= 0], minlength=len(gallery.labels))) > 1
+    held = {label for label, is_large in zip(gallery.labels, many, strict=True) if is_large}
+    return np.flatnonzero(
+        [
+            name in decided or label in held
+            for name, label in zip(queries.ids, queries.labels, strict=True)
+        ]
+    )
+
+
+def _layers_again(
+    encoder: KeptVectors,
+    images: LabelledImages,
+    queries: LabelledImages,
+    not_fitted: Collection[str],
+    seed: int,
+) -> CrossFittedLayers:
+    """Fit the layers of a build again, to the stored features.
+
+    Parameters
+    ----------
+    images : all items, in random order.
+    queries : the queries, among them items that were removed; the layer was fitted to these, too.
+    not_fitted : ids of later items and of reviewed queries, to which the layer was not fitted.
+
+    Raises
+    ------
+    CalibrationError : the remaining features do not determine a layer.
+    """
+    of_items = _embeddings(encoder, images)
+    # The service's layer gives the means: it solves features @ weight.T = means.
+    weight = np.linalg.lstsq(of_items.features, of_items.mean, rcond=None)[0].T
+    held = {*images.ids, *not_fitted}
+    removed = queries.at([row for row, name in enumerate(queries.ids) if name not in held])
+    every = joined(images, removed)
+    fitted_to = np.flatnonzero([name not in not_fitted for name in every.ids])
+    features = _embeddings(encoder, every).features
+    try:
+        return CrossFittedLayers.of(every, features, fitted_to, weight, seed)
+    except DatasetError as error:
+        raise CalibrationError(str(error)) from error
 
 
 def _compared(

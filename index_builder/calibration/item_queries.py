@@ -1,9 +1,10 @@
 """Uses the items of a gallery as calibration queries, so that no image has to be held out.
 
 Each item is a query, with which the rest of the gallery is searched. If the encoder's last layer
-was fitted to an item, the similarities of this item are too high. So each item is embedded by a
-layer that was fitted without the item. If the item is used as an absent query, the layer was fitted
-without all items of its label. See `index_builder.whitening`.
+was fitted to an item, the similarities of this item are too high. So a layer that was fitted
+without the item embeds both the item and the gallery. If the item is used as an absent query, the
+layer was fitted without all items of its label. See `index_builder.whitening`. These layers are
+fitted to fewer items than the layer of the service, so the results are slightly worse.
 """
 
 from __future__ import annotations
@@ -187,6 +188,7 @@ class DetectorFolds:
         codes: NDArray[np.integer[Any]],
         groups: NDArray[np.int64],
         n_folds: int = N_FOLDS,
+        weights: Sequence[NDArray[np.float32]] = (),
     ) -> DetectorFolds:
         """Fit the detectors to N images of the gallery.
 
@@ -194,6 +196,8 @@ class DetectorFolds:
         ----------
         embeddings, codes : embeddings and label codes of the images, in random order.
         groups : (N,) group numbers; a group is never split between folds.
+        weights : for each fold, the last layer (D, F) that embeds the images for its detector. If
+            empty, all detectors have the means of ``embeddings``.
 
         Raises
         ------
@@ -210,7 +214,8 @@ class DetectorFolds:
         kept = [np.flatnonzero(groups % n_folds != fold) for fold in range(n_folds)]
         is_empty = [len(rows) == len(groups) and n_folds > 1 for rows in kept]
         subsets = [rows for rows, empty in zip(kept, is_empty, strict=True) if not empty]
-        fitted = list(fit_detectors(embeddings, codes, subsets))
+        held = [weight for weight, empty in zip(weights, is_empty, strict=False) if not empty]
+        fitted = list(fit_detectors(embeddings, codes, subsets, held or None))
         others = iter(fitted)
         return cls(tuple(fitted[0] if empty else next(others) for empty in is_empty))
 
@@ -242,11 +247,15 @@ class CrossFittedLayers:
     fold_of_item : for each item id, the fold whose layer was fitted with the item's label but
         without the item.
     fold_of_label : for each label, the fold whose layer was fitted without the label.
+    features : (N, F) features of the items, in the order of ``fold_of_item``. A query must be
+        compared with items that its own layer embeds, because the layer of the service has moved
+        the other items of the query's label towards the query.
     """
 
     weights: tuple[NDArray[np.float32], ...]
     fold_of_item: dict[str, int]
     fold_of_label: dict[str, int]
+    features: NDArray[np.float32]
 
     @classmethod
     def of(
@@ -282,20 +291,43 @@ class CrossFittedLayers:
             tuple(track(layers, "cross-fitting", n_folds)),
             dict(zip(items.ids, of_item.tolist(), strict=True)),
             dict(zip(items.labels, of_label[codes].tolist(), strict=True)),
+            np.asarray(features, dtype=np.float32),
+        )
+
+    def of_items(self, ids: Sequence[str]) -> Integers:
+        """Return a fold for each item (B,) that left it out; no fold knows an unknown item."""
+        return np.array([self.fold_of_item.get(name, 0) for name in ids], dtype=np.int64)
+
+    def of_labels(self, labels: Sequence[str]) -> Integers:
+        """Return a fold for each label (B,) that left it out; no fold knows an unknown label."""
+        return np.array([self.fold_of_label.get(name, 0) for name in labels], dtype=np.int64)
+
+    def queries(self, images: LabelledImages, embeddings: Embeddings) -> ItemQueries:
+        """Return B images as queries, embedded by layers without the image, and without its label.
+
+        Parameters
+        ----------
+        embeddings : embeddings of ``images``; only the means are replaced.
+        """
+        return ItemQueries(
+            images,
+            self.without_item(images.ids, embeddings),
+            self.without_label(images.labels, embeddings),
+            self,
         )
 
     def without_item(self, ids: Sequence[str], embeddings: Embeddings) -> Embeddings:
         """Embed B items; the layer of each item was fitted without this item."""
-        return self._embedded([self.fold_of_item[name] for name in ids], embeddings)
+        return self._embedded(self.of_items(ids), embeddings)
 
     def without_label(self, labels: Sequence[str], embeddings: Embeddings) -> Embeddings:
         """Embed B items; the layer of each item was fitted without the item's label."""
-        return self._embedded([self.fold_of_label[name] for name in labels], embeddings)
+        return self._embedded(self.of_labels(labels), embeddings)
 
-    def _embedded(self, folds: Sequence[int], embeddings: Embeddings) -> Embeddings:
+    def _embedded(self, folds: Integers, embeddings: Embeddings) -> Embeddings:
         mean = np.empty_like(embeddings.mean)
-        for fold in set(folds):
-            rows = np.flatnonzero(np.array(folds) == fold)
+        for fold in np.unique(folds):
+            rows = np.flatnonzero(folds == fold)
             mean[rows] = embeddings.features[rows] @ self.weights[fold].T
         return replace(embeddings, mean=mean)
 
@@ -336,11 +368,13 @@ class ItemQueries:
     images : ids, labels and groups of the items.
     alone : embedding of each item from an encoder fitted without this item.
     unlabelled : embedding of each item from an encoder fitted without the item's label.
+    layers : the layers of these embeddings; None if no layer was fitted to an item.
     """
 
     images: LabelledImages
     alone: Embeddings
     unlabelled: Embeddings
+    layers: CrossFittedLayers | None = None
 
     def own_rows(self, gallery: Gallery, others: LabelledImages) -> Integers:
         """Return the rows (B, m) of each item's group, including the item, padded with −1.
@@ -387,8 +421,4 @@ def cross_fitted_items(
     layers = CrossFittedLayers.of(gallery, known.features, rows, weight, seed)
     queries = images.at(leave_one_out_queries(images, 0, MOST_QUERIES))
     embeddings = known.at(np.array([row_of[name] for name in queries.ids], dtype=np.int64))
-    return ItemQueries(
-        queries,
-        layers.without_item(queries.ids, embeddings),
-        layers.without_label(queries.labels, embeddings),
-    )
+    return layers.queries(queries, embeddings)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
+from index_builder.calibration.item_queries import CrossFittedLayers
 from index_builder.calibration.retrieval import (
     LabelFolds,
     RetrievedQueries,
@@ -383,6 +384,7 @@ class RetrievalSetup(CalibratedGallery):
         *,
         hide_labels: bool,
         n_hidden: int = 0,
+        layers: CrossFittedLayers | None = None,
     ) -> RetrievalSetup:
         """Fit the outlier detectors and label means of a gallery.
 
@@ -392,6 +394,7 @@ class RetrievalSetup(CalibratedGallery):
         hide_labels : whether absent queries are matched queries with a hidden label.
         n_hidden : maximum number of items hidden from a query, apart from items of the query's
             label.
+        layers : see `fit_label_folds`.
         """
         objects, names = None if gallery.labels else objects_of(gallery, images), images.labels
         if objects is not None:
@@ -399,7 +402,8 @@ class RetrievalSetup(CalibratedGallery):
             n_hidden, names = max(n_hidden, int(np.bincount(objects).max())), images.groups
         folds = None
         if hide_labels:
-            folds = fit_label_folds(embeddings, names, seed).of(images.labels, names)
+            fitted = fit_label_folds(embeddings, names, seed, layers=layers)
+            folds = fitted.of(images.labels, names)
         return cls.described(
             *(encoder, gallery, fit_detector(embeddings, images.label_codes())),
             list_length(gallery, n_hidden, hide_labels=hide_labels),

@@ -30,6 +30,7 @@ from model_store.table import Table
 from model_store.truth import SameLabel, Truth, Within, wgs84
 
 from .detector import MIN_REFERENCES, fit_detectors, scores_by_fold
+from .item_queries import CrossFittedLayers
 
 N_FOLDS = 20
 """Maximum number of label folds. A detector fitted without a fold lacks all labels of the fold, not
@@ -73,7 +74,11 @@ class LabelFolds:
 
 
 def fit_label_folds(
-    embeddings: Embeddings, labels: Sequence[str], seed: int, n_folds: int = N_FOLDS
+    embeddings: Embeddings,
+    labels: Sequence[str],
+    seed: int,
+    n_folds: int = N_FOLDS,
+    layers: CrossFittedLayers | None = None,
 ) -> LabelFolds:
     """Fit detectors to gallery images; each detector leaves out one fold of the labels.
 
@@ -82,13 +87,18 @@ def fit_label_folds(
     embeddings : embeddings of N gallery images in random order.
     labels : N labels of these images.
     seed : seed of the folds.
+    layers : last layers, each fitted without one fold of the labels; the detectors have their
+        folds, and compare the embeddings of their layers. None if no layer was fitted to the items.
     """
     names, codes = np.unique(np.array(labels), return_inverse=True)
     folds = np.random.default_rng(seed).permutation(len(names)) % min(n_folds, len(names))
+    if layers is not None:
+        folds = layers.of_labels(names.tolist())
     kept = [np.flatnonzero(folds[codes] != fold) for fold in range(int(folds.max()) + 1)]
     enough = [len(rows) >= MIN_REFERENCES for rows in kept]
     subsets = [rows for rows, held in zip(kept, enough, strict=True) if held]
-    fitted = fit_detectors(embeddings, codes, subsets)
+    weights = None if layers is None else [layers.weights[fold] for fold in np.flatnonzero(enough)]
+    fitted = fit_detectors(embeddings, codes, subsets, weights)
     detectors = tuple(next(fitted) if held else None for held in enough)
     return LabelFolds(dict(zip(names.tolist(), folds.tolist(), strict=True)), detectors)
 
