@@ -155,7 +155,8 @@ def fit_again(
             alone = _embeddings(encoder, queries.matched)
             item_queries = ItemQueries(queries.matched, alone, replace(alone, mean=unlabelled))
             if was_fitted and items.share == 1:
-                not_fitted = {*decided, *(images.ids[row] for row in np.flatnonzero(was_put))}
+                put = (images.ids[row] for row in np.flatnonzero(was_put))
+                not_fitted = {*kept.not_fitted, *decided, *put}
                 layers = _layers_again(encoder, images, queries.matched, not_fitted, kept.seed)
                 item_queries = layers.queries(queries.matched, alone)
         setup, observed = observe_gallery(
@@ -324,7 +325,7 @@ def _layers_again(
     ----------
     images : all items, in random order.
     queries : the queries, among them items that were removed; the layer was fitted to these, too.
-    not_fitted : ids of later items and of reviewed queries, to which the layer was not fitted.
+    not_fitted : ids of images to which the layer was not fitted, such as later items.
 
     Raises
     ------
@@ -333,7 +334,7 @@ def _layers_again(
     of_items = _embeddings(encoder, images)
     # The service's layer gives the means: it solves features @ weight.T = means.
     weight = np.linalg.lstsq(of_items.features, of_items.mean, rcond=None)[0].T
-    held = {*images.ids, *not_fitted}
+    held = {*images.ids, *not_fitted}  # a removed image that was not fitted changes nothing
     removed = queries.at([row for row, name in enumerate(queries.ids) if name not in held])
     every = joined(images, removed)
     fitted_to = np.flatnonzero([name not in not_fitted for name in every.ids])

@@ -250,12 +250,14 @@ class CrossFittedLayers:
     features : (N, F) features of the items, in the order of ``fold_of_item``. A query must be
         compared with items that its own layer embeds, because the layer of the service has moved
         the other items of the query's label towards the query.
+    not_fitted : ids of the items that no layer was fitted to.
     """
 
     weights: tuple[NDArray[np.float32], ...]
     fold_of_item: dict[str, int]
     fold_of_label: dict[str, int]
     features: NDArray[np.float32]
+    not_fitted: tuple[str, ...]
 
     @classmethod
     def of(
@@ -292,6 +294,7 @@ class CrossFittedLayers:
             dict(zip(items.ids, of_item.tolist(), strict=True)),
             dict(zip(items.labels, of_label[codes].tolist(), strict=True)),
             np.asarray(features, dtype=np.float32),
+            tuple(items.ids[row] for row in np.setdiff1d(np.arange(len(items)), fitted_to)),
         )
 
     def of_items(self, ids: Sequence[str]) -> Integers:

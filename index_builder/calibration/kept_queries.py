@@ -90,6 +90,7 @@ def keep(
         seed,
         tuple(gallery.labels),
         unlabelled,
+        () if items is None or items.layers is None else items.layers.not_fitted,
     ).save(directory)
     if len(images):
         images = images.at(whole_groups(images.groups, np.arange(len(images)), MOST_ITEMS))

@@ -182,6 +182,8 @@ class CalibrationInputs:
         releases.
     unlabelled : (B, D), see `ItemQueries.unlabelled`: embedding means of the matched queries. None
         if the matched queries are not items.
+    not_fitted : ids of the items to which the last layer was not fitted, although it was fitted to
+        the other items that the gallery had at that time.
     """
 
     matched: Kept
@@ -191,6 +193,7 @@ class CalibrationInputs:
     seed: int
     labels: tuple[str, ...] = ()
     unlabelled: HalfRows | None = None
+    not_fitted: tuple[str, ...] = ()
 
     def relabelled(self, gallery: Gallery, renamed: Mapping[str, str]) -> CalibrationInputs:
         """Return the queries with the current labels of the gallery.
@@ -229,6 +232,7 @@ class CalibrationInputs:
             directory / KEPT_QUERIES_FILE,
             settings=np.array(settings, np.int64),
             labels=packed_names([self.labels]),
+            not_fitted=packed_names([self.not_fitted]),
             **arrays,  # type: ignore[arg-type] # numpy's stub
         )
 
@@ -257,6 +261,9 @@ class CalibrationInputs:
                 seed=seed,
                 labels=tuple(unpacked_names(arrays["labels"])[0]) if "labels" in arrays else (),
                 unlabelled=half_rows("unlabelled") if "unlabelled" in arrays else None,
+                not_fitted=tuple(unpacked_names(arrays["not_fitted"])[0])
+                if "not_fitted" in arrays
+                else (),
             )
 
 

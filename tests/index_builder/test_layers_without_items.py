@@ -23,6 +23,7 @@ from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet
 from index_builder.whitening import learned_whitening
+from model_store.bundles.kept_queries import CalibrationInputs
 from model_store.decision import Calibration
 from model_store.encoder.contract import Embeddings
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
@@ -87,7 +88,8 @@ def test_recall_of_items_is_that_of_layers_that_were_not_fitted_to_them(
 ) -> None:
     """With pairs, a layer that was fitted to an item makes the item's partner similar to it."""
     shuffled = images.at(np.random.default_rng(SEED).permutation(len(images)))
-    queries = cross_fitted_items(ENCODER, images, images, shuffled, WEIGHT, SEED)
+    training = images.at(np.arange(1, len(images)))  # one is for validation
+    queries = cross_fitted_items(ENCODER, images, training, shuffled, WEIGHT, SEED)
     nothing = QuerySet(images.at([]), images.at([]), None)
     config = CalibrationConfig()
     fitted = calibrate_gallery(
@@ -100,6 +102,9 @@ def test_recall_of_items_is_that_of_layers_that_were_not_fitted_to_them(
     wanted = recall_without_each_item()
     assert 0.2 < wanted < 0.6
     assert recall(fitted) == pytest.approx(wanted, abs=0.06)
+    kept = CalibrationInputs.load(tmp_path)
+    assert kept is not None
+    assert kept.not_fitted == IDS[:1]
     again = fit_again(tmp_path, gallery, fitted, config).calibration
     assert recall(again) == pytest.approx(wanted, abs=0.06)
     assert again.report["n_absent"] == fitted.report["n_absent"] == len(LABELS)
@@ -153,6 +158,8 @@ def test_a_removed_item_is_left_out_of_its_own_layer_only(images: LabelledImages
     own, of_label = before.fold_of_item[IDS[0]], before.fold_of_label[images.labels[0]]
     assert np.flatnonzero(same).tolist() == sorted([own, of_label])
     assert IDS[0] not in reviewed.fold_of_item
+    some = _layers_again(ENCODER, images, images.at([]), IDS[4:9], SEED)
+    assert some.not_fitted == IDS[4:9]
 
 
 def test_a_gallery_that_a_layer_embeds_is_searched_like_any_other(
