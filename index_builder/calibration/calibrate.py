@@ -294,7 +294,7 @@ def _seen_by_layers(
     own: NDArray[np.int64],
     images: LabelledImages,
     embeddings: Embeddings,
-) -> tuple[RetrievedQueries, Hidden]:
+) -> tuple[RetrievedQueries, Hidden | None]:
     """Search the gallery of each fold: its layer, fitted without the query, embeds all items.
 
     Parameters
@@ -303,7 +303,7 @@ def _seen_by_layers(
 
     Returns
     -------
-    The queries, and the absent queries, which are those with their label hidden.
+    The queries, and the queries with their label hidden; see `RetrievalSetup.observe_hidden`.
     """
     detectors = DetectorFolds.of(
         embeddings,
@@ -329,12 +329,12 @@ def _seen_by_layers(
         if absent is not None:
             hidden.append(absent.observed)
             rows_hidden.append(rows[absent.of])
+    matched = RetrievedQueries.concatenate(found).at(np.argsort(np.concatenate(rows_found)))
+    if not hidden:
+        return matched, None
     made_from = np.concatenate(rows_hidden)
     order = np.argsort(made_from)
-    return (
-        RetrievedQueries.concatenate(found).at(np.argsort(np.concatenate(rows_found))),
-        Hidden(RetrievedQueries.concatenate(hidden).at(order), made_from[order]),
-    )
+    return matched, Hidden(RetrievedQueries.concatenate(hidden).at(order), made_from[order])
 
 
 def calibrate_with_queries(
