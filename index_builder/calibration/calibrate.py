@@ -325,8 +325,8 @@ def _seen_by_layers(
             found.append(of_fold.look_up(some.labels, of_some, scores[rows], hidden=own[rows]))
             rows_found.append(rows)
         rows = np.flatnonzero(of_labels == fold)
-        absent = of_fold.observe_hidden(items.images.at(rows), items.unlabelled.at(rows))
-        if absent is not None:
+        some, of_some = items.images.at(rows), items.unlabelled.at(rows)
+        if len(rows) and (absent := of_fold.observe_hidden(some, of_some)) is not None:
             hidden.append(absent.observed)
             rows_hidden.append(rows[absent.of])
     matched = RetrievedQueries.concatenate(found).at(np.argsort(np.concatenate(rows_found)))
