@@ -17,8 +17,9 @@ from index_builder.calibration.probabilities import (
     Examples,
     QueryGroup,
     cross_fitted,
-    fit_choice,
+    fit_match,
     numbers_of_signals,
+    presence_is_apart,
     set_outcomes,
 )
 from index_builder.calibration.queries import (
@@ -94,7 +95,10 @@ def fit_calibration(
     matched, groups = queries.matched, _groups(queries)
     assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
     examples = Examples.of(_weighted(groups, assumed))
-    fitted = cross_fitted(examples, seed, numbers_of_signals(queries.absence, examples))
+    apart = presence_is_apart(queries.absence, examples)
+    fitted = cross_fitted(
+        examples, seed, numbers_of_signals(queries.absence, examples), apart=apart
+    )
     absent_scores = np.sort(np.concatenate([one.outlier_scores for one in queries.absent]))
     calibration = Calibration(
         encoder_fingerprint=gallery.encoder_fingerprint,
@@ -114,7 +118,7 @@ def fit_calibration(
         label_classes=size_classes(gallery.label_counts),
         n_labels=gallery.n_labels(),
         detector=gallery.detector,
-        match=fit_choice(examples, fitted.n_signals),
+        match=fit_match(examples, fitted.n_signals, apart=apart),
         feedback=Recalibration(),
         evidence=_evidence(gallery, queries, groups, examples, fitted.probabilities),
         quality_limits=quality_limits,

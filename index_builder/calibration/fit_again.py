@@ -407,7 +407,7 @@ def _losses(calibration: Calibration, observed: RetrievedQueries, embeddings: Em
     observed = replace(observed, outlier_scores=calibration.outlier_score(embeddings))
     for row in range(len(observed)):
         _, values = observed.signals(row)
-        first[row] = choice_probabilities(calibration.match.log_odds(values) + shift)[0]
+        first[row] = choice_probabilities(calibration.match.of_list(values) + shift)[0]
     return _log_loss(first, observed.matches[:, 0])
 
 

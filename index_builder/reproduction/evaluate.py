@@ -150,7 +150,7 @@ def decided(calibration: Calibration, observed: RetrievedQueries) -> DecisionRes
     likeliest = np.empty(len(observed), dtype=bool)
     for row in range(len(observed)):
         places, values = observed.signals(row)
-        probabilities = choice_probabilities(calibration.match.log_odds(values) + shift)
+        probabilities = choice_probabilities(calibration.match.of_list(values) + shift)
         first[row] = probabilities[0]
         best = int(np.argmax(probabilities))
         highest[row] = probabilities[best]

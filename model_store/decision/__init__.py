@@ -41,6 +41,7 @@ from model_store.decision.outliers import OUTLIER_SIGNALS, LabelMeans, OutlierDe
 from model_store.decision.probabilities import (
     SIGNALS,
     LogisticModel,
+    MatchModel,
     Recalibration,
     bounded_logit,
     choice_probabilities,

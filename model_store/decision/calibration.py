@@ -22,7 +22,7 @@ from model_store.decision.outliers import (
     LabelMeans,
     OutlierDetector,
 )
-from model_store.decision.probabilities import SIGNALS, LogisticModel, Recalibration
+from model_store.decision.probabilities import SIGNALS, MatchModel, Recalibration
 from model_store.decision.promises import Promises
 from model_store.encoder.contract import Embeddings, QueryKind
 from model_store.errors import UnknownSource
@@ -128,7 +128,7 @@ class Calibration:
     label_classes: NDArray[np.int8]
     n_labels: NDArray[np.int64]
     detector: OutlierDetector
-    match: LogisticModel
+    match: MatchModel
     feedback: Recalibration
     evidence: Evidence
     quality_limits: Mapping[str, float]
@@ -272,6 +272,8 @@ class Calibration:
             "n_queries": self.n_queries,
             "assumed_absent": self.assumed_absent,
         }
+        if self.match.presence is not None:  # without it, the digest is that of earlier releases
+            origin["presence"] = "apart"
         return hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()
 
     def outlier_fingerprint(self) -> str:

@@ -173,6 +173,39 @@ class LogisticModel:
         return slopes, float(self.intercept - self.centre @ slopes)
 
 
+@dataclass(frozen=True)
+class MatchModel(LogisticModel):
+    """Computes the log-odds of "this label is the true match" against "no match".
+
+    Attributes
+    ----------
+    presence : computes the log-odds a that a label of the result list is the true match, from the
+        signals of the nearest label. None if the log-odds u of the labels answer this, too.
+    """
+
+    presence: LogisticModel | None = None
+
+    def of_list(self, values: Floats, n_listed: int | None = None) -> Floats:
+        """Return the log-odds ℓ (g,) of the labels of a query, see `choice_probabilities`.
+
+        With `presence`, ℓ_i = a + u_i − log Σ_j exp(u_j), with the sum over the labels of the list.
+        A listed label is then the true match with probability expit(a), and this label is label i
+        with probability exp(u_i) / Σ_j exp(u_j). Without it, ℓ = u.
+
+        Parameters
+        ----------
+        values : (g, S) signals of the labels, nearest label first.
+        n_listed : number of leading labels that occur in the result list; None for all.
+        """
+        log_odds = self.log_odds(values)
+        if self.presence is None:
+            return log_odds
+        listed = log_odds[:n_listed]
+        most = float(listed.max())
+        total = most + math.log(float(np.add.reduce(np.exp(listed - most))))
+        return log_odds + (float(self.presence.log_odds(values[0])) - total)
+
+
 def choice_probabilities(log_odds: Floats) -> Floats:
     """Return probabilities (g,) of mutually exclusive outcomes (McFadden 1974).
 

@@ -133,7 +133,7 @@ class FoundLabels:
         probabilities of the listed labels. The no-match probability of the list is then divided
         between the other labels and "no match".
         """
-        log_odds = calibration.match.log_odds(self.values) + shift
+        log_odds = calibration.match.of_list(self.values, self.n_in_list) + shift
         listed = choice_probabilities(log_odds[: self.n_in_list])
         if self.n_in_list == len(log_odds):
             return listed

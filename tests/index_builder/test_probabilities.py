@@ -6,12 +6,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import softmax
+from scipy.special import expit, softmax
+from sklearn.linear_model import LogisticRegression
 
 from index_builder.calibration import Examples, fit_choice
-from index_builder.calibration.probabilities import RIDGE, cross_fitted
+from index_builder.calibration.probabilities import (
+    RIDGE,
+    cross_fitted,
+    fit_match,
+    presence_is_apart,
+)
 from model_store.decision import choice_probabilities
 from model_store.errors import CalibrationError
+from model_store.messages import Absence
+from tests.support.narrowing import not_none
 
 RNG = np.random.default_rng(0)
 
@@ -164,3 +172,45 @@ def test_absent_queries_weigh_the_same_share_in_each_fit() -> None:
     assert some.at(np.arange(10, 40)).absent_share != pytest.approx(0.3)
     assert some.at(np.arange(10, 40)).of_share(0.3).absent_share == pytest.approx(0.3)
     assert (some.weights[20:] == examples.weights[20:]).all()
+
+
+def test_presence_has_a_fit_of_its_own_to_two_signals_of_the_nearest_label() -> None:
+    """More labels alike, and other signals, do not change P(match)."""
+    examples, _ = choosing(2000, seed=9)
+    wider = replace(examples, values=np.column_stack([examples.values, examples.values[:, 0] ** 2]))
+    model = fit_match(wider, 3, apart=True)
+    nearest = wider.values[wider.starts]
+    there = np.logical_or.reduceat(wider.matches, wider.starts)
+    presence = not_none(model.presence)
+    fitted = presence.log_odds(nearest)
+    # A logistic regression has residuals of mean 0, but for the penalty; scikit-learn agrees.
+    other = LogisticRegression(C=1 / (2 * RIDGE * len(there)), tol=1e-8)
+    other.fit((nearest[:, :2] - presence.centre[:2]) / presence.scale[:2], there)
+    np.testing.assert_allclose(presence.weights[:2], other.coef_[0], atol=1e-3)
+    assert presence.weights[2] == 0
+    alone, among_six = (
+        choice_probabilities(model.of_list(nearest[:1].repeat(n, axis=0))) for n in (1, 6)
+    )
+    assert among_six.sum() == pytest.approx(expit(fitted[0])) == alone.sum()
+    np.testing.assert_allclose(among_six, among_six[0])
+    chosen = fit_choice(wider, 3).log_odds(wider.values[:2])
+    assert np.diff(model.of_list(wider.values[:2])) == pytest.approx(np.diff(chosen))
+
+
+def test_labels_after_the_list_do_not_change_those_in_the_list() -> None:
+    model = fit_match(choosing(200, seed=3)[0], 2, apart=True)
+    values = RNG.standard_normal((5, 2))
+    np.testing.assert_array_equal(model.of_list(values, 3)[:3], model.of_list(values[:3]))
+
+
+@pytest.mark.parametrize(
+    ("absence", "n_labels", "apart"),
+    [("hidden_labels", 14, True), ("hidden_labels", 15, False), ("absent_labels", 7, False)],
+)
+def test_presence_is_apart_if_few_labels_are_hidden(
+    absence: Absence, n_labels: int, apart: bool
+) -> None:
+    examples, _ = choosing(60, seed=0)
+    labels = np.arange(60, dtype=np.int32) % n_labels
+    some = replace(examples, labels=labels, absent=np.ones(60, dtype=bool))
+    assert presence_is_apart(absence, some) == apart

@@ -16,7 +16,7 @@ from model_store.decision import (
     Calibration,
     Evidence,
     LabelMeans,
-    LogisticModel,
+    MatchModel,
     OutlierDetector,
     Recalibration,
 )
@@ -65,7 +65,7 @@ def calibration(of: Evidence = EVIDENCE, **changes: Any) -> Calibration:
             residual_variance=0.5,
             directions=np.ones((4, 4), np.float32),
         ),
-        "match": LogisticModel(np.zeros(n_signals), np.zeros(n_signals), np.ones(n_signals), 0.0),
+        "match": MatchModel(np.zeros(n_signals), np.zeros(n_signals), np.ones(n_signals), 0.0),
         "feedback": Recalibration(),
         "evidence": of,
         "quality_limits": {},

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from model_store.decision import LogisticModel, Recalibration, Terms, choice_probabilities
+from model_store.decision import MatchModel, Recalibration, Terms, choice_probabilities
 from model_store.decision.outliers import label_sums
 from model_store.decision.verdict import FoundLabels, MatchProbabilities
 
@@ -34,7 +34,7 @@ LISTED = np.array([40.0, 39.5, 33.0])
 
 def test_probabilities_lie_between_0_and_1_however_they_are_rounded() -> None:
     assert choice_probabilities(LISTED).sum() > 1
-    model = LogisticModel(np.ones(1), np.zeros(1), np.ones(1), 0.0)
+    model = MatchModel(np.ones(1), np.zeros(1), np.ones(1), 0.0)
     calibration: Any = SimpleNamespace(match=model, feedback=Recalibration())
     log_odds = np.r_[LISTED, 10.0]
     found = FoundLabels(
@@ -53,7 +53,7 @@ def test_probabilities_lie_between_0_and_1_however_they_are_rounded() -> None:
 
 def probabilities_of(log_odds: np.ndarray, filter_means: str, *passing: bool) -> MatchProbabilities:
     n = len(log_odds)
-    model = LogisticModel(np.ones(1), np.zeros(1), np.ones(1), 0.0)
+    model = MatchModel(np.ones(1), np.zeros(1), np.ones(1), 0.0)
     calibration: Any = SimpleNamespace(match=model, feedback=Recalibration())
     found = FoundLabels(
         np.arange(n), np.eye(n, dtype=bool), log_odds[:, None], np.zeros(n, np.int8), n_in_list=n

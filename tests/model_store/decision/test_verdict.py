@@ -17,7 +17,7 @@ from model_store.decision import (
     SIGNALS,
     Calibration,
     LabelMeans,
-    LogisticModel,
+    MatchModel,
     OutlierDetector,
     Recalibration,
     Retrieved,
@@ -34,12 +34,12 @@ from tests.support.calibration_evidence import evidence
 from tests.support.narrowing import not_none
 
 
-def logistic(signal: str, weight: float, intercept: float = 0.0) -> LogisticModel:
+def logistic(signal: str, weight: float, intercept: float = 0.0) -> MatchModel:
     """A model that looks at one signal."""
     weights = np.zeros(len(SIGNALS))
     weights[SIGNALS.index(signal)] = weight
     zero, one = np.zeros(len(SIGNALS)), np.ones(len(SIGNALS))
-    return LogisticModel(weights, zero, one, intercept)
+    return MatchModel(weights, zero, one, intercept)
 
 
 EVIDENCE = evidence(400, 400, critical=np.r_[np.linspace(0, 1, 400), np.full(400, -1.0)])
