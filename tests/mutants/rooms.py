@@ -96,7 +96,7 @@ ROOMS = {
         ),
     ),
     "gallery": Room(
-        ("model_store/gallery/*.py", "model_store/gallery/[!m]*/*.py"),
+        ("model_store/gallery/*.py", "model_store/gallery/[!m]*/*.py", "model_store/sqlite.py"),
         (
             f"{CORE}/test_gallery*.py",
             f"{CORE}/test_filters.py",
