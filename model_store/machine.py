@@ -1,7 +1,7 @@
-"""The processors that this process may use, and settings of its memory.
+"""The number and kind of processors that this process may use, and settings of memory and BLAS.
 
-The processors are those of a container, for example. The settings are those of the memory allocator
-and the garbage collector.
+A container, for example, limits the number of processors. The settings of memory are those of the
+allocator and of the garbage collector.
 """
 
 from __future__ import annotations

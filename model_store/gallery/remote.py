@@ -1,7 +1,7 @@
 """The common parts of galleries in databases: availability, sessions, and a description.
 
-Requests fail at once while a database is down. PostgreSQL holds galleries, and logs of changes of
-other galleries.
+Requests fail at once while a database is down. The sessions are those of PostgreSQL, which holds
+galleries, and logs of changes of other galleries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine of one gallery: decoding, encoding, cache and compute threads."""
+"""The engine of one gallery, and the resources that all engines of a service share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that pass a filter, found by the indexes of its fields.
+"""The rows that a search may find (`Allowed`): those that pass a filter, by field indexes.
 
 If a condition allows few rows, the other conditions check only these rows. If all conditions allow
 many rows, each condition compares its whole column.

@@ -5,13 +5,12 @@ that it has read. The gallery after any earlier change can be reconstructed. A c
 is on the disk before it is acknowledged (write-ahead log, ``synchronous=FULL``). Only one process
 writes at a time.
 
-A file beside the log stores the number of the log's last change, to detect lost changes. SQLite
-reports no error if its journal was lost or damaged, or if the log was deleted. The number is
-written after a change is on the disk and before the change is acknowledged. So the number in the
+A file beside the log stores the number of the log's last change. With this file, a process detects
+that the log or its journal is lost or damaged; SQLite reports no error in these cases. The number
+is written after a change is on the disk and before the change is acknowledged. So the number in the
 file is never larger than the number of the last stored change. The file is not flushed for each
 change. So after a power cut, the number in the file may be smaller than the number of the last
-stored change. With the file, a process detects that the log or its journal is lost or damaged.
-SQLite itself protects the log against a power cut.
+stored change. SQLite itself protects the log against a power cut.
 """
 
 from __future__ import annotations

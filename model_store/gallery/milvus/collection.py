@@ -48,8 +48,8 @@ MOST_FACTS = 4_096
 """Maximum number of elements of an array in Milvus."""
 
 FACT_LENGTH = 24
-"""Number of hexadecimal digits of a fact, see `facts`. For 10⁹ different facts, the
-probability of two equal digests is 10⁻¹¹."""
+"""Number of hexadecimal digits of a fact, see `model_store.gallery.milvus.entities`. For 10⁹
+different facts, the probability of two equal digests is 10⁻¹¹."""
 
 ENCODER_PROPERTY = "vouch.encoder"
 SCHEMA_PROPERTY = "vouch.schema"
