@@ -122,13 +122,14 @@ class Tools:
     def _readable_errors(self) -> Iterator[None]:
         """Raise errors as tool errors, which the model sees and can correct."""
         try:
-            yield
-        except VouchProblem as error:
-            said = str(error)
-            if error.code == "gallery_not_found":
+            try:
+                yield
+            except VouchProblem as error:
+                if error.code != "gallery_not_found":
+                    raise
                 said = f"{error.status} {error.code}: {_choose_from(self._names())}"
-            raise ToolError(said) from error
-        except InvalidRequest as error:
+                raise InvalidRequest(said) from error
+        except (InvalidRequest, VouchProblem) as error:
             raise ToolError(str(error)) from error
         except httpx2.TransportError as error:
             raise ToolError(
@@ -137,6 +138,8 @@ class Tools:
 
 
 def _choose_from(galleries: Sequence[str]) -> str:
+    if not galleries:
+        return "The service has no gallery. Its operator must create one."
     return f"Name a gallery, one of: {', '.join(galleries)}."
 
 

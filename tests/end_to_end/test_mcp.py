@@ -10,18 +10,21 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import anyio
+import httpx2
 import numpy as np
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, TextContent
 from PIL import Image
 
 from model_store.bundles.bundle import Bundle
-from service.client import VouchClient
-from service.client.mcp_tools import mcp_server
-from service.schemas import Neighbour, VectorFields
+from service.client import VouchClient, VouchProblem
+from service.client.mcp_tools import Tools, mcp_server
+from service.schemas import Neighbour, Problem, VectorFields
 from tests.end_to_end.processes import Service
 
 COMMAND = "from service.client.mcp_server import main; main()"
@@ -202,3 +205,30 @@ def test_a_service_that_is_not_there_is_said_to_the_model() -> None:
     refused = anyio.run(asked)
     assert refused.is_error
     assert "does not answer" in text(refused)
+
+
+@pytest.mark.parametrize(
+    ("galleries", "said"),
+    [
+        ([[]], "404 gallery_not_found: The service has no gallery."),
+        (httpx2.ConnectError("refused"), "The Vouch service does not answer (refused)."),
+    ],
+)
+def test_a_gallery_that_is_not_there_is_said_although_none_can_be_named(
+    galleries: Any, said: str
+) -> None:
+    client = create_autospec(VouchClient, instance=True)
+    client.calibration.side_effect = VouchProblem(
+        Problem(
+            type="about:blank",
+            title="Not found",
+            status=404,
+            detail="There is none.",
+            instance="/",
+            code="gallery_not_found",
+            request_id="1",
+        )
+    )
+    client.galleries.side_effect = galleries
+    with pytest.raises(ToolError, match=re.escape(said)):
+        Tools(client).calibration("digits")
