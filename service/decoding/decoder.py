@@ -43,6 +43,8 @@ from service.decoding.worker import PREFIX
 from service.scheduling import FairShare, Tasks
 from service.shared_pixels import SharedPixels
 
+logger = logging.getLogger("service")
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -344,8 +346,6 @@ def _environment() -> dict[str, str]:
         **malloc_environment(),  # halves the decoding time
     }
 
-
-logger = logging.getLogger("service")
 
 RETRY_S = 1.0
 """Delay in seconds before the service again starts a decoder that failed to start."""
