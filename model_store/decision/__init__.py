@@ -1,18 +1,19 @@
 """The decision layer: from a result list to probabilities and a verdict.
 
 `index_builder.calibration` fits the decision layer offline, and the bundle stores the decision
-layer. The pure functions
-of this package apply the decision layer online. `probabilities` computes the signals of each label
-in a result list, and converts them to match probabilities. It adjusts the probabilities to the
-share of absent queries, and corrects them by user feedback. `absent_share` estimates this share.
-`outliers` measures how much a query differs from the gallery, and how degraded its image is.
-`evidence` holds the outcome of each calibration query, and the parents of labels. Two modules use
-this evidence: `operating` computes the error and coverage of a threshold, and `promises` computes
-all guarantees for a stream of queries, and chooses result sets. `calibration` holds all fitted
-parts, and detects that the gallery has changed. `verdict` finds the labels of one query's items,
-and chooses the verdict. `drift` tests whether served queries still resemble the calibration
-queries. `error_watch` draws answers for review, and estimates from the reviews how often a match is
-wrong. `outcome` summarises a calibration's guarantees and shortfalls in a few sentences.
+layer. The pure functions of this package apply the decision layer online. `probabilities` computes
+the signals of each label in a result list, and converts them to match probabilities. It adjusts the
+probabilities to the share of absent queries, and corrects them by user feedback. `absent_share`
+estimates this share. `outliers` measures how much a query differs from the gallery, and how
+degraded its image is. It also holds the mean direction of each label. `evidence` holds the outcome
+of each calibration query, and the parents of labels. Two modules use this evidence: `operating`
+computes the error and coverage of a threshold, and `promises` computes all guarantees for a stream
+of queries, and chooses result sets. `calibration` holds all fitted parts, and detects that the
+gallery has changed. `verdict` finds the labels of one query's items, and chooses the verdict.
+`drift` tests whether served queries still resemble the calibration queries. `error_watch` draws
+answers for review, and estimates from the reviews how often a match is wrong. It also holds the
+bets of both running tests. `outcome` summarises a calibration's guarantees and shortfalls in a few
+sentences.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, ShareReference
