@@ -8,9 +8,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
+from weakref import proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,7 +212,8 @@ class Calibration:
 
     @cached_property
     def _promises(self) -> Callable[[float, str | None, Order, float], Promises]:
-        return lru_cache(_MOST_PROMISES)(self._compute_promises)
+        # A bound method would make a cycle of references, which `freeze_garbage` would keep.
+        return lru_cache(_MOST_PROMISES)(partial(Calibration._compute_promises, proxy(self)))
 
     def classes_of(self, label_codes: NDArray[np.int32]) -> NDArray[np.int8]:
         """Return the size classes (g,) of the labels that have the given codes (g,).

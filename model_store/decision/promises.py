@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from weakref import proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,6 @@ _MOST_COVERAGES = 1000
 
 MOST_UNPROMISED = 32
 """Maximum number of labels in a set without a guarantee; a longer list would be useless."""
-
 
 Floats = NDArray[np.float64]
 
@@ -128,7 +128,8 @@ class ResultSetRule:
 
     @cached_property
     def _at(self) -> Callable[[float], _Thresholds]:
-        return lru_cache(_MOST_COVERAGES)(self._compute)
+        # A bound method would make a cycle of references, see `Calibration`.
+        return lru_cache(_MOST_COVERAGES)(partial(ResultSetRule._compute, proxy(self)))
 
     def _compute(self, coverage: float) -> _Thresholds:
         """Compute the threshold of each class.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -701,3 +703,15 @@ def test_displacement_grows_with_the_predicted_angle_up_to_two(
     ones = np.ones(1, dtype=np.float32)
     state = DisplacementModel(0 * ones, ones, 0 * ones, angle, np.linspace(0, 1, 9))
     assert state.displacement(ones[None]) == pytest.approx(displacement, abs=1e-3)
+
+
+def test_calibration_with_cached_promises_is_freed_without_the_collector() -> None:
+    fitted = calibration()
+    fitted.promises().sets.promised_for(0.9)
+    gone = weakref.ref(fitted), weakref.ref(fitted.promises().sets)
+    gc.disable()
+    try:
+        del fitted
+        assert [one() for one in gone] == [None, None]
+    finally:
+        gc.enable()
