@@ -191,6 +191,14 @@ Above this share, errors on absent queries dominate. So two rules apply above th
 queries have too few labels, the probabilities have no guarantee. If nothing is known about absent
 queries, no query gets the verdict `match`."""
 
+UNKNOWN_TO_STRANGERS = message("absent_unknown_trained_labels")
+"""Reason why absent queries are no evidence if the encoder was trained on their labels."""
+
+
+def least_labels(delta: float) -> int:
+    """Return the minimum number of absent labels for an FPIR bound of `WORST_RATE`."""
+    return least_queries(WORST_RATE, delta)
+
 
 @dataclass(frozen=True, slots=True)
 class MatchThreshold:
@@ -535,12 +543,3 @@ class Promises:
             max_false_match_rate=self.max_false_match_rate,
             cause=cause,
         )
-
-
-UNKNOWN_TO_STRANGERS = message("absent_unknown_trained_labels")
-"""Reason why absent queries are no evidence if the encoder was trained on their labels."""
-
-
-def least_labels(delta: float) -> int:
-    """Return the minimum number of absent labels for an FPIR bound of `WORST_RATE`."""
-    return least_queries(WORST_RATE, delta)
