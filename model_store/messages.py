@@ -153,6 +153,8 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "bundle_unreadable": "The bundle cannot be read. {cause}",
         # Missing probabilities, and options without effect.
         "gallery_empty": "The gallery is empty, so no query has a match in it. Add items.",
+        "no_item_passes_filter": "No item passes the filter, so there are no results. "
+        "`GET …/facets` lists the fields of the items and their values.",
         "gallery_not_calibrated": "This gallery of {n_items} items is not calibrated yet, so it "
         "gives no probabilities and no matches. Add the items. Then calibrate the gallery: "
         '"Set up guarantees" on the page does so with the items as queries. With other queries: '

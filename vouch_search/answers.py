@@ -88,7 +88,7 @@ class Answer(schemas.SearchAnswer):
 
     def __str__(self) -> str:
         if not self.results:
-            return f"{self.verdict}: no results"
+            return f"{self.verdict}: {self.reason or 'no results'}"
         first, n = self.results[0], len(self.results)
         label = "" if first.label is None else f" ({first.label})"
         others = "" if n == 1 else f", and {n - 1} more"

@@ -331,6 +331,8 @@ def decide(
     example, an item of the gallery that is used as a query has no outlier score. For a gallery
     without items, see `decide_without_items`.
 
+    If no item passes a filter, this is the reason of the answer, whatever its verdict.
+
     A filter does not change match probabilities, which are computed for the whole gallery. If the
     client states that every true match passes the filter (``known``), the probabilities are
     conditioned on this statement.
@@ -342,6 +344,8 @@ def decide(
     ------
     UnknownSource : no calibration query has the source in ``terms``.
     """
+    passes_none = retrieved.allowed is not None and len(retrieved.listed) == 0
+    without_items = message("no_item_passes_filter") if passes_none else None
     if (
         calibration is None
         or calibration.outdated is not None
@@ -354,7 +358,9 @@ def decide(
         elif calibration is not None:
             reason = calibration.outdated
         return Decision(
-            "not_calibrated", assess(calibration, predictive, retrieved.uncertainty), reason
+            "not_calibrated",
+            assess(calibration, predictive, retrieved.uncertainty),
+            without_items or reason,
         )
     promises = calibration.promises(terms.expected_absent, terms.source, terms.order, terms.alpha)
     found = FoundLabels.of(calibration, predictive, retrieved)
@@ -373,7 +379,7 @@ def decide(
     return Decision(
         verdict,
         assessment,
-        lacking,
+        without_items or lacking,
         ranking,
         promises.expected,
         bounded_logit(probabilities.expected[labels]),

@@ -176,7 +176,7 @@ def _tool(method: Callable[..., CallToolResult]) -> Tool:
 VERDICT_WORDS: dict[Verdict, str] = {
     "match": "The first result is a confident match.",
     "ambiguous": "A result may match, but the error bound does not cover it. Compare by eye.",
-    "no_match": "The gallery probably has no match. The nearest items are look-alikes.",
+    "no_match": "The gallery probably has no match. Results, if any, are look-alikes.",
     "out_of_distribution": "The image is unlike the calibration images. Results are unreliable.",
     "not_calibrated": "The gallery is not calibrated: results are ranked, without probabilities.",
 }
@@ -261,8 +261,10 @@ def _verdict(answer: schemas.SearchAnswer | schemas.DecisionAnswer) -> list[str]
             f"probability {_percent(rolled.probability)}."
         )
     if answer.no_match_probability is not None:
-        nothing = _percent(answer.no_match_probability)
-        parts.append(f"Probability that the gallery has no match: {nothing}.")
+        searched = "the gallery has no match"
+        if isinstance(answer, schemas.SearchAnswer) and answer.explain is not None:
+            searched = "no item that passes the filter is a match"
+        parts.append(f"Probability that {searched}: {_percent(answer.no_match_probability)}.")
     return parts
 
 

@@ -15,6 +15,8 @@ from model_store.bundles.bundle import Bundle
 from model_store.gallery import parse_filter
 from model_store.gallery.filters.grammar import MAX_BYTES
 from model_store.messages import message
+from service import schemas
+from service.client.mcp_tools import search_in_words
 from service.http.cursors import MAX_LENGTH
 from tests.end_to_end.questions import search, search_batch, search_json, search_raw
 
@@ -179,6 +181,33 @@ def test_a_filter_that_nothing_passes_finds_nothing(client: TestClient, digit: b
     assert (answer["verdict"], answer["no_match_probability"]) == ("no_match", 1)
     assert answer["result_set"]["items"] == []
     assert search(client, digit, filter='{"colour": "red"}', group_by="label").status_code == 200
+
+
+@pytest.mark.parametrize("text", ['{"colour": "red"}', '{"label": 3}'])
+def test_a_filter_that_nothing_passes_is_the_reason_of_the_answer(
+    client: TestClient,
+    start: StartClient,
+    bare_bundle: Bundle,
+    digit: bytes,
+    stranger: bytes,
+    text: str,
+) -> None:
+    uncalibrated = start(bare_bundle)
+    for asked, image, verdict in (
+        (client, digit, "no_match"),
+        (client, stranger, "out_of_distribution"),
+        (uncalibrated, digit, "not_calibrated"),
+    ):
+        answer = search(asked, image, filter=text).json()
+        assert (answer["verdict"], answer["results"]) == (verdict, [])
+        assert answer["reason"] == message("no_item_passes_filter")
+        assert answer["reason_code"]["code"] == "no_item_passes_filter"
+    told = search_in_words(
+        schemas.SearchAnswer.model_validate(search(client, digit, filter=text).json())
+    )
+    assert message("no_item_passes_filter") in told
+    assert "Probability that no item that passes the filter is a match: 100.0 %." in told
+    assert "The nearest items" not in told
 
 
 def test_pages_under_a_filter_are_one_list_and_end_with_it(
