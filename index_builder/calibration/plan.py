@@ -6,11 +6,15 @@ A plan needs only counts. So a build that cannot succeed stops in its first seco
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from index_builder.calibration.fit import MIN_QUERIES
 from index_builder.calibration.item_queries import MOST_QUERIES, has_partner
+from index_builder.calibration.queries import hideable_labels
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import Splits
 from index_builder.progress import console
@@ -37,6 +41,9 @@ class Plan:
     promises : the error bounds of the answers.
     of_vectors : whether the source has vectors. Vectors without labels give no queries, because
         they have no augmented views.
+    n_hidden : number of calibration queries with a match that also become queries without a match,
+        with their own label hidden; None if this number is not known.
+    largest_label : the label with the most items of the gallery, and the number of these items.
     is_estimate : whether the numbers of items and queries may change, because similar images are
         held out together and are found only after the embedding.
     """
@@ -53,6 +60,8 @@ class Plan:
     promises: CalibrationConfig
     of_vectors: bool = False
     is_estimate: bool = False
+    n_hidden: int | None = None
+    largest_label: tuple[str, int] = ("", 0)
 
     @classmethod
     def of_splits(
@@ -64,8 +73,15 @@ class Plan:
         labels = set(splits.gallery.labels)
         n_matched = len(calibration.matched), len(evaluation.matched)
         n_outside = sum(n_matched) if splits.labelled else 0
+        matched = calibration.matched.labels
         if splits.items_are_queries:
-            n_matched = min(int(has_partner(splits.gallery).sum()), MOST_QUERIES), 0
+            matched = splits.gallery.at(np.flatnonzero(has_partner(splits.gallery))).labels
+            n_matched = min(len(matched), MOST_QUERIES), 0
+        n_hidden = None
+        if splits.labelled and matched and (splits.items_are_queries or not withheld):
+            hideable = hideable_labels(splits.gallery.labels)
+            share = sum(label in hideable for label in matched) / len(matched)
+            n_hidden = round(share * n_matched[0])  # of more items, a random sample is queries
         return cls(
             len(splits.gallery) + n_outside + len(withheld),
             len(labels | set(withheld)),
@@ -78,6 +94,8 @@ class Plan:
             len(set(withheld)),
             promises,
             of_vectors,
+            n_hidden=n_hidden,
+            largest_label=Counter(splits.gallery.labels).most_common(1)[0],
         )
 
     @property
@@ -156,6 +174,16 @@ class Plan:
                 f"There are {self.n_matched[0]} queries to calibrate with{cause}; at least "
                 f"{MIN_QUERIES} are needed. {advice}{without}."
             )
+        n_absent = self.n_withheld[0] + (self.n_hidden or 0)
+        if self.n_hidden is not None and n_absent < MIN_QUERIES:
+            label, n_items = self.largest_label
+            raise DatasetError(
+                f"There are {n_absent} calibration queries without a match; at least {MIN_QUERIES} "
+                f"are needed. The cause is the label {label!r}, which has {n_items:,} of the "
+                f"{self.n_gallery:,} items: queries without a match have their own label hidden, "
+                f"and without this label, too few items remain. {advice} of other labels, or leave "
+                f"out some of {label!r}."
+            )
 
     @property
     def _matched(self) -> str:
@@ -180,5 +208,7 @@ class Plan:
             withheld = f"{halves}, of {self.n_withheld_labels:,} withheld labels"
         if self.items_are_queries or not withheld:
             hidden = "the same queries with their own label hidden"
+            if self.n_hidden is not None and self.n_hidden < self.n_matched[0]:
+                hidden = f"{self.n_hidden:,} of the same queries, with their own label hidden"
             return f"{hidden}; {withheld}" if withheld else hidden
         return withheld

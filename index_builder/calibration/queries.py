@@ -272,25 +272,37 @@ def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
     ----------
     n_hidden : maximum number of items hidden from a query, apart from items of the query's label.
     """
-    n_candidates = N_CANDIDATES
-    if hide_labels:
-        n_hidden = max(n_hidden, largest_hidden(gallery))
-        n_candidates = min(n_candidates, max(gallery.n_items // PARTS, LEAST_LISTED))
-    return min(n_candidates, gallery.n_items - n_hidden)
-
-
-def largest_hidden(gallery: Gallery) -> int:
-    """Return the largest number of items that a hidden label can have.
-
-    If a query's label is hidden, the result list can contain only the remaining items. If a label
-    with more than half of the gallery's items were hidden, too few items would remain. So queries
-    of such a label do not become absent queries.
-    """
-    if not gallery.labels:
-        return 1
+    if not hide_labels:
+        return min(N_CANDIDATES, gallery.n_items - n_hidden)
     codes = gallery.label_codes(np.arange(gallery.n_items))
-    counts = np.bincount(codes[codes >= 0])
-    return int(counts[counts <= gallery.n_items // 2].max(initial=0))
+    counts = np.bincount(codes[codes >= 0]) if gallery.labels else np.ones(1, dtype=np.int64)
+    return _length_without_label(counts, gallery.n_items, n_hidden)
+
+
+def _length_without_label(counts: Integers, n_items: int, n_hidden: int) -> int:
+    """Return the length of result lists if the label of each query is hidden.
+
+    The result list can contain only the remaining items. If a label with more than half of the
+    gallery's items were hidden, few items would remain. Such a label does not shorten the lists; if
+    the remaining items do not fill a list, queries of the label do not become absent queries.
+
+    Parameters
+    ----------
+    counts : (C,) number of items of each label.
+    n_hidden : see `list_length`.
+    """
+    n_hidden = max(n_hidden, int(counts[counts <= n_items // 2].max(initial=0)))
+    return min(N_CANDIDATES, max(n_items // PARTS, LEAST_LISTED), n_items - n_hidden)
+
+
+def hideable_labels(labels: Sequence[str]) -> frozenset[str]:
+    """Return the labels whose queries can become absent queries, from the labels (N,) of all items.
+
+    If such a label is hidden, the remaining items fill a result list.
+    """
+    names, counts = np.unique(np.array(labels), return_counts=True)
+    enough = len(labels) - counts >= _length_without_label(counts, len(labels), 0)
+    return frozenset(names[enough].tolist())
 
 
 def plain_items(

@@ -132,5 +132,37 @@ def test_plan_of_splits_counts_copies_as_one_image() -> None:
     assert Plan.of_splits(items, config.calibration).n_matched == (60, 0)
 
 
+@pytest.mark.parametrize(("n_large", "n_hidden"), [(120, 160), (124, 40), (360, 40)])
+def test_queries_of_a_label_with_most_images_are_no_absent_queries(
+    n_large: int, n_hidden: int
+) -> None:
+    config = build_config({"name": "d", "dataset": {"kind": "digits"}}, {})
+    splits = load_splits(config)
+    labels = ["bird"] * n_large + [f"{number % 10}" for number in range(40)]
+    gallery = from_arrays(
+        "x", np.arange(len(labels), dtype=np.uint16).view(np.uint8).reshape(-1, 1, 2), labels
+    )
+    nothing = gallery.at([])
+    items = replace(
+        splits,
+        gallery=gallery,
+        items_are_queries=True,
+        calibration=replace(splits.calibration, matched=nothing, withheld=nothing),
+        evaluation=replace(splits.evaluation, matched=nothing, withheld=nothing),
+    )
+    plan = Plan.of_splits(items, config.calibration)
+    assert plan.n_matched == (len(labels), 0)
+    assert plan.n_hidden == n_hidden
+    if n_hidden == len(labels):
+        assert plan.lines()[2].endswith("the same queries with their own label hidden")
+        plan.require_feasible()
+        return
+    assert plan.lines()[2].endswith("40 of the same queries, with their own label hidden")
+    with pytest.raises(DatasetError, match="40 calibration queries without a match") as refused:
+        plan.require_feasible()
+    assert f"the label 'bird', which has {n_large} of the {len(labels)} items" in str(refused.value)
+    assert "Add images of other labels, or leave out some of 'bird'." in str(refused.value)
+
+
 def _bytes(pixels: list[list[list[int]]]) -> np.ndarray:
     return np.array(pixels, dtype=np.uint8)
