@@ -324,12 +324,13 @@ def _facts(
         n_left_out=n_left_out,
     )
     if promises.gives_matches:
+        holds = promises.gives_guarantee and not _refutes(calibration, found)
         yield _fact(
             "match_share",
             match_share=found.match_share,
             max_error=found.max_error,
-            confidence=1 - calibration.delta if promises.gives_guarantee else None,
-            guarantee_share=report.get("guarantee_share") if promises.gives_guarantee else None,
+            confidence=1 - calibration.delta if holds else None,
+            guarantee_share=report.get("guarantee_share") if holds else None,
             match_error=found.match_error,
             match_error_bound=found.match_error_bound,
         )
@@ -342,6 +343,15 @@ def _facts(
             absent_flagged_share=found.absent_flagged_share,
         )
     yield _fact("flagged", alpha=calibration.alpha, flagged_share=found.flagged_share)
+
+
+def _refutes(calibration: Calibration, found: OutcomeNumbers) -> bool:
+    """Return whether an evaluation has more wrong matches than the error bound explains."""
+    if found.basis != "evaluation":
+        return False
+    n_matches = round((found.match_share or 0.0) * (found.n_queries or 0))
+    least, _ = exact_interval(found.match_error or 0.0, n_matches, _CONFIDENCE)
+    return least > calibration.max_error
 
 
 def _fact(code: str, **parameters: float | str | None) -> OutcomeLine:
@@ -380,19 +390,12 @@ def _of_matches(
                 }
             size = {"size": _SIZES[promise.size_class]}
             yield _line(code, "warning", size | parameters)
-    if match_share < LEAST_MATCH_SHARE:
+    if _refutes(calibration, found):  # then shares of the calibration are no forecast either
+        parameters = {"match_error": found.match_error, "max_error": calibration.max_error}
+        yield _line("error_above_bound", "warning", parameters)
+    elif match_share < LEAST_MATCH_SHARE:
         code, parameters = _why_seldom(calibration, promises, match_share)
         yield _line(code, "warning" if match_share else "failure", parameters)
-    error = found.match_error or 0.0
-    n_matches = round(match_share * (found.n_queries or 0))
-    if found.basis == "evaluation":
-        least, _ = exact_interval(error, n_matches, _CONFIDENCE)
-        if least > calibration.max_error:
-            yield _line(
-                "error_above_bound",
-                "warning",
-                {"match_error": error, "max_error": calibration.max_error},
-            )
 
 
 def _why_never(

@@ -196,6 +196,24 @@ def test_error_above_bound_is_named_only_beyond_chance() -> None:
     assert "error_above_bound" not in codes(outcome(surely(400), few))
 
 
+def test_queries_that_refute_the_bound_get_no_promise_of_the_calibration() -> None:
+    measured = {
+        "n_queries": 300,
+        "recall_at_1": 0.4,
+        "orders": {"similarity": {"match_error": 0.35}},
+        "verdicts": {"matched": {"match": 0.12}},
+    }
+    found = outcome(surely(400), measured)
+    assert codes(found)[-2:] == ["recall_low", "error_above_bound"]
+    assert line(found, "match_share").sentence == (
+        "The verdict is `match` for 12 % of these queries. Observed: 35 %."
+    )
+    kept = measured | {"orders": {"similarity": {"match_error": 0.02}}}
+    said = outcome(surely(400), kept)
+    assert "At most 5 % of matches are wrong" in line(said, "match_share").sentence
+    assert "match_seldom_queries" in codes(said)
+
+
 def test_uncalibrated_gallery_has_an_outcome() -> None:
     found = outcome_of(None)
     assert [(one.code, one.severity) for one in found.lines] == [("not_calibrated", "warning")]
