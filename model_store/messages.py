@@ -110,6 +110,9 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "far off: {cause}.",
         "error_and_probabilities_uncertain": "With a share of {share} absent queries, no error "
         "among matches can be promised, and probabilities may be far off: {cause}.",
+        "label_added": "The label of the first item was added after the calibration, so its items "
+        "get no `match`. Run `vouch-build calibrate BUNDLES`, unless the service recalibrates "
+        "automatically.",
         # Result sets.
         "coverage_needs_queries": "A coverage of {coverage} needs {n_needed} independent "
         "calibration queries with a match{queries}; there are {n_effective}.",

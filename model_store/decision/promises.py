@@ -389,7 +389,7 @@ class Promises:
         name, found = SIZE_CLASSES[size_class], self._found[size_class]
         of_class = self._of_class(size_class)
         if found is None:
-            queries = "" if self._n_labels[size_class] == 0 else message(f"first_item_{name}")
+            queries = message(f"first_item_{name}")
             shortfall = self._error_shortfall(of_class, self.max_error, queries)
             return MatchThreshold(name, math.inf, None, shortfall)
         if math.isinf(found[0]):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.decision.calibration import Calibration
+from model_store.decision.calibration import UNKNOWN_CLASS, Calibration
 from model_store.decision.evidence import likeliest_parents
 from model_store.decision.operating import LEAST_THRESHOLD
 from model_store.decision.probabilities import (
@@ -375,7 +375,11 @@ def decide(
     shown = probabilities.final[labels]
     first = (float(shown[0]), int(found.classes[labels[0]])) if len(labels) else (0.0, 0)
     verdict, lacking = _verdict(assessment, terms, promises, *first, probabilities.nothing)
-    guaranteed = promises.matches[first[1]].guaranteed
+    promise = promises.matches[first[1]]
+    if lacking is not None and lacking is promise.shortfall and math.isinf(promise.threshold):
+        code = retrieved.label_codes[found.places[labels[:1]]]
+        if code[0] >= 0 and calibration.known_classes(code)[0] == UNKNOWN_CLASS:
+            lacking = message("label_added")
     return Decision(
         verdict,
         assessment,
@@ -390,7 +394,7 @@ def decide(
         _roll_up(calibration, promises, found, probabilities, allowed, retrieved.parents)
         if verdict == "ambiguous" and terms.stale is None
         else None,
-        guaranteed=guaranteed and (terms.stale or promises.doubt or terms.drift) is None,
+        guaranteed=promise.guaranteed and (terms.stale or promises.doubt or terms.drift) is None,
     )
 
 

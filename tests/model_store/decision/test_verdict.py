@@ -31,6 +31,7 @@ from model_store.decision.outliers import DisplacementModel
 from model_store.decision.verdict import Assessment, _level, _verdict
 from model_store.encoder.contract import Embeddings
 from model_store.errors import UnknownSource
+from model_store.messages import message
 from model_store.predictive import Predictive
 from tests.support.calibration_evidence import evidence
 from tests.support.narrowing import not_none
@@ -565,6 +566,19 @@ def test_a_first_item_of_a_label_without_evidence_gets_no_match() -> None:
     assert decision.reason is not None
     assert "only one" in decision.reason
     assert decide(rare, query(), found(0.99, 0.2, labels=[1, 0]), TERMS).verdict == "match"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_label_that_was_added_after_the_calibration_is_the_reason(code: int) -> None:
+    """Code 0 is in a place of the calibration's labels, and code 3 is behind them."""
+    classes = np.array([UNKNOWN_CLASS, 2, 2], dtype=np.int8)
+    fitted = replace(calibration(), label_classes=classes, n_labels=np.array([0, 0, 2]))
+    decision = decide(fitted, query(), found(0.99, 0.2, labels=[code, 1]), TERMS)
+    assert decision.verdict == "ambiguous"
+    assert decision.reason == message("label_added")
+    unlabelled = decide(fitted, query(), found(0.99, 0.2, labels=[-1, 1]), TERMS)
+    assert unlabelled.reason is not None
+    assert "whose first item is the only one of its label, at least" in unlabelled.reason
 
 
 def test_a_source_must_be_known() -> None:
