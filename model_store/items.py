@@ -47,8 +47,10 @@ def check_label(label: str) -> str:
 
     Raises
     ------
-    ValueError : it is too long, or contains unreadable characters.
+    ValueError : it is blank or too long, or contains unreadable characters.
     """
+    if not label.strip():
+        raise ValueError("must not be blank")
     if len(label) > MAX_LABEL_LENGTH:
         raise ValueError(f"must have at most {MAX_LABEL_LENGTH} characters, not {len(label):,}")
     return check_text(label)

@@ -87,7 +87,7 @@ def put_command(
         )
     from index_builder.configuration.environment import open_with_access  # noqa: PLC0415
 
-    _check_label(label or "")
+    _check_label(label)
     known = _metadata(metadata)
     bundle = open_with_access(directory)
     live = bundle.require_live()
@@ -208,9 +208,10 @@ def _checked(item_id: str) -> str:
         raise UsageError(f"The id {error}. Name another with --id.") from error
 
 
-def _check_label(label: str) -> None:
+def _check_label(label: str | None) -> None:
     try:
-        check_label(label)
+        if label:  # an empty text is no label
+            check_label(label)
     except ValueError as error:
         raise UsageError(f"The label {error}. Name another with --label.") from error
 

@@ -292,7 +292,8 @@ def _why_refused(
         ("source", source, check_text, "Correct it."),
     ):
         try:
-            check(text or "")
+            if text:
+                check(text)
         except ValueError as error:
             return Failure(f"Invalid{name.title()}", f"The {name} {error}. {advice}")
     return None

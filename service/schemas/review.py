@@ -275,9 +275,7 @@ class UnknownGroups(BaseModel):
 class EnrolRequest(RequestModel):
     """A request to create items from the queries of a group."""
 
-    label: Annotated[LabelText, Field(min_length=1)] = Field(
-        description="Label of all the new items."
-    )
+    label: LabelText = Field(description="Label of all the new items.")
     query_ids: list[QueryId] | None = Field(
         None,
         min_length=1,

@@ -254,6 +254,7 @@ class TestPuttingAnItem:
             ("a", {"metadata": f'{{"a": {"9" * 5_000}}}'}, "integer of more than 4,300 digits"),
             ("a", {"metadata": json.dumps({"a": "x" * 17_000})}, "16384"),
             ("a", {"label": "x" * 201}, "200"),
+            ("a", {"label": " "}, "blank"),
         ],
     )
     def test_what_cannot_be_kept_is_named(
@@ -329,6 +330,8 @@ class TestEditingAnItem:
             ({"labels": "x"}, "did you mean `label`"),
             ({"label": "shoe\n"}, "control characters"),
             ({"label": "x" * 201}, "200"),
+            ({"label": " "}, "blank"),
+            ({"label": "\u3000\u00a0"}, "blank"),
             ({"metadata": None}, "dictionary"),
             ({"metadata": {"a": "x" * 17_000}}, "16384"),
             ([], "dictionary"),
