@@ -203,10 +203,11 @@ def _warn_of_contradictions(items: Sequence[CopiedItem], pictures: Sequence[_Pic
     found = [list(ids.values()) for ids in copies.values() if len(ids) > 1]
     if found:
         logger.warning(
-            "%d images have copies with other labels, for example %s. One of the labels is wrong, "
-            "or the image shows both. An answer with the other label counts as wrong: keep one "
-            "copy of each.",
+            "Copies of an image have different labels (%d %s): %s. One of the labels is wrong, or "
+            "the image shows both. An answer with the other label counts as wrong: keep one copy "
+            "of each.",
             len(found),
+            "image" if len(found) == 1 else "images, for example",
             "; ".join(" and ".join(ids) for ids in found[:3]),
         )
 

@@ -417,6 +417,6 @@ def similar_labels_message(groups: list[list[str]]) -> str:
         return ""
     shown = "; ".join(", ".join(map(repr, names)) for names in groups[:N_SHOWN])
     return (
-        f"{len(groups)} groups of labels differ only in case, spaces or Unicode form, and count "
-        f"as different: {shown}. If labels of a group mean the same, use one spelling."
+        f"Labels that differ only in case, spaces or Unicode form count as different: {shown}"
+        f"{'; …' if len(groups) > N_SHOWN else ''}. If they mean the same, use one spelling."
     )
