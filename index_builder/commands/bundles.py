@@ -256,7 +256,7 @@ def doctor_command(
         typer.Argument(help="A bundle, a directory of bundles, or the run directory of `index`."),
     ] = None,
 ) -> None:
-    """Check an installation, bundles or a run; exit status 1 if a check fails."""
+    """Check an installation, bundles or a run of `index`; exit status 1 if a check fails."""
     with working("loading libraries"):
         examine = importlib.import_module("index_builder.commands.doctor").examine
     states = set()

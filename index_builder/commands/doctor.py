@@ -114,8 +114,9 @@ def examine(path: Path | None) -> Iterator[CheckResult]:
     else:
         yield CheckResult(
             "wrong",
-            f"{path} is neither a bundle, nor a directory of bundles, nor an indexing run",
-            "Name one of them, or give no path to check the installation.",
+            f"{path} is neither a bundle, nor a directory of bundles, nor a run of `index`",
+            "Name one of them, or give no path to check the installation. After a failed "
+            "`vouch-build all`, run the same command again.",
         )
 
 

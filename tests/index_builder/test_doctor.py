@@ -231,3 +231,7 @@ def test_what_is_nothing_is_said(tmp_path: Path) -> None:
     found = doctor(tmp_path)
     assert found.exit_code == 1
     assert "neither a bundle, nor" in found.stdout
+    assert "nor a run of `index`" in found.stdout
+    assert "After a failed `vouch-build all`, run the same command again" in found.stdout
+    said = " ".join(CliRunner().invoke(app, ["doctor", "--help"]).stdout.split())
+    assert "Check an installation, bundles or a run of `index`" in said
