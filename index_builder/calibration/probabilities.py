@@ -47,8 +47,8 @@ of CUB, twelve signals overfitted: with four signals, the AUROC of absent querie
 0.02."""
 
 N_OF_PRESENCE = 2
-"""Number of signals that tell whether a query has a match at all, if the absent queries are queries
-with a hidden label, of fewer than `FEW_LABELS` labels. More signals, and the sum over similar
+"""Number of signals that tell whether a query has a match, if the absent queries are queries with a
+hidden label, of fewer than `FEW_LABELS` labels. More signals, and the sum over similar
 labels, overfit to so few labels: the AUROC of P(no match) for absent kinds, minus that of the
 similarity, was −0.05, −0.01 and +0.04 in builds of seven kinds of CUB, eight of CIFAR-10 and eight
 of Fashion-MNIST. With these two signals it is +0.015, +0.014 and +0.017."""
@@ -324,7 +324,7 @@ def fit_match(examples: Examples, n_signals: int, *, apart: bool) -> MatchModel:
 
     Parameters
     ----------
-    apart : whether P(match) has a fit of its own, to `N_OF_PRESENCE` signals of the nearest label.
+    apart : whether P(match) has a separate fit, to `N_OF_PRESENCE` signals of the nearest label.
     """
     choice = fit_choice(examples, n_signals)
     presence = fit_choice(examples.nearest, N_OF_PRESENCE) if apart else None

@@ -77,6 +77,7 @@ def test_other_signals_are_another_calibration(monkeypatch: pytest.MonkeyPatch) 
         "search": {},
         "n_queries": {},
         "assumed_absent": 0.5,
+        "match": SimpleNamespace(presence=None),
     }
     fitted = cast("Calibration", SimpleNamespace(**fields))
     before = Calibration.match_fingerprint(fitted)
