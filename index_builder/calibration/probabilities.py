@@ -50,8 +50,8 @@ N_OF_PRESENCE = 2
 """Number of signals that tell whether a query has a match, if the absent queries are queries with a
 hidden label, of fewer than `FEW_LABELS` labels. More signals, and the sum over similar
 labels, overfit to so few labels: the AUROC of P(no match) for absent kinds, minus that of the
-similarity, was −0.05, −0.01 and +0.04 in builds of seven kinds of CUB, eight of CIFAR-10 and eight
-of Fashion-MNIST. With these two signals it is +0.015, +0.014 and +0.017."""
+similarity, was −0.035, −0.011 and +0.039 in builds of seven kinds of CUB, eight of CIFAR-10 and
+eight of Fashion-MNIST. With these two signals it is +0.010, +0.014 and +0.015."""
 
 _STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
 """Kinds of absent queries that differ from truly absent queries. If the absent queries are of these
