@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 
 from model_store.decision.outliers import unit_rows
 from model_store.gallery import Gallery
-from model_store.gallery.files.gallery import similarities_of
+from model_store.gallery.files.gallery import nearest_items
 from model_store.gallery.filters.selection import Allowed
-from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates
-
-MOST_SIMILARITIES = 2**24
-"""Maximum number of similarities that are in memory together."""
+from model_store.gallery.index.search import ExactIndex
+from model_store.gallery.protocol import Candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class _Embedded:
         self, gallery: Gallery, directions: NDArray[np.float32], codes: NDArray[np.int32]
     ) -> None:
         self._gallery = gallery
-        self._directions = directions
+        self._index = ExactIndex.of(directions)
         self._codes = codes
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of any kind
@@ -79,7 +77,7 @@ class _Embedded:
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the unit directions (..., D) of ``rows`` (...)."""
-        return self._directions[rows]
+        return self._index.directions[rows]
 
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the label codes of ``rows`` (...); -1 for an item without a label."""
@@ -88,28 +86,5 @@ class _Embedded:
     def candidates(
         self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
-        """Find the n items nearest to each of ``directions`` (B, D); rows are ordered by id."""
-        n_rows = len(self._codes)
-        n = min(n, n_rows if allowed is None else allowed.at_most)
-        rows = np.empty((len(directions), n), dtype=np.int64)
-        at_once = max(MOST_SIMILARITIES // n_rows, 1)
-        for start in range(0, len(directions), at_once):
-            some = slice(start, start + at_once)
-            rough = directions[some] @ self._directions.T
-            if allowed is not None:
-                rough[:, ~allowed.mask()] = -np.inf
-            nearest = np.argpartition(rough, n_rows - n, axis=1)[:, n_rows - n :]
-            rows[some] = np.sort(nearest, axis=1)
-        exact = [
-            similarities_of(self._directions[of_query], query)
-            for of_query, query in zip(rows, directions, strict=True)
-        ]
-        similarities = np.round(
-            np.array(exact, np.float64).reshape(rows.shape), SIMILARITY_DECIMALS
-        )
-        order = np.argsort(-similarities, axis=1, kind="stable")
-        return Candidates(
-            np.take_along_axis(rows, order, axis=1),
-            np.take_along_axis(similarities, order, axis=1),
-            "exact",
-        )
+        """Find the n items nearest to each of ``directions`` (B, D); see `Gallery.candidates`."""
+        return nearest_items(self._index, directions, n, allowed)

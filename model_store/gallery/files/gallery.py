@@ -17,7 +17,7 @@ from model_store.gallery.filters.grammar import Field, Filter, named_fields
 from model_store.gallery.filters.selection import Allowed
 from model_store.gallery.index.build import REPORT_FILE, IndexReport, build_index
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexPlan, IndexSettings, plan_index
-from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE, open_index
+from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE, RowIndex, open_index
 from model_store.gallery.protocol import (
     SIMILARITY_DECIMALS,
     Candidates,
@@ -101,22 +101,7 @@ class FaissGallery:
         self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D); see `Gallery.candidates`."""
-        found, plan = self._index.nearest(directions, n, allowed)
-        ranked = [
-            self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
-        ]
-        rows, similarities = map(np.array, zip(*ranked, strict=True))
-        return Candidates(rows, similarities, plan)
-
-    def _ranked(
-        self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the ``n`` rows nearest to ``query`` and their similarities, nearest first."""
-        rows = np.sort(rows)  # the stable sort below then orders ties by id
-        exact = similarities_of(self.directions(rows), query)
-        similarities = np.round(exact, SIMILARITY_DECIMALS)
-        order = np.argsort(-similarities, kind="stable")[:n]
-        return rows[order], similarities[order]
+        return nearest_items(self._index, directions, n, allowed)
 
     @property
     def filter_fields(self) -> tuple[str, ...] | None:
@@ -200,6 +185,27 @@ class FaissGallery:
     def preview(self, item_id: str) -> bytes:
         """Return the preview of an item, or raise `ItemNotFound`; see `Gallery.preview`."""
         return self._previews.at(self._items.row(item_id))
+
+
+def nearest_items(
+    index: RowIndex, directions: NDArray[np.float32], n: int, allowed: Allowed | None
+) -> Candidates:
+    """Search an index whose rows are ordered by id; see `Gallery.candidates`."""
+    found, plan = index.nearest(directions, n, allowed)
+    ranked = [_ranked(index, rows, query, n) for rows, query in zip(found, directions, strict=True)]
+    rows, similarities = map(np.array, zip(*ranked, strict=True))
+    return Candidates(rows, similarities, plan)
+
+
+def _ranked(
+    index: RowIndex, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the ``n`` rows nearest to ``query`` and their similarities, nearest first."""
+    rows = np.sort(rows)  # the stable sort below then orders ties by id
+    exact = similarities_of(index.directions.take(rows, axis=0), query)
+    similarities = np.round(exact, SIMILARITY_DECIMALS)
+    order = np.argsort(-similarities, kind="stable")[:n]
+    return rows[order], similarities[order]
 
 
 def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:

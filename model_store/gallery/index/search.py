@@ -111,6 +111,13 @@ class ExactIndex:
         stored = faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d)
         self.directions: NDArray[np.float32] = stored.reshape(index.ntotal, index.d)
 
+    @classmethod
+    def of(cls, directions: NDArray[np.float32]) -> ExactIndex:
+        """Index unit ``directions`` (N, D), which are copied."""
+        index = faiss.IndexFlatIP(directions.shape[1])
+        index.add(directions)
+        return cls(index)
+
     def nearest(
         self, queries: NDArray[np.float32], n: int, allowed: Allowed | None
     ) -> tuple[list[Rows], Plan]:
