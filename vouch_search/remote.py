@@ -13,7 +13,15 @@ from pydantic import BaseModel
 from model_store.image_inputs import ImageInput, image_file
 from service import schemas
 from service.client import VouchClient, VouchProblem
-from service.client.contract import base_of, fields_of, headers_of, path_of, read, seconds_to_wait
+from service.client.contract import (
+    LOST_CONNECTION,
+    base_of,
+    fields_of,
+    headers_of,
+    path_of,
+    read,
+    seconds_to_wait,
+)
 from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture
 from vouch_search.protocol import (
@@ -216,10 +224,16 @@ class AsyncClient:
         """Send a request, retry it while the service is busy, and return the response."""
         await request.aread()  # a body in memory can be sent again
         attempt = 1
-        while not (response := await self._http.send(request)).is_success:
-            await asyncio.sleep(seconds_to_wait(response, attempt))
+        while True:
+            try:
+                response = await self._http.send(request)
+                if response.is_success:
+                    return response
+                wait = seconds_to_wait(response, attempt)
+            except LOST_CONNECTION as error:
+                wait = seconds_to_wait(error, attempt)
+            await asyncio.sleep(wait)
             attempt += 1
-        return response
 
 
 class AsyncGallery:

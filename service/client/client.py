@@ -57,7 +57,8 @@ class VouchClient:
     If the service is busy (503 with ``Retry-After``), the client sends a request up to
     `MAX_ATTEMPTS` times. Retries are safe: a query changes nothing, and new feedback replaces
     earlier feedback. With an Idempotency-Key, a repeated request changes a gallery only once. If
-    the replica that works on a query ends (``replica_lost``), the client sends the query again.
+    the replica that works on a query ends (``replica_lost``), or the connection is lost, the client
+    sends the query again.
 
     Parameters
     ----------

@@ -25,6 +25,13 @@ MAX_ATTEMPTS = 3
 MAX_WAIT_S = 10.0
 """Maximum delay in seconds before a client sends a request again to a busy service."""
 
+WAIT_WHEN_LOST_S = 1.0
+"""Delay in seconds before a client sends a query again whose connection was lost."""
+
+# A proxy that loses a replica closes a connection without an answer, if the connection has carried
+# requests before: HAProxy leaves the retry to the client.
+LOST_CONNECTION = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
+
 _QUERY = re.compile(r"/v1/galleries/[^/]+/(search|assess|embed|decide)")
 
 _ARGUMENTS = {"items": "item_id", "bundles": "bundle_id", "review": "query_id", "unknown": "group"}
@@ -181,28 +188,45 @@ def send(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
     Raises
     ------
     VouchProblem : the service refused the request, or stayed busy.
+    httpx2.RequestError : the service does not answer.
     """
     request.read()  # a body that is in memory can be sent again
     attempt = 1
-    while not (response := http.send(request)).is_success:
-        time.sleep(seconds_to_wait(response, attempt))
+    while True:
+        try:
+            response = http.send(request)
+            if response.is_success:
+                return response
+            wait = seconds_to_wait(response, attempt)
+        except LOST_CONNECTION as error:
+            wait = seconds_to_wait(error, attempt)
+        time.sleep(wait)
         attempt += 1
-    return response
 
 
-def seconds_to_wait(response: httpx2.Response, attempt: int) -> float:
+def seconds_to_wait(
+    outcome: httpx2.Response | httpx2.ReadError | httpx2.WriteError | httpx2.RemoteProtocolError,
+    attempt: int,
+) -> float:
     """Return the delay before the next attempt, in seconds; attempts count from 1.
 
     Raises
     ------
     VouchProblem : the service refused the request, or this was the last attempt.
+    httpx2.RequestError : the connection of a write was lost, or this was the last attempt.
     """
-    problem = problem_of(response)
-    wait, request = problem.retry_after, response.request
-    changes_nothing = request.method == "GET" or _QUERY.match(request.url.path) is not None
-    passes = problem.status == 503 or (problem.code == "replica_lost" and changes_nothing)
+    changes_nothing = (
+        outcome.request.method == "GET" or _QUERY.match(outcome.request.url.path) is not None
+    )
+    if isinstance(outcome, httpx2.Response):
+        problem = problem_of(outcome)
+        error: Exception = problem
+        wait = problem.retry_after
+        passes = problem.status == 503 or (problem.code == "replica_lost" and changes_nothing)
+    else:
+        error, wait, passes = outcome, WAIT_WHEN_LOST_S, changes_nothing
     if not passes or wait is None or attempt == MAX_ATTEMPTS:
-        raise problem
+        raise error
     return min(wait, MAX_WAIT_S)
 
 

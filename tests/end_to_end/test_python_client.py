@@ -351,6 +351,16 @@ BUSY = {
     "request_id": "0",
 }
 
+ask_and_attempts = pytest.mark.parametrize(
+    ("ask", "attempts"),
+    [
+        (lambda client: client.search("digits", b"a picture"), 2),
+        (lambda client: client.galleries(), 2),
+        (lambda client: client.delete_item("digits", "item"), 1),
+    ],
+    ids=["search", "read", "write"],
+)
+
 
 class TestAtAServiceThatMisbehaves:
     @pytest.fixture
@@ -433,15 +443,7 @@ class TestAtAServiceThatMisbehaves:
         assert second.errors[0].pointer == "/body/limit"
         assert second.__notes__ == ["in the second folder"]
 
-    @pytest.mark.parametrize(
-        ("ask", "attempts"),
-        [
-            (lambda client: client.search("digits", b"a picture"), 2),
-            (lambda client: client.galleries(), 2),
-            (lambda client: client.delete_item("digits", "item"), 1),
-        ],
-        ids=["search", "read", "write"],
-    )
+    @ask_and_attempts
     def test_after_the_end_of_a_replica_queries_are_sent_again_and_writes_are_not(
         self, waited: list[float], ask: Callable[[VouchClient], object], attempts: int
     ) -> None:
@@ -455,6 +457,33 @@ class TestAtAServiceThatMisbehaves:
             ask(self.client(self.in_turn(answers, seen)))
         assert caught.value.code == ["replica_lost", "reached"][attempts - 1]
         assert (len(seen), len(set(seen)), waited) == (attempts, 1, [1.0] * (attempts - 1))
+
+    @ask_and_attempts
+    def test_after_a_lost_connection_queries_are_sent_again_and_writes_are_not(
+        self, waited: list[float], ask: Callable[[VouchClient], object], attempts: int
+    ) -> None:
+        seen: list[bytes] = []
+
+        def answer(request: httpx2.Request) -> httpx2.Response:
+            seen.append(request.read())
+            if len(seen) == 1:
+                raise httpx2.RemoteProtocolError("Server disconnected", request=request)
+            return httpx2.Response(400, json={**BUSY, "status": 400, "code": "reached"})
+
+        with pytest.raises((VouchProblem, httpx2.RemoteProtocolError)) as caught:
+            ask(self.client(answer))
+        assert getattr(caught.value, "code", "lost") == ["lost", "reached"][attempts - 1]
+        assert (len(seen), len(set(seen)), waited) == (attempts, 1, [1.0] * (attempts - 1))
+
+    def test_queries_whose_connections_are_lost_end_after_three_attempts(
+        self, waited: list[float]
+    ) -> None:
+        def answer(request: httpx2.Request) -> httpx2.Response:
+            raise httpx2.ReadError("reset", request=request)
+
+        with pytest.raises(httpx2.ReadError):
+            self.client(answer).search("digits", b"a picture")
+        assert waited == [1.0, 1.0]
 
     @pytest.mark.parametrize(
         "response",

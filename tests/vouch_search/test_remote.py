@@ -73,6 +73,25 @@ def test_scheme_of_a_url_may_be_in_upper_case(client: Any) -> None:
 
 
 class TestErrors:
+    @pytest.mark.parametrize("gallery_of", [remote, asynchronous])
+    def test_search_whose_connection_is_lost_is_sent_again(
+        self, answer: str, gallery_of: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("service.client.contract.WAIT_WHEN_LOST_S", 0.0)
+        seen: list[bytes] = []
+
+        def respond(request: httpx2.Request) -> httpx2.Response:
+            seen.append(request.read())
+            if len(seen) == 1:
+                raise httpx2.RemoteProtocolError("Server disconnected", request=request)
+            return httpx2.Response(200, content=answer)
+
+        found = gallery_of(respond).search(b"image")
+        if gallery_of is asynchronous:
+            asyncio.run(found)
+        assert len(seen) == 2
+        assert len({*seen}) == 1
+
     def test_asynchronous_search_raises_the_error_itself(self, answer: str) -> None:
         gallery = asynchronous(lambda _: httpx2.Response(200, content=answer))
         with pytest.raises(TypeError, match="int 3"):
