@@ -27,7 +27,7 @@ from index_builder.datasets.groups import Fingerprint, fingerprint, pairs_among,
 from index_builder.datasets.images import joined
 from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
-from model_store.bundles.kept_queries import CalibrationInputs, ItemFeatures
+from model_store.bundles.kept_queries import MOST_ITEMS, CalibrationInputs, ItemFeatures
 from model_store.decision import Calibration, size_classes
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.outliers import averaging
@@ -70,6 +70,13 @@ NOTHING_KEPT = (
 )
 
 
+FEATURES_NOT_KEPT = (
+    "The gallery has labels of few items, and the bundle stores the features of at most {:,} "
+    "items; without those of all items, such a gallery cannot be recalibrated. Run `vouch-build "
+    "calibrate BUNDLES --queries FILE` with your own queries, or rebuild the bundle."
+)
+
+
 PLACES_NOT_KEPT = (
     "This bundle defines matches by place, but does not store the places of its calibration "
     "queries. Run `vouch-build calibrate BUNDLES --queries FILE` again."
@@ -95,7 +102,7 @@ class Refit:
     standard_error: float
 
     @property
-    def foretells_as_well(self) -> bool:
+    def predicts_as_well(self) -> bool:
         """True if the loss increased by at most one standard error, or by at most `NEGLIGIBLE`."""
         return self.loss_after - self.loss_before <= max(self.standard_error, NEGLIGIBLE)
 
@@ -150,6 +157,8 @@ def fit_again(
             was_fitted = _layer_was_fitted(kept)
             if was_fitted and items.share < 1:
                 rows = _little_changed(queries.matched, decided, gallery)
+                if len(rows) < MIN_QUERIES:
+                    raise CalibrationError(FEATURES_NOT_KEPT.format(MOST_ITEMS))
                 queries = replace(queries, matched=queries.matched.at(rows))
                 unlabelled = unlabelled[rows]
             alone = _embeddings(encoder, queries.matched)

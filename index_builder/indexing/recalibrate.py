@@ -226,7 +226,7 @@ def calibration_of(
 
 
 def _require_as_good(refit: Refit) -> None:
-    if not refit.foretells_as_well:
+    if not refit.predicts_as_well:
         raise CalibrationError(
             f"The new calibration is not published: it predicts its queries worse (log loss "
             f"{refit.loss_after:.4f}, before {refit.loss_before:.4f}). Calibrate with recent "

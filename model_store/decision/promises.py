@@ -191,7 +191,7 @@ Above this share, errors on absent queries dominate. So two rules apply above th
 queries have too few labels, the probabilities have no guarantee. If nothing is known about absent
 queries, no query gets the verdict `match`."""
 
-UNKNOWN_TO_STRANGERS = message("absent_unknown_trained_labels")
+UNKNOWN_TO_ABSENT = message("absent_unknown_trained_labels")
 """Reason why absent queries are no evidence if the encoder was trained on their labels."""
 
 
@@ -271,7 +271,7 @@ class Promises:
         self.stream = Stream.of(evidence, *given)
         self._first_classes = evidence.first_classes
         self.unknown_absence = (
-            UNKNOWN_TO_STRANGERS if evidence.absence == "hidden_trained_labels" else None
+            UNKNOWN_TO_ABSENT if evidence.absence == "hidden_trained_labels" else None
         )
         self.unknown_rate = self.unknown_absence or self._too_few_labels()
         self.doubt = self._doubt() if expected > MOST_UNKNOWN else None

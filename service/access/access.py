@@ -33,7 +33,7 @@ from model_store.errors import (
     SearchesUsedUp,
     Unauthenticated,
 )
-from service.access.hosts import ip_of, is_forwarded_by_a_stranger, is_loopback
+from service.access.hosts import ip_of, is_forwarded_by_an_untrusted_address, is_loopback
 from service.access.keys import SCOPES, ApiKey, Keyring, KeyScope, allows
 from service.access.rate_limits import Rates, Standing
 from service.settings import Settings, parse_rate
@@ -482,7 +482,7 @@ def open_access(settings: Settings) -> Access:
 def _is_local(request: Request) -> bool:
     """Return whether the request seems to come from a program of this machine."""
     host = request.client.host if request.client else ""
-    return is_loopback(host) and not is_forwarded_by_a_stranger(request)
+    return is_loopback(host) and not is_forwarded_by_an_untrusted_address(request)
 
 
 def _presented_key(request: Request) -> str | None:

@@ -202,7 +202,7 @@ def is_forwarding(name: bytes) -> bool:
     return name in _FORWARDING or name.startswith(_FORWARDING_PREFIXES)
 
 
-def is_forwarded_by_a_stranger(request: Request) -> bool:
+def is_forwarded_by_an_untrusted_address(request: Request) -> bool:
     """Return whether a proxy that is not trusted has forwarded the request."""
     if not any(map(is_forwarding, (name for name, _ in request.scope["headers"]))):
         return False

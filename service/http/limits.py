@@ -45,7 +45,7 @@ MAX_BATCH = 32
 clients."""
 
 MAX_FILES = MAX_FIELDS = 2 * MAX_BATCH
-"""Maximum number of files, and of fields, in a form. A form with more is not read to its end."""
+"""Maximum number of files, and of fields, in a form. A form with more is not read completely."""
 
 MAX_FIELD_BYTES = 2**20
 """Maximum bytes of a text field in a form; enough for 32 items with metadata."""

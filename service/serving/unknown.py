@@ -215,11 +215,11 @@ def enrolled(
     """
     queries, (label, metadata) = unknown.queries, item
     rows = {queries.query_ids[row]: row for row in group.rows}
-    strangers = ({*item_ids} | {*(query_ids or ())}) - rows.keys()
-    if strangers:
+    unlisted = ({*item_ids} | {*(query_ids or ())}) - rows.keys()
+    if unlisted:
         raise GroupNotFound(
-            f"{len(strangers)} of the queries are not in the group {group.id!r}, such as "
-            f"{min(strangers)!r}. List the groups again with `GET …/unknown`."
+            f"{len(unlisted)} of the queries are not in the group {group.id!r}, such as "
+            f"{min(unlisted)!r}. List the groups again with `GET …/unknown`."
         )
     return [
         Upsert(

@@ -135,7 +135,7 @@ def run(seed: int) -> Iterator[dict[str, object]]:
             drawn = decided_on(embedded, gallery, np.r_[decided, absent], wrong, seed)
             refit = fit_again(place, gallery, before, config, drawn)
             fits[f"after, {wrong:.0%} wrong"] = refit.calibration
-            print(seed, wrong, refit.loss_before, refit.loss_after, refit.foretells_as_well)
+            print(seed, wrong, refit.loss_before, refit.loss_after, refit.predicts_as_well)
         for name, calibration in fits.items():
             answers = [answer_all(encoder, gallery, calibration, images) for images in tests]
             record = said(calibration, answers[0], answers[1])

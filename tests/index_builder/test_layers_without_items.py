@@ -23,9 +23,10 @@ from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet
 from index_builder.whitening import learned_whitening
-from model_store.bundles.kept_queries import CalibrationInputs
+from model_store.bundles.kept_queries import CalibrationInputs, ItemFeatures
 from model_store.decision import Calibration
 from model_store.encoder.contract import Embeddings
+from model_store.errors import CalibrationError
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
 from model_store.gallery.filters.selection import MaskedRows
 
@@ -121,6 +122,28 @@ def test_labels_with_few_items_are_no_queries_if_some_features_are_not_stored(
     gallery, queries = FaissGallery(tmp_path), replace(images, labels=tuple(names))
     assert _little_changed(queries, (), gallery).tolist() == [*range(6)]
     assert _little_changed(queries, IDS[8:9], gallery).tolist() == [*range(6), 8]
+
+
+def test_refit_of_pairs_without_some_features_says_what_to_do(
+    gallery: FaissGallery, images: LabelledImages, tmp_path: Path
+) -> None:
+    """Every label has few items, so no query would remain."""
+    queries = cross_fitted_items(ENCODER, images, images, images, WEIGHT, SEED)
+    nothing = QuerySet(images.at([]), images.at([]), None)
+    config = CalibrationConfig()
+    fitted = calibrate_gallery(
+        *(ENCODER, gallery, images, nothing, config, SEED),
+        are_views=False,
+        unseen=True,
+        items=queries,
+        kept_in=tmp_path,
+    )
+    stored = ItemFeatures.load(tmp_path)
+    assert stored is not None
+    assert len(stored) == len(images)
+    replace(stored.at(np.arange(100)), share=100 / len(images)).save(tmp_path)
+    with pytest.raises(CalibrationError, match=r"labels of few items.*--queries FILE"):
+        fit_again(tmp_path, gallery, fitted, config)
 
 
 def test_outlier_detectors_compare_embeddings_of_the_layers(images: LabelledImages) -> None:

@@ -74,4 +74,4 @@ export const sampleList = (samples, ask) => samples.map((sample) =>
     type: "button", "data-testid": "sample", "data-belongs": sample.belongs,
     onclick: () => ask(sample),
   }, picture(sample.thumbnail_url ?? sample.image_url, ""), el("span", {}, sample.caption,
-    !sample.belongs && el("span.stranger", {}, t`should be rejected`)))));
+    !sample.belongs && el("span.absent", {}, t`should be rejected`)))));

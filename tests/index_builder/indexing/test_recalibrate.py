@@ -99,7 +99,7 @@ def test_fitted_again_to_the_same_gallery_it_says_the_same(root: Path) -> None:
     before = replace(calibration(directory), feedback=Recalibration(0.5, -1.0, 60))
     config = CalibrationConfig(max_error=0.1)
     refit = fit_again(directory, FaissGallery(directory), before, config)
-    assert refit.foretells_as_well
+    assert refit.predicts_as_well
     again = refit.calibration
     assert again.n_queries == before.n_queries == len(OF_QUERIES)
     np.testing.assert_allclose(
