@@ -28,8 +28,8 @@ from model_store.table import SHARED, HalfRows, Table
 
 ITEM_FEATURES_FILE = "item_features.npz"
 
-MOST_ITEMS = 20_000
-"""Approximate maximum number of items in the sample. With 1,280 features, a sample takes 51 MB.
+MOST_ITEMS = 10_000
+"""Approximate maximum number of items in the sample. With 1,280 features, a sample takes 26 MB.
 
 The features of all items are needed to recalibrate a gallery with a last layer that was fitted to
 the items; above all, to judge labels of few items.
