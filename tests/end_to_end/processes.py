@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -46,17 +46,31 @@ ON_A_BUSY_MACHINE = {"VOUCH_DECODERS": "1", "VOUCH_DEADLINE_S": str(TIMEOUT_S)}
 nothing is given up for being late, unless a test says when."""
 
 
+N_RESERVED = 100
+_reserved: deque[socket.socket] = deque()
+"""UDP sockets on the latest ports of `free_port`: no two processes can bind one port."""
+
+
 def free_port() -> int:
-    """A port that nobody listens on.
+    """A port that nobody listens on, and that no other process of the suite gets.
 
     It is below the ports that the system chooses for outgoing connections. So no connection takes
     the port before the service listens.
     """
     while True:
         port = 20_000 + secrets.randbelow(12_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("0.0.0.0", port))
-            return port
+        reserved = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            reserved.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("0.0.0.0", port))
+        except OSError:
+            reserved.close()
+            continue
+        _reserved.append(reserved)
+        if len(_reserved) > N_RESERVED:
+            _reserved.popleft().close()
+        return port
 
 
 class Process:

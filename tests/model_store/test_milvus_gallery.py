@@ -44,6 +44,7 @@ from model_store.gallery.milvus.collection import (
 from model_store.gallery.milvus.entities import ENTITY_FIELDS, write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.milvus.live import MilvusLive, open_milvus
+from tests.end_to_end.processes import free_port
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import upserts
 from tests.support.milvus import a_milvus, write_milvus_gallery
@@ -351,11 +352,6 @@ def test_nobody_listening_is_said_at_once(tmp_path: Path) -> None:
     nobody = MilvusAccess(f"http://127.0.0.1:{free_port()}", timeout_s=1)
     with pytest.raises(GalleryUnavailable, match="does not answer"):
         MilvusGallery(tmp_path, nobody)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def test_one_that_accepts_and_says_nothing_is_not_waited_for(tmp_path: Path) -> None:

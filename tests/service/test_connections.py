@@ -26,8 +26,8 @@ from starlette.routing import Route
 from service.__main__ import main
 from service.http import limits
 from service.http.server import BoundedConnection, open_listeners
-from tests.end_to_end.processes import TIMEOUT_S, free_port
 from tests.support.certificates import write_certificate
+from tests.support.waiting import TIMEOUT_S, wait_until
 
 OK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 Serve = Callable[..., int]
@@ -75,10 +75,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         monkeypatch.setattr(limits, name, 1.0)
 
     def start(n_places: int = 100, **options: Any) -> int:
-        port = free_port()
+        [listener] = open_listeners("127.0.0.1", 0)
         config = uvicorn.Config(
             APP,
-            port=port,
             http=partial(BoundedConnection, max_connections=n_places),  # type: ignore[arg-type] # no class, as in `vouch-serve`
             ws="none",
             log_config=None,
@@ -88,11 +87,11 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             **options,
         )
         server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
+        thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         running.append((server, thread))
-        while not server.started:
-            time.sleep(0.01)
+        wait_until(lambda: server.started)
+        port: int = listener.getsockname()[1]
         return port
 
     yield start
