@@ -108,7 +108,12 @@ def test_503_of_a_full_service_reaches_the_client(front: Front, behind: Service)
             while not leaves.wait(0.5):  # faster than the least rate
                 yield b"x" * 10_000
 
-        holding = threading.Thread(target=lambda: other.post(SEARCH, content=held(), headers=FORM))
+        def hold() -> None:
+            """Send again if the service was full with one of the requests that look for that."""
+            while not leaves.is_set():
+                other.post(SEARCH, content=held(), headers=FORM)
+
+        holding = threading.Thread(target=hold)
         holding.start()
         try:
             body = os.urandom(5 * 2**20)
