@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from model_store.gallery import FaissGallery, NewItem
 from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.gallery.postgres.database import PostgresAccess
 from tests.end_to_end.histories import Operation, first_violation
-from tests.end_to_end.processes import TIMEOUT_S, Service
+from tests.end_to_end.processes import TIMEOUT_S, Service, wait_until
 from tests.end_to_end.questions import search
 from tests.end_to_end.writes import GALLERY
 from tests.support.bundle_copies import republished
@@ -98,8 +98,9 @@ class Replicas:
         compact_every_s: float,
         kill_every_s: float,
         swap_every_s: float = math.inf,
+        enough: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Let everybody work for so long."""
+        """Let everybody work for so long, on a busy machine until ``enough()`` was done."""
         self._services = [self._start(which) for which in range(self._n_services)]
         try:
             with ThreadPoolExecutor(N_CLIENTS + 3) as threads:
@@ -112,7 +113,10 @@ class Replicas:
                     if math.isfinite(every_s):
                         work.append(threads.submit(disturb, every_s))
                 self._over.wait(seconds)
-                self._over.set()
+                try:
+                    wait_until(enough)
+                finally:
+                    self._over.set()
                 for one in work:
                     one.result()
         finally:
@@ -151,7 +155,9 @@ class Replicas:
     @property
     def n_operations(self) -> int:
         """How many have been answered."""
-        return sum(one.known for history in self._histories.values() for one in history)
+        # Copies, since clients may be at work.
+        histories = map(list, list(self._histories.values()))
+        return sum(one.known for history in histories for one in history)
 
     def _start(self, which: int) -> Service:
         log = self._log.with_name(f"{self._log.stem}-{next(self._numbers)}.log")
