@@ -54,14 +54,12 @@ def test_service_drains_before_it_ends(
 def test_second_signal_ends_the_service_at_once(
     digits_bundle: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    settings = {"VOUCH_DRAIN_S": "600"}
+    settings = {"VOUCH_DRAIN_S": "600"}  # five times as long as is waited for its end
     with Service(digits_bundle, tmp_path / "log", settings) as service:
         service.send(number)
         wait_until(lambda: service.http.get("/readyz").status_code == 503, service)
         service.send(number)
-        began = time.monotonic()
         assert service.popen.wait(TIMEOUT_S) == 0
-        assert time.monotonic() - began < 5
         assert [line["signal"] for line in service.logged("stopping")] == [number.name]
         lines = [json.loads(line) for line in service.printed().splitlines()]
         assert [line for line in lines if line["level"] not in {"debug", "info"}] == []

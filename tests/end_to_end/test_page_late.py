@@ -14,6 +14,7 @@ from tests.end_to_end.shown_page import ANSWER, GALLERY, PICTURE, Shown, look_cl
 from tests.end_to_end.test_page_batch import OPERATING_POINTS, UNSURE, batch_of
 from tests.end_to_end.test_page_browsing import items
 from tests.end_to_end.test_page_looking import heard, listening, looked_at
+from tests.support.image_files import encoded, picture
 
 pytestmark = pytest.mark.browser
 
@@ -102,7 +103,8 @@ def test_a_double_click_decides_once(shown: Shown) -> None:
 
 def test_a_picture_that_comes_late_takes_the_place_of_no_other(shown: Shown) -> None:
     held = held_back(shown, "**/item-1/preview")
-    shown.page.route("**/item-2/preview", lambda route: route.fulfill(body=PICTURE))
+    large = encoded(picture(60, 40), "PNG")
+    shown.page.route("**/item-2/preview", lambda route: route.fulfill(body=large))
     shown.open()
     shown.run("api", "m.key.set('secret')")
     results = [result(n, preview_url=f"/v1/galleries/shoes/items/item-{n}/preview") for n in (1, 2)]
@@ -111,19 +113,9 @@ def test_a_picture_that_comes_late_takes_the_place_of_no_other(shown: Shown) -> 
     shown.found("look").click()
     image = shown.found("pane-candidate").locator("img")
     holds(shown, held)
-    with shown.page.expect_response("**/item-2/preview"):
-        shown.page.keyboard.press("ArrowRight")
-    # The thumbnails come first, and are replaced.
-    before = image.evaluate(
-        """async (image) => {
-            let shown;
-            do {
-                shown = image.src;
-                await new Promise((again) => setTimeout(again, 300));
-            } while (shown !== image.src || !shown.startsWith("blob:"));
-            return shown;
-        }"""
-    )
+    shown.page.keyboard.press("ArrowRight")
+    expect(image).to_have_js_property("naturalWidth", 60)  # the thumbnails come first
+    before = image.get_attribute("src")
     [late] = held
     late.fulfill(body=PICTURE)
     shown.page.wait_for_timeout(500)

@@ -80,7 +80,7 @@ async def behind_one(
 
 async def test_a_lone_image_does_not_wait_for_others() -> None:
     batcher = MicroBatcher(Recording(), size=8)
-    await asyncio.wait_for(batcher.encode(image(1)), 1)
+    await asyncio.wait_for(batcher.encode(image(1)), TIMEOUT_S)
     await batcher.close()
 
 
@@ -95,7 +95,7 @@ async def test_what_has_waited_is_encoded_together_and_each_gets_its_own() -> No
         assert len(answer) == 1
         assert answer.mean.tobytes() == alone.mean.tobytes()
         assert answer.features.tobytes() == alone.features.tobytes()
-    await asyncio.sleep(0)
+    await until(lambda: len(seen) == 3)
     assert [record.size for record in seen] == [1, 4, 2]
     assert all(record.waited_s >= 0 and not record.stopped for record in seen)
     await batcher.close()
