@@ -78,7 +78,7 @@ def check_health(outcome: Outcome, kinds: Sequence[str]) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it takes /proc and other loopback addresses")
 def test_memory_stays_bounded_while_connections_are_held(place: Place) -> None:
-    # From run to run, peaks differ by a fifth. What nothing bounds is above the bound each time.
+    # Peaks differ between runs. If nothing bounds the memory, each attempt exceeds the bound.
     for _ in range(3):
         documents = memory.attack(place, 0, 0, ["documents"]).figures["documents"]
         assert documents["held_at_once"] > 500
