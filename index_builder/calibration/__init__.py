@@ -1,10 +1,10 @@
 """Fits the decision layer to held-out queries; no image is ever among its own results.
 
 `calibrate` is the entry point for builds, collections, the user's queries and captions. `plan`
-counts the queries before the build runs. `queries` prepares the gallery, and holds the calibration
-queries. `item_queries` uses items of the gallery as queries, and `layer_gallery` embeds the gallery
-by layers that were fitted without these items. `retrieval` searches the gallery with the queries,
-and makes absent queries by hiding labels.
+counts the queries before the build runs. `queries` has one record for each kind of query.
+`retrieval` searches the gallery with the queries, and makes absent queries by hiding labels.
+`item_queries` uses items of the gallery as queries, and `layer_gallery` embeds the gallery by
+layers that were fitted without these items.
 
 `fit` runs all fits and collects the evidence for the error bounds; it also measures the most
 probable parents of labels. `detector` fits the outlier detector and the head that measures image
@@ -19,7 +19,8 @@ from index_builder.calibration.detector import fit_detector
 from index_builder.calibration.fit import ASSUMED_ABSENT, MIN_QUERIES, fit_calibration
 from index_builder.calibration.item_queries import DetectorFolds, leave_one_out_queries
 from index_builder.calibration.probabilities import Examples, corrected_by_feedback, fit_choice
-from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries, LeaveOneOut
+from index_builder.calibration.queries import CalibrationQueries, QueryGroup
+from index_builder.calibration.retrieval import CalibratedGallery
 
 __all__ = [
     "ASSUMED_ABSENT",
@@ -28,7 +29,7 @@ __all__ = [
     "CalibrationQueries",
     "DetectorFolds",
     "Examples",
-    "LeaveOneOut",
+    "QueryGroup",
     "corrected_by_feedback",
     "fit_calibration",
     "fit_choice",

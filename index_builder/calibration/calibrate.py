@@ -7,9 +7,10 @@ for the same gallery.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,6 @@ from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
 from index_builder.calibration.item_queries import (
     ENOUGH,
     ENOUGH_WITH_PARENTS,
-    CrossFittedLayers,
     DetectorFolds,
     ItemQueries,
     group_numbers,
@@ -30,24 +30,20 @@ from index_builder.calibration.item_queries import (
 from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.layer_gallery import ItemVectors
 from index_builder.calibration.queries import (
-    BY_LABEL,
     LEAST_LABELS,
-    CalibratedGallery,
     CalibrationQueries,
-    Earlier,
-    Hidden,
-    LeaveOneOut,
-    PlainItems,
-    RetrievalSetup,
-    TruthRule,
-    list_length,
-    plain_items,
+    Kind,
+    Names,
+    QueryGroup,
 )
 from index_builder.calibration.retrieval import (
+    BY_LABEL,
+    CalibratedGallery,
+    Earlier,
     RetrievedQueries,
+    TruthRule,
     fit_label_folds,
-    look_up,
-    look_up_hidden,
+    list_length,
 )
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
@@ -67,51 +63,78 @@ bring no gain, and the features may not fit into memory."""
 
 
 def calibration_queries(
-    setup: RetrievalSetup,
+    encoder: Encoder,
+    gallery: CalibratedGallery,
     queries: QuerySet,
-    *,
-    are_views: bool = False,
-    unseen: bool = False,
-    plain: PlainItems | None = None,
     seen: Seen | None = None,
+    views_of: tuple[LabelledImages, Embeddings] | None = None,
+    *,
+    unseen: bool = False,
 ) -> CalibrationQueries:
     """Search the gallery with all queries that the decision layer is fitted to.
 
     If too few labels are withheld, each matched query is used a second time, as an absent query.
     The query's label is then hidden from the result list and from the outlier detector. If the
-    queries are views, the absent queries are the original pictures, not the views.
+    queries are views, the absent queries are the original pictures, not the views: an original
+    picture is as similar to other items as a new photograph is; a cropped or rotated view is less
+    similar to other items.
 
     Parameters
     ----------
-    are_views : whether the queries are views of gallery images.
-    unseen : whether the encoder was not trained on the gallery's labels.
-    plain : the original pictures of the views, which become the absent queries. An original picture
-        is as similar to other items as a new photograph is; a cropped or rotated view is less
-        similar to other items.
     seen : callback for each matched query that is decoded.
+    views_of : gallery images, and their embeddings, if the queries are views of them.
+    unseen : whether the encoder was not trained on the gallery's labels.
     """
-    matched, withheld, hidden = queries.matched, queries.withheld, None
-    if setup.label_folds is None:
-        of_matched = setup.observe(matched, seen)
+    matched = queries.matched
+    groups = []
+    if gallery.label_folds is None:
+        of_matched = gallery.observe(encoder, matched, seen)
     else:
-        embeddings = embed_with_features(setup.encoder, matched, "calibration queries", seen)
-        scores = setup.detector.scores(embeddings)
-        of_matched = setup.look_up(matched.labels, embeddings, scores)
-        places, items, of_items = plain or (np.arange(len(matched)), matched, embeddings)
-        hidden = setup.observe_hidden(items, of_items)
-        hidden = None if hidden is None else replace(hidden, of=places[hidden.of])
+        embeddings = embed_with_features(encoder, matched, "calibration queries", seen)
+        scores = gallery.detector.scores(embeddings)
+        of_matched = gallery.look_up(matched.labels, embeddings, scores)
+        places, shown = np.arange(len(matched)), matched
+        if views_of is not None:
+            places, rows = rows_of_views(matched, views_of[0])
+            shown, embeddings = views_of[0].at(rows), views_of[1].at(rows)
+        hidden, kept = gallery.look_up_hidden(shown.labels, embeddings)
+        groups = [QueryGroup("hidden", hidden, sources=_sources(matched, places[kept]))]
     return CalibrationQueries(
-        matched=of_matched,
-        clusters=group_numbers(matched),
-        hidden=hidden,
-        withheld=setup.observe_absent(withheld) if len(withheld) else None,
-        are_views=are_views,
-        sources=matched.sources,
-        withheld_sources=withheld.sources,
-        withheld_labels=withheld.labels,
-        rivals=1.0 if setup.earlier is None else setup.earlier.rivals,
-        unseen=unseen,
+        [
+            QueryGroup("matched", of_matched, group_numbers(matched), matched.sources),
+            *groups,
+            *_withheld(encoder, gallery, queries.withheld),
+        ],
+        "held_out_images" if views_of is None else "views_of_items",
+        unseen,
+        1.0 if gallery.earlier is None else gallery.earlier.rivals,
     )
+
+
+def _sources(images: LabelledImages, rows: NDArray[np.int64]) -> Names | None:
+    return None if images.sources is None else tuple(images.sources[row] for row in rows)
+
+
+def _withheld(
+    encoder: Encoder, gallery: CalibratedGallery, images: LabelledImages
+) -> Iterable[QueryGroup]:
+    """Search the gallery with queries of withheld labels, if there are any."""
+    if len(images):
+        observed = gallery.observe_absent(encoder, images)
+        yield QueryGroup("withheld", observed, sources=images.sources, labels=images.labels)
+
+
+def rows_of_views(
+    views: LabelledImages, images: LabelledImages
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the row of each view (n,) that shows one of ``images``, and the row (n,) of the image.
+
+    A view has the id of the image that it shows.
+    """
+    row_of = {name: row for row, name in enumerate(images.ids)}
+    pairs = [(row, row_of[name]) for row, name in enumerate(views.ids) if name in row_of]
+    of_views, of_images = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return of_views, of_images
 
 
 def calibrate_gallery(
@@ -152,7 +175,7 @@ def calibrate_gallery(
     pictures = MeasuredPictures(smallest_side)
     # Views can be made from pictures of reduced size, so the quality of views is not measured.
     are_measured = smallest_side is None or not are_views
-    setup, observed = observe_gallery(
+    described, observed = observe_gallery(
         encoder,
         gallery,
         images,
@@ -166,7 +189,7 @@ def calibrate_gallery(
         items=items,
     )
     limits = pictures.limits(queries.matched if items is None else items.images)
-    calibration = fit_calibration(setup, observed, config, seed, limits)
+    calibration = fit_calibration(described, observed, config, seed, limits)
     if kept_in is not None:
         known = kept_in, encoder, images, queries, gallery, seed
         keep(*known, are_views=are_views, unseen=unseen, items=items)
@@ -188,7 +211,7 @@ def observe_gallery(
     was_put: NDArray[np.bool_] | None = None,
     known_labels: Collection[str] = (),
     items: ItemQueries | None = None,
-) -> tuple[RetrievalSetup, CalibrationQueries]:
+) -> tuple[CalibratedGallery, CalibrationQueries]:
     """Search the gallery with all queries; see `calibrate_gallery` and `calibration_queries`.
 
     Parameters
@@ -207,134 +230,131 @@ def observe_gallery(
         enough = max(enough, ENOUGH_WITH_PARENTS)
     enough = enough if unseen and items is None else 0
     left_out = leave_one_out_queries(images, len(matched), enough, was_put, put)
-    hidden = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
-    n_withheld = len(set(queries.withheld.labels))
-    few = len(queries.withheld) < MIN_QUERIES or n_withheld < LEAST_LABELS
-    hide_labels = items is not None or n_withheld == 0 or (unseen and few)
+    own_of_left_out = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
     own = None if items is None else items.own_rows(gallery, images)
-    earlier = None
-    if len(queries.withheld):
+    withheld, earlier, n_hidden = queries.withheld, None, [0]
+    n_hidden += [rows.shape[1] for rows in (own_of_left_out, own) if rows is not None]
+    if len(withheld):
         earlier = Earlier.of(gallery, images, embeddings, known_labels)
-    n_since = 0 if earlier is None else int((~earlier.rows).sum())
-    setup = RetrievalSetup.of(
-        encoder,
-        gallery,
-        images,
-        embeddings,
-        seed,
-        hide_labels=hide_labels,
-        n_hidden=max([n_since, *(rows.shape[1] for rows in (hidden, own) if rows is not None)]),
-        layers=None if items is None else items.layers,
+    if earlier is not None:
+        n_hidden.append(int((~earlier.rows).sum()))
+    n_withheld = len(set(withheld.labels))
+    few = len(withheld) < MIN_QUERIES or n_withheld < LEAST_LABELS
+    layers = None if items is None else items.layers
+    described = CalibratedGallery.of(
+        *(encoder, gallery, images, embeddings, seed),
+        hide_labels=items is not None or n_withheld == 0 or (unseen and few),
+        n_hidden=max(n_hidden),
+        layers=layers,
     )
-    setup = replace(setup, rule=rule, earlier=earlier)
+    described = replace(described, rule=rule, earlier=earlier)
     if items is not None and own is not None:
-        observed = _observe_items(setup, items, own, images, embeddings, queries)
+        scores = _outlier_scores(items, images, embeddings)
+        found = _observe_items("matched", described, items, scores, own)
+        found += _withheld(encoder, described, withheld)
+        observed = CalibrationQueries(found, "left_out_items", unseen=True)
     else:
-        observed = calibration_queries(
-            setup,
-            queries,
-            are_views=are_views,
-            unseen=unseen,
-            plain=plain_items(matched, images, embeddings) if are_views else None,
-            seen=seen,
-        )
-    if hidden is not None:
-        n_put = int(was_put[left_out].sum())
-        observed = _with_gallery_images(
-            *(observed, setup, matched, images, embeddings, left_out, hidden, n_put),
-            layers=None if items is None else items.layers,
-        )
-    return setup, observed
+        views_of = (images, embeddings) if are_views else None
+        observed = calibration_queries(encoder, described, queries, seen, views_of, unseen=unseen)
+    if own_of_left_out is None:
+        return described, observed
+    if layers is None:
+        every = ItemQueries(images, embeddings, embeddings)
+        scores = _outlier_scores(every, images, embeddings)[left_out]
+        more = every.at(left_out)
+    else:
+        more = layers.queries(images.at(left_out), embeddings.at(left_out))
+        scores = _outlier_scores(more, images, embeddings)
+    found = _observe_items("items", described, more, scores, own_of_left_out)
+    numbers = np.split(group_numbers(matched, more.images), [len(matched)])  # over both kinds
+    of_kind = {"matched": numbers[0], "items": numbers[1]}
+    groups = [replace(one, groups=of_kind.get(one.kind)) for one in (*observed.groups, *found)]
+    n_put = int(was_put[left_out].sum())
+    return described, replace(observed, groups=groups, item_rows=left_out, n_put=n_put)
+
+
+def _outlier_scores(
+    items: ItemQueries, images: LabelledImages, embeddings: Embeddings
+) -> NDArray[np.float64]:
+    """Return the outlier score of each item (B,), from a detector fitted without the item.
+
+    Parameters
+    ----------
+    images, embeddings : gallery images in random order, and their embeddings.
+    """
+    codes, layers = images.label_codes(), items.layers
+    if layers is None:
+        groups, of_items = np.split(group_numbers(images, items.images), [len(images)])
+        return DetectorFolds.of(embeddings, codes, groups).scores(items.alone, of_items)
+    known = layers.of_items(images.ids), len(layers.weights), layers.weights
+    detectors = DetectorFolds.of(embeddings, codes, *known)
+    return detectors.scores(items.alone, layers.of_items(items.images.ids))
 
 
 def _observe_items(
-    setup: RetrievalSetup,
+    kind: Literal["matched", "items"],
+    gallery: CalibratedGallery,
     items: ItemQueries,
+    scores: NDArray[np.float64],
     own: NDArray[np.int64],
-    images: LabelledImages,
-    embeddings: Embeddings,
-    queries: QuerySet,
-) -> CalibrationQueries:
+) -> list[QueryGroup]:
     """Search the gallery with its own items; each item is excluded from its own results.
 
+    If layers were fitted without the items, each fold has its own gallery: the layer of the fold
+    embeds the queries and all items.
+
     Parameters
     ----------
+    scores : (B,) outlier scores, see `_outlier_scores`.
     own : (B, m) rows to exclude for each item, see `ItemQueries.own_rows`.
-    images : gallery images in random order.
-    embeddings : embeddings of ``images``.
-    queries : queries without a match.
-    """
-    groups = group_numbers(images, items.images)
-    of_images, of_items = groups[: len(images)], groups[len(images) :]
-    if items.layers is None:
-        detectors = DetectorFolds.of(embeddings, images.label_codes(), of_images)
-        scores = detectors.scores(items.alone, of_items)
-        matched = setup.look_up(items.images.labels, items.alone, scores, hidden=own)
-        of_hidden = setup.observe_hidden(items.images, items.unlabelled)
-    else:
-        matched, of_hidden = _seen_by_layers(setup, items, items.layers, own, images, embeddings)
-    withheld = queries.withheld
-    return CalibrationQueries(
-        matched=matched,
-        clusters=of_items,
-        hidden=of_hidden,
-        withheld=setup.observe_absent(withheld) if len(withheld) else None,
-        sources=items.images.sources,
-        withheld_sources=withheld.sources,
-        withheld_labels=withheld.labels,
-        unseen=True,
-        are_items=True,
-    )
-
-
-def _seen_by_layers(
-    setup: RetrievalSetup,
-    items: ItemQueries,
-    layers: CrossFittedLayers,
-    own: NDArray[np.int64],
-    images: LabelledImages,
-    embeddings: Embeddings,
-) -> tuple[RetrievedQueries, Hidden | None]:
-    """Search the gallery of each fold: its layer, fitted without the query, embeds all items.
-
-    Parameters
-    ----------
-    own, images, embeddings : see `_observe_items`.
 
     Returns
     -------
-    The queries, and the queries with their label hidden; see `RetrievalSetup.observe_hidden`.
+    The queries, and the queries with their label hidden, if labels are hidden.
     """
-    detectors = DetectorFolds.of(
-        embeddings,
-        images.label_codes(),
-        layers.of_items(images.ids),
-        len(layers.weights),
-        layers.weights,
-    )
-    of_items, of_labels = layers.of_items(items.images.ids), layers.of_labels(items.images.labels)
-    scores = detectors.scores(items.alone, of_items)
-    vectors = ItemVectors.of(setup.gallery, tuple(layers.fold_of_item), layers.features)
-    found, hidden, rows_found, rows_hidden = [], [], [], []
-    for fold, weight in enumerate(layers.weights):
-        gallery = vectors.embedded(weight)
-        of_fold = replace(setup, gallery=gallery, means=label_means(gallery))
-        rows = np.flatnonzero(of_items == fold)
+    layers, queries = items.layers, items.images
+    parts: Iterable[tuple[CalibratedGallery, NDArray[np.int64], NDArray[np.int64]]]
+    if layers is None:
+        everything = np.arange(len(queries))
+        parts = [(gallery, everything, everything)]
+    else:
+        folds, of_labels = layers.of_items(queries.ids), layers.of_labels(queries.labels)
+        vectors = ItemVectors.of(gallery.gallery, tuple(layers.fold_of_item), layers.features)
+        galleries = enumerate(map(vectors.embedded, layers.weights))
+        parts = (
+            (
+                replace(gallery, gallery=one, means=label_means(one)),
+                np.flatnonzero(folds == fold),
+                np.flatnonzero(of_labels == fold),
+            )
+            for fold, one in galleries
+        )
+    found, hidden = [], []
+    for of_fold, rows, absent in parts:
         if len(rows):
-            some, of_some = items.images.at(rows), items.alone.at(rows)
-            found.append(of_fold.look_up(some.labels, of_some, scores[rows], hidden=own[rows]))
-            rows_found.append(rows)
-        rows = np.flatnonzero(of_labels == fold)
-        some, of_some = items.images.at(rows), items.unlabelled.at(rows)
-        if len(rows) and (absent := of_fold.observe_hidden(some, of_some)) is not None:
-            hidden.append(absent.observed)
-            rows_hidden.append(rows[absent.of])
-    matched = RetrievedQueries.concatenate(found).at(np.argsort(np.concatenate(rows_found)))
-    if not hidden:
-        return matched, None
-    made_from = np.concatenate(rows_hidden)
-    order = np.argsort(made_from)
-    return matched, Hidden(RetrievedQueries.concatenate(hidden).at(order), made_from[order])
+            some, of_some = queries.at(rows), items.alone.at(rows)
+            one = of_fold.look_up(some.labels, of_some, scores[rows], hidden=own[rows])
+            found.append((one, rows))
+        if len(absent) and gallery.label_folds is not None:
+            some, of_some = queries.at(absent), items.unlabelled.at(absent)
+            one, kept = of_fold.look_up_hidden(some.labels, of_some)
+            hidden.append((one, absent[kept]))
+    observed, _ = _in_order(found)
+    kinds = [QueryGroup(kind, observed, group_numbers(queries), queries.sources)]
+    if hidden:
+        observed, rows = _in_order(hidden)
+        of_hidden: Kind = "hidden" if kind == "matched" else "hidden_items"
+        kinds.append(QueryGroup(of_hidden, observed, sources=_sources(queries, rows)))
+    return kinds
+
+
+def _in_order(
+    parts: Sequence[tuple[RetrievedQueries, NDArray[np.int64]]],
+) -> tuple[RetrievedQueries, NDArray[np.int64]]:
+    """Concatenate queries, and sort them by their rows."""
+    rows = np.concatenate([of_part for _, of_part in parts])
+    order = np.argsort(rows)
+    return RetrievedQueries.concatenate([one for one, _ in parts]).at(order), rows[order]
 
 
 def calibrate_with_queries(
@@ -358,52 +378,11 @@ def calibrate_with_queries(
     ------
     CalibrationError : there are too few queries with a match, or too few queries without a match.
     """
-    setup = replace(RetrievalSetup.known(encoder, gallery, detector), rule=rule)
+    described = replace(CalibratedGallery.known(encoder, gallery, detector), rule=rule)
     pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
-    observed = calibration_queries(setup, queries, seen=pictures.look_at)
+    observed = calibration_queries(encoder, described, queries, pictures.look_at)
     limits = pictures.limits(queries.matched)
-    return fit_calibration(setup, observed, config, seed, limits)
-
-
-def _with_gallery_images(
-    observed: CalibrationQueries,
-    setup: RetrievalSetup,
-    matched: LabelledImages,
-    images: LabelledImages,
-    embeddings: Embeddings,
-    rows: NDArray[np.int64],
-    hidden: NDArray[np.int64],
-    n_put: int,
-    layers: CrossFittedLayers | None,
-) -> CalibrationQueries:
-    """Add gallery images as queries; each image is excluded from its own results.
-
-    Parameters
-    ----------
-    matched : the held-out queries.
-    images : gallery images.
-    embeddings : embeddings of ``images``.
-    rows : (B,) indices of the images that become queries.
-    hidden : (B, m) see `look_up`.
-    n_put : number of images that were added after the held-out queries were chosen. The added
-        images come first in ``rows``.
-    layers : layers fitted without the images; None if no layer was fitted to items.
-    """
-    some, of_some = images.at(rows), embeddings.at(rows)
-    if layers is None:
-        groups = group_numbers(images)
-        detectors = DetectorFolds.of(embeddings, images.label_codes(), groups)
-        scores = detectors.scores(embeddings, groups)
-        found = setup.look_up(some.labels, of_some, scores[rows], hidden=hidden)
-        of_hidden = setup.observe_hidden(some, of_some)
-    else:
-        found, of_hidden = _seen_by_layers(
-            setup, layers.queries(some, of_some), layers, hidden, images, embeddings
-        )
-    clusters = group_numbers(matched, some)
-    of_matched, of_rows = clusters[: len(matched)], clusters[len(matched) :]
-    left_out = LeaveOneOut(found, of_hidden, of_rows, some.sources, rows, n_put)
-    return replace(observed, clusters=of_matched, leave_one_out=left_out)
+    return fit_calibration(described, observed, config, seed, limits)
 
 
 BATCH = 64
@@ -473,29 +452,20 @@ def calibrate_texts(
     clusters = np.unique(np.array(matched.clusters), return_inverse=True)[1].astype(np.int64)
     n_listed = list_length(gallery, 0, hide_labels=len(absent) == 0)
     detector = fit_detector(embeddings, codes)
-    setup = CalibratedGallery.described(encoder, gallery, detector, n_listed)
-    means = setup.means
+    described = CalibratedGallery.known(encoder, gallery, detector, n_listed)
     scores = DetectorFolds.of(embeddings, codes, clusters).scores(embeddings, clusters)
-    found = look_up(gallery, means, names, embeddings, scores, n_listed)
-    hidden, withheld = None, None
+    found = described.look_up(names, embeddings, scores)
     if len(absent) == 0:
         folds = fit_label_folds(embeddings, names, seed)
-        hidden = Hidden(*look_up_hidden(gallery, means, names, embeddings, folds, n_listed))
+        hidden, rows = replace(described, label_folds=folds).look_up_hidden(names, embeddings)
+        of_absent = QueryGroup("hidden", hidden, sources=matched.at(rows).sources)
     else:
         embedded = _embedded(encoder, absent.texts)
-        scores = detector.scores(embedded)
-        withheld = look_up(gallery, means, absent.names, embedded, scores, n_listed)
-    queries = CalibrationQueries(
-        matched=found,
-        clusters=clusters,
-        hidden=hidden,
-        withheld=withheld,
-        sources=matched.sources,
-        withheld_sources=absent.sources,
-        unseen=True,
-    )
-    calibration = fit_calibration(setup, queries, config, seed, quality_limits={})
-    return replace(calibration, report={**calibration.report, "queries": "captions"})
+        withheld = described.look_up(absent.names, embedded, detector.scores(embedded))
+        of_absent = QueryGroup("withheld", withheld, sources=absent.sources)
+    groups = [QueryGroup("matched", found, clusters, matched.sources), of_absent]
+    queries = CalibrationQueries(groups, "captions", unseen=True)
+    return fit_calibration(described, queries, config, seed, quality_limits={})
 
 
 def _require_enough(matched: Captions, absent: Captions) -> None:

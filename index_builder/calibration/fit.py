@@ -15,22 +15,22 @@ from numpy.typing import NDArray
 from index_builder.calibration.probabilities import (
     CrossFit,
     Examples,
-    QueryGroup,
     cross_fitted,
     fit_match,
     numbers_of_signals,
     presence_is_apart,
     set_outcomes,
 )
-from index_builder.calibration.queries import (
-    LEAST_LABELS,
-    CalibratedGallery,
-    CalibrationQueries,
-    Hidden,
-    LeaveOneOut,
-)
+from index_builder.calibration.queries import LEAST_LABELS, CalibrationQueries, QueryGroup
+from index_builder.calibration.retrieval import CalibratedGallery
 from index_builder.configuration.build import CalibrationConfig
-from index_builder.metrics import auroc, calibration_error, calibration_spread, reliability
+from index_builder.metrics import (
+    auroc,
+    calibration_error,
+    calibration_spread,
+    error_auroc,
+    reliability,
+)
 from model_store.decision import (
     SIGNALS,
     Calibration,
@@ -41,7 +41,7 @@ from model_store.decision import (
     likeliest_parents,
     size_classes,
 )
-from model_store.decision.calibration import DEFAULT_ABSENT
+from model_store.decision.calibration import DEFAULT_ABSENT, search_settings
 from model_store.errors import CalibrationError
 from model_store.messages import Order
 
@@ -92,7 +92,7 @@ def fit_calibration(
     CalibrationError : too few matched or absent queries.
     """
     _require_enough(queries)
-    matched, groups = queries.matched, _groups(queries)
+    matched, groups = queries.matched, queries.of()
     assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
     examples = Examples.of(_weighted(groups, assumed))
     apart = presence_is_apart(queries.absence, examples)
@@ -102,7 +102,7 @@ def fit_calibration(
     absent_scores = np.sort(np.concatenate([one.outlier_scores for one in queries.absent]))
     calibration = Calibration(
         encoder_fingerprint=gallery.encoder_fingerprint,
-        search=gallery.search,
+        search=search_settings(gallery.gallery),
         n_candidates=gallery.n_candidates,
         n_queries=len(matched),
         alpha=config.alpha,
@@ -131,7 +131,7 @@ def fit_calibration(
     )
     report = {
         "n_matched": len(matched),
-        "n_leave_one_out": sum(len(one.observed) for one in groups[1:] if not one.absent),
+        "n_leave_one_out": sum(len(one.observed) for one in queries.of("items")),
         "n_absent": sum(len(one.observed) for one in groups if one.absent),
         "absence": queries.absence,
         "queries": queries.origin,
@@ -233,38 +233,15 @@ def _of_order(calibration: Calibration, order: Order, examples: Examples) -> dic
     evidence = calibration.evidence.of_order(order)
     of_first, correct = evidence.first_probabilities, evidence.correct
     bins = reliability(of_first, correct, weights=weights)
-    present, wrong = ~evidence.absent, ~correct
+    present = ~evidence.absent
     return {
         "recall_at_1": float(correct[present].mean()),
         "top1_ece": calibration_error(bins),
         "top1_ece_by_chance": calibration_spread(of_first, correct, examples.labels, weights),
-        "error_auroc": auroc(1 - of_first[present & wrong], 1 - of_first[present & correct]),
+        "error_auroc": error_auroc(1 - of_first[present], correct[present]),
         "reliability": [one.model_dump() for one in bins],
         "match_coverage": calibration.promises(order=order).point.coverage,
     }
-
-
-def _groups(queries: CalibrationQueries) -> list[QueryGroup]:
-    """Return the queries of all kinds, matched queries first."""
-    left_out, withheld = queries.leave_one_out, queries.withheld
-    groups = [QueryGroup(queries.matched, queries.clusters, False, queries.sources)]
-    if left_out is not None:
-        groups.append(QueryGroup(left_out.matched, left_out.clusters, False, left_out.sources))
-    n_clusters = 1 + max(int(one.clusters.max()) for one in groups)
-    if queries.hidden is not None:
-        groups.append(_of_hidden(queries, queries.hidden))
-    if withheld is not None:
-        own, named = n_clusters + np.arange(len(withheld)), queries.withheld_labels
-        groups.append(QueryGroup(withheld, own, True, queries.withheld_sources, named))
-    if left_out is not None and left_out.hidden is not None:
-        groups.append(_of_hidden(left_out, left_out.hidden))
-    return groups
-
-
-def _of_hidden(queries: CalibrationQueries | LeaveOneOut, hidden: Hidden) -> QueryGroup:
-    names = queries.sources
-    sources = None if names is None else tuple(names[place] for place in hidden.of)
-    return QueryGroup(hidden.observed, queries.clusters[hidden.of], True, sources)
 
 
 def _weighted(groups: Sequence[QueryGroup], assumed: float) -> list[QueryGroup]:
@@ -300,19 +277,18 @@ def _evidence(
     own_sizes = np.concatenate([one.observed.own_sizes for one in groups])
     first, likeliest = examples.starts, examples.likeliest(probabilities)
     of_match = np.maximum.reduceat(np.where(matches, probabilities, -1.0), first)
-    # Absent queries of one label are right or wrong together, so they form one cluster.
-    of_label = examples.labels.astype(np.int64)
-    of_absent = -1 - np.abs(of_label) * 2 - (of_label < 0)
-    clusters = np.unique(np.where(absent, of_absent, examples.clusters), return_inverse=True)[1]
+    clusters = np.unique(examples.clusters, return_inverse=True)[1]
     names = [name for one in groups for name in one.sources or [""] * len(one.observed)]
     source_names, sources = np.unique(np.array(names), return_inverse=True)
     rivals, hierarchy, levels = queries.rivals, gallery.rule.hierarchy, None
-    if queries.hidden is not None:
+    if queries.of("hidden"):
         n_labels = int(gallery.n_labels().sum())
         rivals = n_labels / max(n_labels - 1, 1)
     if hierarchy is not None:
         withheld = [name for one in groups for name in one.labels or [None] * len(one.observed)]
-        levels = level_evidence(hierarchy, gallery.labels, withheld, examples, probabilities)
+        levels = level_evidence(
+            hierarchy, gallery.gallery.labels, withheld, examples, probabilities
+        )
     return Evidence(
         first_probabilities=probabilities[first],
         no_match_probabilities=1 - np.add.reduceat(probabilities, first),

@@ -31,14 +31,14 @@ from model_store.bundles.kept_queries import MOST_ITEMS, CalibrationInputs, Item
 from model_store.decision import Calibration, size_classes
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.outliers import averaging
-from model_store.decision.probabilities import choice_probabilities, prior_shift, shifted
+from model_store.decision.probabilities import prior_shift, shifted
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.errors import CalibrationError, DatasetError
 from model_store.feedback import DrawnQuery
 from model_store.gallery import FaissGallery, Gallery
 from model_store.truth import label_or_id
 
-from .calibrate import calibration_queries, observe_gallery
+from .calibrate import calibrate_gallery, calibration_queries, observe_gallery
 from .fit import MIN_QUERIES, fit_calibration
 from .item_queries import (
     MOST_QUERIES,
@@ -47,9 +47,10 @@ from .item_queries import (
     has_partner,
     leave_one_out_queries,
 )
-from .kept_queries import UNSAID, KeptVectors, as_vectors, images_of, keep, with_decisions
-from .queries import LEAST_LABELS, CalibrationQueries, RetrievalSetup, TruthRule
-from .retrieval import RetrievedQueries, are_items, say_left_out
+from .kept_queries import UNSAID, KeptVectors, as_vectors, images_of, with_decisions
+from .probabilities import list_probabilities
+from .queries import LEAST_LABELS, CalibrationQueries
+from .retrieval import CalibratedGallery, RetrievedQueries, TruthRule, are_items, say_left_out
 
 Floats = NDArray[np.float64]
 
@@ -148,8 +149,8 @@ def fit_again(
     queries, unlabelled = _queries(kept, items, gallery)
     if items is None:
         images, was_put = queries.matched.at([]), np.empty(0, dtype=bool)
-        setup = replace(RetrievalSetup.known(encoder, gallery, before.detector), rule=rule)
-        observed = calibration_queries(setup, queries)
+        described = replace(CalibratedGallery.known(encoder, gallery, before.detector), rule=rule)
+        observed = calibration_queries(encoder, described, queries)
     else:
         images, was_put = stored_items(items, gallery, kept.seed)
         item_queries = None  # the queries are held-out images
@@ -168,7 +169,7 @@ def fit_again(
                 not_fitted = {*kept.not_fitted, *decided, *put}
                 layers = _layers_again(encoder, images, queries.matched, not_fitted, kept.seed)
                 item_queries = layers.queries(queries.matched, alone)
-        setup, observed = observe_gallery(
+        described, observed = observe_gallery(
             encoder,
             gallery,
             images,
@@ -181,11 +182,11 @@ def fit_again(
             rule=rule,
             items=item_queries,
         )
-    fitted = fit_calibration(setup, observed, config, kept.seed, before.quality_limits)
+    fitted = fit_calibration(described, observed, config, kept.seed, before.quality_limits)
     # A fit of these two values needs images and the encoder, which are not available.
     fitted = replace(fitted, picture=before.picture, similarity_stds=before.similarity_stds)
     was_decided = np.array([name in decided for name in queries.matched.ids], dtype=bool)
-    known = queries.matched, images, was_put, was_decided
+    known = queries.matched, images, was_decided
     refit = _compared(fitted, before, encoder, observed, *known)
     detector = replace(fitted.detector, n_averaged=n_averaged)
     return replace(refit, calibration=_as_users_said(replace(fitted, detector=detector), before))
@@ -361,7 +362,6 @@ def _compared(
     queries: CalibrationQueries,
     matched: LabelledImages,
     items: LabelledImages,
-    was_put: NDArray[np.bool_],
     was_decided: NDArray[np.bool_],
 ) -> Refit:
     """Compare two calibrations on queries with a match.
@@ -371,18 +371,18 @@ def _compared(
     and to reviewed queries. For these items and these reviewed queries, the loss of the new
     calibration is computed from cross-fitted probabilities.
     """
-    held_out, left_out = queries.matched, queries.leave_one_out
+    held_out, n_put = queries.matched, queries.n_put
     of_held_out = _embeddings(encoder, matched)
     unseen = _unseen_losses(fitted)
     after = np.where(was_decided, unseen[: len(held_out)], _losses(fitted, held_out, of_held_out))
     if before.outdated is not None:  # nothing to compare
         return Refit(fitted, float(after.mean()), float(after.mean()), 0.0)
     old = _losses(before, held_out, of_held_out)
-    if left_out is not None and was_put[left_out.places].any():
-        put = np.flatnonzero(was_put[left_out.places])
-        after = np.concatenate([after, unseen[len(held_out) + put]])
-        of_put = _embeddings(encoder, items.at(left_out.places[put]))
-        old = np.concatenate([old, _losses(before, left_out.matched.at(put), of_put)])
+    if n_put and queries.item_rows is not None:
+        after = np.concatenate([after, unseen[len(held_out) :][:n_put]])
+        of_put = _embeddings(encoder, items.at(queries.item_rows[:n_put]))
+        put = queries.of("items")[0].observed.at(slice(n_put))
+        old = np.concatenate([old, _losses(before, put, of_put)])
     difference = after - old
     return Refit(
         fitted,
@@ -411,12 +411,9 @@ def _embeddings(encoder: KeptVectors, images: LabelledImages) -> Embeddings:
 def _losses(calibration: Calibration, observed: RetrievedQueries, embeddings: Embeddings) -> Floats:
     """Return log losses (B,) of P(the first result is right), without correction by feedback."""
     observed = observed.first(calibration.n_candidates)
-    shift = prior_shift(calibration.assumed_absent, DEFAULT_ABSENT)
-    first = np.empty(len(observed))
     observed = replace(observed, outlier_scores=calibration.outlier_score(embeddings))
-    for row in range(len(observed)):
-        _, values = observed.signals(row)
-        first[row] = choice_probabilities(calibration.match.of_list(values) + shift)[0]
+    lists = list_probabilities(calibration, observed, DEFAULT_ABSENT)
+    first = np.array([probabilities[0] for _, probabilities in lists])
     return _log_loss(first, observed.matches[:, 0])
 
 
@@ -475,19 +472,17 @@ def fit_first(
     vectors = KeptVectors(encoder.fingerprint, gallery.dim, width, encoder.metadata)
     queries = images.at(leave_one_out_queries(images, 0, MOST_QUERIES))
     alone = embed_with_features(vectors, queries, "features of the queries")
-    items = ItemQueries(queries, alone, alone)  # no layer was fitted to an item or a label
-    none = images.at([])
-    nothing = QuerySet(none, none, None)
-    setup, observed = observe_gallery(
-        *(vectors, gallery, images, nothing, seed), are_views=False, unseen=True, items=items
+    # No layer was fitted to an item or a label.
+    items, nothing = (
+        ItemQueries(queries, alone, alone),
+        QuerySet(images.at([]), images.at([]), None),
     )
-    # A limit of ordinary pictures needs the pictures.
-    fitted = fit_calibration(setup, observed, config, seed, quality_limits={})
-    keep(
-        *(directory, vectors, none, nothing, gallery, seed),
+    fitted = calibrate_gallery(
+        *(vectors, gallery, images, nothing, config, seed),
         are_views=False,
         unseen=True,
         items=items,
+        kept_in=directory,
     )
     # `keep` stores the keys of the queries' groups; a refit compares the two.
     replace(stored, groups=tuple(f"group {group}" for group in stored.groups)).save(directory)

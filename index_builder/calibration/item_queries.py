@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from model_store.encoder.contract import Embeddings, Encoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
 from model_store.gallery.protocol import find_row
+from model_store.table import SHARED, Table
 
 from .detector import MIN_REFERENCES, fit_detectors, scores_by_fold
 
@@ -363,7 +364,7 @@ def _item_folds(
 
 
 @dataclass(frozen=True, slots=True)
-class ItemQueries:
+class ItemQueries(Table):
     """B items that are used as queries.
 
     Attributes
@@ -377,7 +378,7 @@ class ItemQueries:
     images: LabelledImages
     alone: Embeddings
     unlabelled: Embeddings
-    layers: CrossFittedLayers | None = None
+    layers: CrossFittedLayers | None = field(default=None, metadata=SHARED)
 
     def own_rows(self, gallery: Gallery, others: LabelledImages) -> Integers:
         """Return the rows (B, m) of each item's group, including the item, padded with −1.

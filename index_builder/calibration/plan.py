@@ -14,7 +14,7 @@ import numpy as np
 
 from index_builder.calibration.fit import MIN_QUERIES
 from index_builder.calibration.item_queries import MOST_QUERIES, has_partner
-from index_builder.calibration.queries import hideable_labels
+from index_builder.calibration.retrieval import hideable_labels
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import Splits
 from index_builder.progress import console

@@ -5,7 +5,7 @@ A query has one candidate for each label that it finds: the nearest item of this
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from index_builder.calibration.queries import QueryGroup
 from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.progress import console
 from model_store.decision import (
@@ -26,6 +27,7 @@ from model_store.decision import (
     choice_probabilities,
     fit_recalibration,
 )
+from model_store.decision.probabilities import prior_shift
 from model_store.errors import CalibrationError
 from model_store.feedback import FeedbackLog, SaidPairs
 from model_store.messages import Absence
@@ -71,28 +73,6 @@ signals."""
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Integers = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class QueryGroup:
-    """Queries of one kind.
-
-    Attributes
-    ----------
-    observed : B queries.
-    clusters : (B,) cluster numbers; see `CalibrationQueries`.
-    absent : whether the queries have no match in the gallery.
-    sources : (B,) source of each query; None if unknown.
-    labels : (B,) label of each query of a withheld label; None for all other queries.
-    weight : weight of each query.
-    """
-
-    observed: RetrievedQueries
-    clusters: Integers
-    absent: bool
-    sources: tuple[str, ...] | None = None
-    labels: tuple[str, ...] | None = None
-    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +345,23 @@ def fit_choice(examples: Examples, n_signals: int = len(SIGNALS)) -> LogisticMod
     weights = np.zeros_like(centre)
     weights[:n_signals] = found[:-1]
     return LogisticModel(weights, centre, scale, float(found[-1]))
+
+
+def list_probabilities(
+    calibration: Calibration, observed: RetrievedQueries, absent_share: float
+) -> Iterator[tuple[Integers, Floats]]:
+    """Yield positions (g,) of the labels in each list, and the probabilities (g,) of these labels.
+
+    The probabilities are not corrected by feedback.
+
+    Parameters
+    ----------
+    absent_share : share of absent queries that the probabilities assume.
+    """
+    shift = prior_shift(calibration.assumed_absent, absent_share)
+    for row in range(len(observed)):
+        places, values = observed.signals(row)
+        yield places, choice_probabilities(calibration.match.of_list(values) + shift)
 
 
 def _choices(log_odds: Floats, starts: Integers, counts: Integers) -> tuple[Floats, Floats]:

@@ -7,20 +7,28 @@ without the query's label.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.datasets import LabelledImages
 from index_builder.progress import console
-from index_builder.vectors.encoder import embedded
+from index_builder.vectors.encoder import embed_with_features, embedded
 from index_builder.vectors.images import Seen
-from model_store.decision import LabelMeans, OutlierDetector, labels_found, signals
+from model_store.decision import (
+    Hierarchy,
+    LabelMeans,
+    OutlierDetector,
+    label_means,
+    labels_found,
+    signals,
+    size_classes,
+)
 from model_store.decision.outliers import label_sums, unit_rows
-from model_store.encoder.contract import Embeddings, Encoder
+from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, TextEncoder
 from model_store.errors import DatasetError
 from model_store.gallery import Gallery, MaskedRows
 from model_store.gallery.entities import parts_of
@@ -29,8 +37,11 @@ from model_store.search import N_CANDIDATES, pair_uncertainty
 from model_store.table import Table
 from model_store.truth import SameLabel, Truth, Within, wgs84
 
-from .detector import MIN_REFERENCES, fit_detectors, scores_by_fold
+from .detector import MIN_REFERENCES, fit_detector, fit_detectors, scores_by_fold
 from .item_queries import CrossFittedLayers
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 N_FOLDS = 20
 """Maximum number of label folds. A detector fitted without a fold lacks all labels of the fold, not
@@ -38,6 +49,24 @@ only the query's label. So the outlier scores of queries with a hidden label are
 scores of truly absent queries in the service. With 15 labels of Caltech-101 in ten folds, truly
 absent queries got a match 1.23 times as often as queries with a hidden label. With 15 folds instead
 of ten, the factor was 1.10."""
+
+
+@dataclass(frozen=True, slots=True)
+class TruthRule:
+    """The rule for a true match.
+
+    Attributes
+    ----------
+    hierarchy : parents of labels; None without parents.
+    within : maximum distance in metres between a query and a match; None if labels define matches.
+    """
+
+    hierarchy: Hierarchy | None = None
+    within: float | None = None
+
+
+BY_LABEL = TruthRule()
+"""The rule for labels without parents: an item is a match if it has the query's label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +130,6 @@ def fit_label_folds(
     fitted = fit_detectors(embeddings, codes, subsets, weights)
     detectors = tuple(next(fitted) if held else None for held in enough)
     return LabelFolds(dict(zip(names.tolist(), folds.tolist(), strict=True)), detectors)
-
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 LATITUDE, LONGITUDE = "latitude", "longitude"
@@ -204,39 +229,6 @@ class RetrievedQueries(Table):
         )
 
 
-def observe(
-    encoder: Encoder,
-    gallery: Gallery,
-    detector: OutlierDetector,
-    means: LabelMeans,
-    queries: LabelledImages,
-    n: int = N_CANDIDATES,
-    seen: Seen | None = None,
-    within: float | None = None,
-) -> RetrievedQueries:
-    """Embed ``queries`` in batches, and find ``n`` candidates for each query.
-
-    In a gallery without labels, the label of a query is the id of the item that the query shows.
-
-    Parameters
-    ----------
-    seen : callback for each query that is decoded.
-    within : maximum distance in metres between a query and a match; None if labels define matches.
-    """
-    variance = np.empty((len(queries), encoder.dim), dtype=np.float32)
-    mean = np.empty_like(variance)
-    scores = np.empty(len(queries))
-    for positions, embeddings in embedded(encoder, queries, "calibration queries", seen):
-        mean[positions], variance[positions] = embeddings.mean, embeddings.variance
-        scores[positions] = detector.scores(embeddings)
-    found = Embeddings(mean, variance, np.empty((len(queries), 0), dtype=np.float32))
-    return look_up(
-        *(gallery, means, queries.labels, found, scores, n),
-        within=nearby(gallery, queries, within),
-        correlation=correlation_of(encoder.metadata),
-    )
-
-
 def nearby(gallery: Gallery, queries: LabelledImages, within: float | None) -> Within | None:
     """Return the rule for matches by distance; None if labels define the matches."""
     if within is None or queries.places is None:
@@ -274,149 +266,356 @@ def place_in(metadata: Mapping[str, Any], origin: str) -> tuple[float, float] | 
     return float(found[0]), float(found[1])  # type: ignore[arg-type] # looked at above
 
 
-def look_up(
-    gallery: Gallery,
-    means: LabelMeans,
-    labels: Sequence[str],
-    embeddings: Embeddings,
-    outlier_scores: Floats,
-    n: int = N_CANDIDATES,
-    *,
-    hide_label: bool = False,
-    hidden: Integers | None = None,
-    objects: Integers | None = None,
-    within: Within | None = None,
-    among: NDArray[np.bool_] | None = None,
-    correlation: Correlation = INDEPENDENT,
-) -> RetrievedQueries:
-    """Find ``n`` candidates for each of B embedded queries.
+PARTS = 4
+"""If labels are hidden, a result list has at most 1 / `PARTS` of the gallery's items. If a label is
+hidden, its items cannot be found, and other items take their places. Without this limit, some of
+these replacements would be too dissimilar for a result list of the service."""
+
+LEAST_LISTED = 10
+"""Minimum length of a result list in a small gallery."""
+
+
+def objects_of(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
+    """Return the object number (n_items,) of each item; None if no two items share an object.
+
+    To make a view an absent query, all copies and near-duplicates of the original picture must be
+    hidden.
 
     Parameters
     ----------
-    labels : (B,) label of each query. The gallery need not contain these labels.
-    outlier_scores : (B,) outlier score of each query. The detector that gave the score must have
-        been fitted without the hidden items and labels.
-    hide_label : whether to hide all items of each query's own label, to make the query absent.
-    hidden : (B, m) rows of items to exclude from each query's results, for example the query
-        itself; padded with −1.
-    objects : (N,) object number of each item; only in a gallery without labels. All items of an
-        object are hidden together.
-    within : rule for matches by distance; None if labels define matches.
-    among : (N,) mask of the items that can be found; None for all items.
+    images : gallery images, with groups if known.
+    """
+    if images.groups is None or len(set(images.groups)) == len(images):
+        return None
+    numbers = np.arange(gallery.n_items)
+    row_of = {item.id: row for row, item in enumerate(gallery.items(numbers))}
+    first: dict[str, int] = {}
+    for name, group in zip(images.ids, images.groups, strict=True):
+        numbers[row_of[name]] = first.setdefault(group, row_of[name])
+    return numbers
+
+
+def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
+    """Return a result list length that every query can fill, even if the query's label is hidden.
+
+    Parameters
+    ----------
+    n_hidden : maximum number of items hidden from a query, apart from items of the query's label.
+    """
+    if not hide_labels:
+        return min(N_CANDIDATES, gallery.n_items - n_hidden)
+    codes = gallery.label_codes(np.arange(gallery.n_items))
+    counts = np.bincount(codes[codes >= 0]) if gallery.labels else np.ones(1, dtype=np.int64)
+    return _length_without_label(counts, gallery.n_items, n_hidden)
+
+
+def _length_without_label(counts: Integers, n_items: int, n_hidden: int) -> int:
+    """Return the length of result lists if the label of each query is hidden.
+
+    The result list can contain only the remaining items. If a label with more than half of the
+    gallery's items were hidden, few items would remain. Such a label does not shorten the lists; if
+    the remaining items do not fill a list, queries of the label do not become absent queries.
+
+    Parameters
+    ----------
+    counts : (C,) number of items of each label.
+    n_hidden : see `list_length`.
+    """
+    n_hidden = max(n_hidden, int(counts[counts <= n_items // 2].max(initial=0)))
+    return min(N_CANDIDATES, max(n_items // PARTS, LEAST_LISTED), n_items - n_hidden)
+
+
+def hideable_labels(labels: Sequence[str]) -> frozenset[str]:
+    """Return the labels whose queries can become absent queries, from the labels (N,) of all items.
+
+    If such a label is hidden, the remaining items fill a result list.
+    """
+    names, counts = np.unique(np.array(labels), return_counts=True)
+    enough = len(labels) - counts >= _length_without_label(counts, len(labels), 0)
+    return frozenset(names[enough].tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The part of a gallery that existed when the absent queries were chosen.
+
+    After an addition, the gallery can contain the true label of an absent query. For example,
+    photographs of a lynx are absent queries, because no item shows a lynx. If items that show a
+    lynx are added later, the photographs are still absent queries, because only the earlier part of
+    the gallery is searched.
+
+    Attributes
+    ----------
+    rows : (N,) mask of the items that have no label, or a label that existed at that time.
+    detector : outlier detector fitted to images of the earlier labels only.
+    rivals : ratio of the current number of labels to the earlier number of labels.
+    """
+
+    rows: NDArray[np.bool_]
+    detector: OutlierDetector
+    rivals: float
+
+    @classmethod
+    def of(
+        cls,
+        gallery: Gallery,
+        images: LabelledImages,
+        embeddings: Embeddings,
+        labels: Collection[str],
+    ) -> Earlier | None:
+        """Leave out the labels that were added later.
+
+        Return None if no label was added later, if the earlier labels are unknown, or if too few
+        images remain.
+
+        Parameters
+        ----------
+        images, embeddings : a random sample of the gallery, in random order.
+        labels : the labels that the gallery had when the absent queries were chosen; empty if
+            unknown.
+        """
+        known = set(labels)
+        held = np.array([label in known for label in gallery.labels], dtype=bool)
+        if not known or held.all():
+            return None
+        codes = gallery.label_codes(np.arange(gallery.n_items))
+        kept = np.flatnonzero([label in known for label in images.labels])
+        if len(kept) < MIN_REFERENCES:
+            return None
+        detector = fit_detector(embeddings.at(kept), images.label_codes()[kept])
+        rows = np.where(codes >= 0, held[codes], True)
+        return cls(rows, detector, len(held) / int(held.sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedGallery:
+    """The gallery that a calibration is fitted for, with models to search it with queries.
+
+    Attributes
+    ----------
+    encoder_fingerprint : fingerprint of the encoder.
+    gallery : the gallery.
+    detector : the outlier detector, fitted to the gallery's images.
+    means : the mean direction of each label.
+    n_candidates : length of every result list.
     correlation : see `correlation_of`.
+    rule : the rule for a match, and the parents of labels.
+    label_folds : detectors; each was fitted without some labels. None if no labels are hidden.
+    objects : (N,) object number of each item. All items of an object are hidden together. None in a
+        gallery with labels, or if no two items share an object.
+    earlier : the part of the gallery that is searched with absent queries; None for the whole
+        gallery.
     """
-    item_codes, codes = _codes(gallery, labels)
-    truth: Truth = SameLabel(codes, item_codes) if within is None else within
-    directions = embeddings.directions
-    n = min(n, gallery.n_items)
-    if hide_label:  # if the query is an item, this also hides that item
-        rows, similarities = _without_own_label(gallery, directions, n, item_codes, codes, objects)
-    elif among is not None:
-        rows, similarities = _among(gallery, directions, n, among)
-    else:
-        rows, similarities = _without(gallery, directions, n, hidden)
-    label_codes = item_codes[rows]
-    of_means = similarities
-    if gallery.labels:
-        of_means = np.empty_like(similarities)
-        for row, direction in enumerate(directions):
-            of_means[row] = means.similarities(direction, label_codes[row], similarities[row])
-        if hidden is not None and not hide_label:
-            rest = _means_without(gallery, item_codes, codes, hidden)
-            without = np.einsum("bd,bd->b", directions, rest)[:, None]
-            of_means = np.where(label_codes == codes[:, None], without, of_means)
-    of_own = _items_of_labels(item_codes, codes, unknown=0)
-    # The calibration uses the uncertainties of matched queries only.
-    nearest = slice(0, 0 if hide_label else 1)
-    return RetrievedQueries(
-        embeddings.spherical_variances,
-        _stds_of_nearest(
-            *(gallery, embeddings, rows[:, nearest], similarities[:, nearest]),
-            correlation=correlation,
-        ),
-        outlier_scores,
-        similarities,
-        label_codes,
-        of_means,
-        truth.matches(np.arange(len(labels)), rows),
-        codes,
-        np.zeros_like(of_own) if hide_label else of_own,
-        _items_of_labels(item_codes, label_codes, unknown=1),
-    )
 
+    encoder_fingerprint: str
+    gallery: Gallery
+    detector: OutlierDetector
+    means: LabelMeans
+    n_candidates: int
+    correlation: Correlation = INDEPENDENT
+    rule: TruthRule = BY_LABEL
+    label_folds: LabelFolds | None = None
+    objects: Integers | None = None
+    earlier: Earlier | None = None
 
-def _stds_of_nearest(
-    gallery: Gallery,
-    embeddings: Embeddings,
-    rows: Integers,
-    similarities: Floats,
-    *,
-    correlation: Correlation,
-) -> Floats:
-    """Return `Assessment.uncertainty` (B,) of each query; 0 without a variance.
+    @classmethod
+    def known(
+        cls,
+        encoder: Encoder | TextEncoder,
+        gallery: Gallery,
+        detector: OutlierDetector,
+        n_candidates: int = N_CANDIDATES,
+    ) -> Self:
+        """Use a fitted detector, and hide no labels."""
+        n, metadata = min(n_candidates, gallery.n_items), encoder.metadata
+        of_pairs = correlation_of(metadata) if isinstance(metadata, EncoderMetadata) else None
+        known = encoder.fingerprint, gallery, detector, label_means(gallery), n
+        return cls(*known, of_pairs or INDEPENDENT)
 
-    Parameters
-    ----------
-    rows : (B, 1) row of each query's first candidate; (B, 0) without candidates.
-    similarities : (B, 1) or (B, 0) similarity of this candidate.
-    """
-    if not rows.shape[1]:
-        return np.full(len(rows), np.nan)
-    queries = predict(embeddings, np.full(len(rows), np.nan))
-    found = [
-        pair_uncertainty(gallery, query, *nearest, correlation=correlation)
-        for query, *nearest in zip(queries, rows, similarities, strict=True)
-    ]
-    return np.array([one or 0 for one in found], dtype=float)
+    @classmethod
+    def of(
+        cls,
+        encoder: Encoder,
+        gallery: Gallery,
+        images: LabelledImages,
+        embeddings: Embeddings,
+        seed: int,
+        *,
+        hide_labels: bool,
+        n_hidden: int = 0,
+        layers: CrossFittedLayers | None = None,
+    ) -> Self:
+        """Fit the outlier detectors and label means of a gallery.
 
+        Parameters
+        ----------
+        images, embeddings : a random sample of the gallery, in random order.
+        hide_labels : whether absent queries are matched queries with a hidden label.
+        n_hidden : maximum number of items hidden from a query, apart from items of the query's
+            label.
+        layers : see `fit_label_folds`.
+        """
+        objects, names = None if gallery.labels else objects_of(gallery, images), images.labels
+        if objects is not None:
+            assert images.groups is not None  # noqa: S101 - or no item would share a number
+            n_hidden, names = max(n_hidden, int(np.bincount(objects).max())), images.groups
+        folds = None
+        if hide_labels:
+            fitted = fit_label_folds(embeddings, names, seed, layers=layers)
+            folds = fitted.of(images.labels, names)
+        detector = fit_detector(embeddings, images.label_codes())
+        n_listed = list_length(gallery, n_hidden, hide_labels=hide_labels)
+        known = cls.known(encoder, gallery, detector, n_listed)
+        return replace(known, label_folds=folds, objects=objects)
 
-def look_up_hidden(
-    gallery: Gallery,
-    means: LabelMeans,
-    labels: Sequence[str],
-    embeddings: Embeddings,
-    folds: LabelFolds,
-    n: int,
-    objects: Integers | None = None,
-) -> tuple[RetrievedQueries, Integers]:
-    """Find candidates for embedded queries; hide the label of each query.
+    @property
+    def label_counts(self) -> Integers:
+        """Number of items of each label, by code: (C,)."""
+        codes = self.gallery.label_codes(np.arange(self.gallery.n_items))
+        return np.bincount(codes[codes >= 0], minlength=len(self.gallery.labels)).astype(np.int64)
 
-    A query is left out if too few items remain for its result list, or if no detector was fitted
-    without the query's label. The function also returns the rows (n,) of the queries that were not
-    left out.
+    def n_labels(self) -> Integers:
+        """Return the number (3,) of labels in each size class.
 
-    Parameters
-    ----------
-    folds : detectors; each was fitted without some labels.
-    n, objects : see `look_up`.
-    """
-    item_codes, codes = _codes(gallery, labels)
-    enough = gallery.n_items - _items_of_labels(item_codes, codes, unknown=0) >= n
-    kept = np.flatnonzero(folds.known(labels) & enough)
-    some, of_some = [labels[row] for row in kept.tolist()], embeddings.at(kept)
-    scores = folds.scores(of_some, some)
-    hidden = look_up(*(gallery, means, some, of_some, scores, n), hide_label=True, objects=objects)
-    return hidden, kept
+        An item without a label counts as its own label.
+        """
+        of_labels = self.label_counts
+        held = size_classes(of_labels[of_labels > 0])
+        counts = np.bincount(held, minlength=3).astype(np.int64)
+        counts[0] += self.gallery.n_items - of_labels.sum()
+        return counts
 
+    def observe(
+        self, encoder: Encoder, queries: LabelledImages, seen: Seen | None = None
+    ) -> RetrievedQueries:
+        """Embed queries in batches, and search the gallery with them.
 
-def _without_own_label(
-    gallery: Gallery,
-    directions: NDArray[np.float32],
-    n: int,
-    item_codes: NDArray[np.int32],
-    codes: NDArray[np.int32],
-    objects: Integers | None,
-) -> tuple[Integers, Floats]:
-    """Return rows and similarities (B, n) of candidates whose label is not the query's label."""
-    rows = np.empty((len(directions), n), dtype=np.int64)
-    similarities = np.empty((len(directions), n))
-    for code in np.unique(codes):
-        chosen = np.flatnonzero(codes == code)
-        others = item_codes != code
-        if objects is not None and code >= 0:  # the code of an unlabelled item is its row
-            others = objects != objects[code]
-        rows[chosen], similarities[chosen] = _among(gallery, directions[chosen], n, others)
-    return rows, similarities
+        In a gallery without labels, the label of a query is the id of the item that the query
+        shows.
+
+        Parameters
+        ----------
+        seen : callback for each query that is decoded.
+        """
+        variance = np.empty((len(queries), encoder.dim), dtype=np.float32)
+        mean = np.empty_like(variance)
+        scores = np.empty(len(queries))
+        for positions, embeddings in embedded(encoder, queries, "calibration queries", seen):
+            mean[positions], variance[positions] = embeddings.mean, embeddings.variance
+            scores[positions] = self.detector.scores(embeddings)
+        found = Embeddings(mean, variance, np.empty((len(queries), 0), dtype=np.float32))
+        within = nearby(self.gallery, queries, self.rule.within)
+        return self.look_up(queries.labels, found, scores, within=within)
+
+    def observe_absent(self, encoder: Encoder, queries: LabelledImages) -> RetrievedQueries:
+        """Search the gallery with absent queries; if there is an `Earlier` part, search only it."""
+        if self.earlier is None:
+            return self.observe(encoder, queries)
+        embeddings = embed_with_features(encoder, queries, "queries without a match")
+        scores = self.earlier.detector.scores(embeddings)
+        return self.look_up(queries.labels, embeddings, scores, among=self.earlier.rows)
+
+    def look_up_hidden(
+        self, labels: Sequence[str], embeddings: Embeddings
+    ) -> tuple[RetrievedQueries, Integers]:
+        """Find candidates for embedded queries; hide the label of each query.
+
+        A query is left out if too few items remain for its result list, or if no detector was
+        fitted without the query's label. The method also returns the rows (n,) of the queries that
+        were not left out.
+        """
+        folds = self.label_folds
+        assert folds is not None  # noqa: S101 - the caller hides labels
+        item_codes, codes = _codes(self.gallery, labels)
+        n_others = self.gallery.n_items - _items_of_labels(item_codes, codes, unknown=0)
+        kept = np.flatnonzero(folds.known(labels) & (n_others >= self.n_candidates))
+        some, of_some = [labels[row] for row in kept.tolist()], embeddings.at(kept)
+        return self.look_up(some, of_some, folds.scores(of_some, some), hide_label=True), kept
+
+    def look_up(
+        self,
+        labels: Sequence[str],
+        embeddings: Embeddings,
+        outlier_scores: Floats,
+        *,
+        hide_label: bool = False,
+        hidden: Integers | None = None,
+        within: Within | None = None,
+        among: NDArray[np.bool_] | None = None,
+    ) -> RetrievedQueries:
+        """Find `n_candidates` candidates for each of B embedded queries.
+
+        Parameters
+        ----------
+        labels : (B,) label of each query. The gallery need not contain these labels.
+        outlier_scores : (B,) outlier score of each query. The detector that gave the score must
+            have been fitted without the hidden items and labels.
+        hide_label : whether to hide all items of each query's own label, to make the query absent.
+        hidden : (B, m) rows of items to exclude from each query's results, for example the query
+            itself; padded with −1.
+        within : rule for matches by distance; None if labels define matches.
+        among : (N,) mask of the items that can be found; None for all items.
+        """
+        gallery, directions = self.gallery, embeddings.directions
+        item_codes, codes = _codes(gallery, labels)
+        truth: Truth = SameLabel(codes, item_codes) if within is None else within
+        n = min(self.n_candidates, gallery.n_items)
+        if hide_label:  # if the query is an item, this also hides that item
+            rows, similarities = self._without_own_label(directions, n, item_codes, codes)
+        elif among is not None:
+            rows, similarities = _among(gallery, directions, n, among)
+        else:
+            rows, similarities = _without(gallery, directions, n, hidden)
+        label_codes = item_codes[rows]
+        of_means = similarities
+        if gallery.labels:
+            of_means = np.empty_like(similarities)
+            for row, direction in enumerate(directions):
+                of_list = label_codes[row], similarities[row]
+                of_means[row] = self.means.similarities(direction, *of_list)
+            if hidden is not None and not hide_label:
+                rest = _means_without(gallery, item_codes, codes, hidden)
+                without = np.einsum("bd,bd->b", directions, rest)[:, None]
+                of_means = np.where(label_codes == codes[:, None], without, of_means)
+        of_own = _items_of_labels(item_codes, codes, unknown=0)
+        stds = np.full(len(rows), np.nan)  # the calibration uses those of matched queries only
+        if not hide_label and n:
+            found = zip(predict(embeddings, stds), rows[:, :1], similarities[:, :1], strict=True)
+            of_pairs = [
+                pair_uncertainty(gallery, *pair, correlation=self.correlation) for pair in found
+            ]
+            stds = np.array([one or 0 for one in of_pairs], dtype=float)
+        return RetrievedQueries(
+            embeddings.spherical_variances,
+            stds,
+            outlier_scores,
+            similarities,
+            label_codes,
+            of_means,
+            truth.matches(np.arange(len(labels)), rows),
+            codes,
+            np.zeros_like(of_own) if hide_label else of_own,
+            _items_of_labels(item_codes, label_codes, unknown=1),
+        )
+
+    def _without_own_label(
+        self,
+        directions: NDArray[np.float32],
+        n: int,
+        item_codes: NDArray[np.int32],
+        codes: NDArray[np.int32],
+    ) -> tuple[Integers, Floats]:
+        """Return rows and similarities (B, n) of candidates that don't have the query's label."""
+        rows = np.empty((len(directions), n), dtype=np.int64)
+        similarities = np.empty((len(directions), n))
+        for code in np.unique(codes):
+            chosen = np.flatnonzero(codes == code)
+            others = item_codes != code
+            if self.objects is not None and code >= 0:  # the code of an unlabelled item is its row
+                others = self.objects != self.objects[code]
+            found = _among(self.gallery, directions[chosen], n, others)
+            rows[chosen], similarities[chosen] = found
+        return rows, similarities
 
 
 def _among(

@@ -25,8 +25,7 @@ from index_builder.calibration.calibrate import (
 from index_builder.calibration.evaluate import evaluated
 from index_builder.calibration.item_queries import whole_groups
 from index_builder.calibration.kept_queries import keep
-from index_builder.calibration.queries import TruthRule
-from index_builder.calibration.retrieval import are_items, say_left_out
+from index_builder.calibration.retrieval import TruthRule, are_items, say_left_out
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.environment import open_with_access, signing
 from index_builder.datasets.splits import QuerySet

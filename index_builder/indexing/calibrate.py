@@ -20,7 +20,7 @@ from index_builder.calibration import MIN_QUERIES
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.calibration.item_queries import whole_groups
 from index_builder.calibration.plan import Plan
-from index_builder.calibration.queries import TruthRule
+from index_builder.calibration.retrieval import TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import views

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from index_builder.calibration.queries import BY_LABEL
+from index_builder.calibration.retrieval import BY_LABEL
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import joined
 from index_builder.indexing.bundle_evidence import EvidenceSource, opened, queries_of, reading

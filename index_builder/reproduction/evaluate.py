@@ -23,8 +23,8 @@ from torch import Tensor
 from index_builder.calibration import fit_calibration
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibration_queries
 from index_builder.calibration.item_queries import DetectorFolds, group_numbers, rows_of_groups
-from index_builder.calibration.queries import RetrievalSetup
-from index_builder.calibration.retrieval import RetrievedQueries, look_up
+from index_builder.calibration.probabilities import list_probabilities
+from index_builder.calibration.retrieval import CalibratedGallery, RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.metrics import error_auroc, retrieval_calibration_error
@@ -50,8 +50,7 @@ from index_builder.reproduction.retrieval import (
 from index_builder.training import trunk_device
 from index_builder.vectors.encoder import embed_all, embed_with_features
 from model_store.bundles.manifest import ENCODER_FILE
-from model_store.decision import Calibration, choice_probabilities
-from model_store.decision.probabilities import prior_shift
+from model_store.decision import Calibration
 from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.gallery import FaissGallery
@@ -89,10 +88,11 @@ class DecisionResults:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The gallery of a task, opened for search, with its outlier detector and label means."""
+    """The gallery of a task, opened for search, and the encoder of its queries."""
 
     task: Task
-    setup: RetrievalSetup
+    searched: CalibratedGallery
+    encoder: Encoder
 
 
 def world_of(
@@ -109,8 +109,8 @@ def world_of(
     order = np.random.default_rng(seed).permutation(len(task.gallery))[:N_DETECTOR_IMAGES]
     some = task.gallery.at(order)
     embeddings = embed_with_features(encoder, some, "features")
-    setup = RetrievalSetup.of(encoder, gallery, some, embeddings, seed, hide_labels=hide_labels)
-    return World(task, setup)
+    known = encoder, gallery, some, embeddings, seed
+    return World(task, CalibratedGallery.of(*known, hide_labels=hide_labels), encoder)
 
 
 def fit_decision(
@@ -122,21 +122,21 @@ def fit_decision(
     ------
     CalibrationError : there are too few queries.
     """
-    queries = calibration_queries(world.setup, data.splits().calibration)
-    return fit_calibration(world.setup, queries, config, seed, {})
+    queries = calibration_queries(world.encoder, world.searched, data.splits().calibration)
+    return fit_calibration(world.searched, queries, config, seed, {})
 
 
 def decide_test(
-    encoder: Encoder, world: World, calibration: Calibration, data: ProtocolData, seed: int
+    world: World, calibration: Calibration, data: ProtocolData, seed: int
 ) -> tuple[DecisionResults, Mapping[str, DecisionResults]]:
     """Apply the decision layer to all queries and outliers of the test in the gallery ``world``."""
     task = data.test
     if task.leave_one_out:
-        observed = _left_out(encoder, world, seed)
+        observed = _left_out(world, seed)
     else:
-        observed = world.setup.observe(task.queries)
+        observed = world.searched.observe(world.encoder, task.queries)
     outliers = {
-        name: decided(calibration, world.setup.observe(kind.images))
+        name: decided(calibration, world.searched.observe(world.encoder, kind.images))
         for name, kind in data.test_outliers.items()
     }
     return decided(calibration, observed), outliers
@@ -144,40 +144,37 @@ def decide_test(
 
 def decided(calibration: Calibration, observed: RetrievedQueries) -> DecisionResults:
     """Return probabilities and outlier scores of the observations."""
-    scores = observed.outlier_scores
-    shift = prior_shift(calibration.assumed_absent, calibration.default_share)
     first, highest = np.empty(len(observed)), np.empty(len(observed))
     likeliest = np.empty(len(observed), dtype=bool)
-    for row in range(len(observed)):
-        places, values = observed.signals(row)
-        probabilities = choice_probabilities(calibration.match.of_list(values) + shift)
+    lists = list_probabilities(calibration, observed, calibration.default_share)
+    for row, (places, probabilities) in enumerate(lists):
         first[row] = probabilities[0]
         best = int(np.argmax(probabilities))
         highest[row] = probabilities[best]
         likeliest[row] = observed.matches[row, places[best]]
-    return DecisionResults(first, observed.matches[:, 0], highest, likeliest, scores)
+    correct = observed.matches[:, 0]
+    return DecisionResults(first, correct, highest, likeliest, observed.outlier_scores)
 
 
-def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:
+def _left_out(world: World, seed: int) -> RetrievedQueries:
     """Use gallery items as queries; result lists, label means and detectors exclude the query.
 
     Items are processed in random blocks, because the features of all items do not fit into memory.
     """
-    queries, setup = world.task.queries, world.setup
+    queries, searched = world.task.queries, world.searched
     order = np.random.default_rng(seed).permutation(len(queries))
     blocks = np.array_split(order, max(1, -(-len(order) // N_DETECTOR_IMAGES)))
     parts = []
     for block in blocks:
         items = queries.at(block)
-        embeddings = embed_with_features(encoder, items, "features")
+        embeddings = embed_with_features(world.encoder, items, "features")
         groups = group_numbers(items)
         folds = DetectorFolds.of(embeddings, items.label_codes(), groups, N_FOLDS)
         scores = folds.scores(embeddings, groups)
-        hidden = rows_of_groups(setup.gallery, items)
-        n = min(setup.n_candidates, setup.gallery.n_items - hidden.shape[1])
-        parts.append(
-            look_up(setup.gallery, setup.means, items.labels, embeddings, scores, n, hidden=hidden)
-        )
+        hidden = rows_of_groups(searched.gallery, items)
+        n = min(searched.n_candidates, searched.gallery.n_items - hidden.shape[1])
+        of_block = replace(searched, n_candidates=n)
+        parts.append(of_block.look_up(items.labels, embeddings, scores, hidden=hidden))
     n = min(part.matches.shape[1] for part in parts)
     return RetrievedQueries.concatenate([part.first(n) for part in parts]).at(np.argsort(order))
 
@@ -304,9 +301,8 @@ def measure_decision(
     )
     calibration = fit_decision(development, data, config.calibration, config.seed)
     test = development if same else world_of(encoder, data.test, directory / "test", config.seed)
-    ordinary, outliers = decide_test(
-        encoder, replace(test, task=data.test), calibration, data, config.seed
-    )
+    world = replace(test, task=data.test)
+    ordinary, outliers = decide_test(world, calibration, data, config.seed)
     results = search(encoder, data.test)
     by_place = data.test.positions is not None  # for places, labels are squares
     correct = results.correct if by_place else ordinary.correct

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from PIL import Image
 from scipy.stats import binom, rankdata
 from sklearn.isotonic import IsotonicRegression
 
-from index_builder.calibration.retrieval import RetrievedQueries, observe
+from index_builder.calibration.retrieval import CalibratedGallery, RetrievedQueries
 from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.corruption import corrupted
@@ -154,14 +155,9 @@ def measure(config: BuildConfig, run: Run, data: Path) -> dict[str, float]:
     calibration, encoder = retriever.calibration, retriever.encoder
     assert calibration is not None
     assert isinstance(encoder, OnnxEncoder)
-    look = partial(
-        observe,
-        encoder,
-        retriever.gallery,
-        calibration.detector,
-        calibration.means,
-        n=calibration.n_candidates,
-    )
+    known = encoder, retriever.gallery, calibration.detector, calibration.n_candidates
+    searched = replace(CalibratedGallery.known(*known), means=calibration.means)
+    look = partial(searched.observe, encoder)
     queries = splits.evaluation
     matched = Measured(calibration, look(queries.matched))
     strangers = len(queries.withheld) > 0

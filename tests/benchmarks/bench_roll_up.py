@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from index_builder.calibration.calibrate import calibrate_gallery
-from index_builder.calibration.queries import TruthRule
+from index_builder.calibration.retrieval import TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.metrics import calibration_error, reliability

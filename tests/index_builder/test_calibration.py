@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,12 +11,11 @@ from index_builder.calibration import (
     ASSUMED_ABSENT,
     CalibratedGallery,
     CalibrationQueries,
-    LeaveOneOut,
+    QueryGroup,
     fit_calibration,
     fit_detector,
 )
 from index_builder.calibration.detector import fit_detectors
-from index_builder.calibration.queries import Hidden
 from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, calibration_error, reliability
@@ -26,6 +25,7 @@ from model_store.decision.outliers import unit_rows
 from model_store.decision.probabilities import prior_shift
 from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
+from model_store.gallery import Gallery
 from tests.support.narrowing import not_none
 
 RNG = np.random.default_rng(0)
@@ -68,15 +68,24 @@ DETECTOR = fit_detector(
 MEANS = LabelMeans(np.eye(5, 4, dtype=np.float32))
 
 
-QUERIES = CalibrationQueries(
-    matched=world(2000, 1),
-    clusters=np.arange(2000),
-    withheld=world(300, 2, has_match=False),
-)
+def queries_of(matched: RetrievedQueries, *absent: QueryGroup) -> CalibrationQueries:
+    return CalibrationQueries([QueryGroup("matched", matched, np.arange(len(matched))), *absent])
 
-GALLERY = CalibratedGallery(
-    "encoder", {"index": "flat"}, 60, np.full(5, 20), 0, DETECTOR, MEANS, "abcde"
-)
+
+WITHHELD = QueryGroup("withheld", world(300, 2, has_match=False))
+QUERIES = queries_of(world(2000, 1), WITHHELD)
+
+
+class Hundred:
+    """A gallery of five labels of twenty items; it is not searched."""
+
+    labels, index_type, n_items, n_changed = "abcde", "flat", 100, 0
+
+    def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        return (rows % 5).astype(np.int32)
+
+
+GALLERY = CalibratedGallery("encoder", cast("Gallery", Hundred()), DETECTOR, MEANS, 60)
 
 
 def calibrated(queries: CalibrationQueries = QUERIES, **changes: Any) -> Calibration:
@@ -154,7 +163,7 @@ def test_the_p_value_is_valid_for_ordinary_queries() -> None:
 @pytest.mark.slow
 def test_queries_that_hide_their_label_say_little_where_the_encoder_knows_it() -> None:
     hidden = replace(world(2000, 1, has_match=False), codes=np.arange(2000, dtype=np.int32) % 20)
-    queries = replace(QUERIES, hidden=Hidden(hidden, np.arange(2000)), withheld=None, unseen=True)
+    queries = replace(queries_of(QUERIES.matched, QueryGroup("hidden", hidden)), unseen=True)
     fitted = calibrated(queries)
     assert set(fitted.report["cross_fitted"]["outlier_auroc"]) == {"near"}
     assert fitted.evidence.absence == "hidden_labels"
@@ -226,12 +235,8 @@ def test_the_evidence_of_the_likeliest_is_of_lists_by_probability() -> None:
 
 @pytest.mark.parametrize(("n_matched", "n_no_match"), [(49, 300), (300, 49)])
 def test_too_few_queries_are_refused(n_matched: int, n_no_match: int) -> None:
-    queries = replace(
-        QUERIES,
-        matched=world(n_matched, 0),
-        clusters=np.arange(n_matched),
-        withheld=world(n_no_match, 0, has_match=False),
-    )
+    withheld = QueryGroup("withheld", world(n_no_match, 0, has_match=False))
+    queries = queries_of(world(n_matched, 0), withheld)
     with pytest.raises(CalibrationError, match=r"There are 49 .* at least 50"):
         calibrated(queries)
 
@@ -239,14 +244,10 @@ def test_too_few_queries_are_refused(n_matched: int, n_no_match: int) -> None:
 @pytest.mark.slow
 def test_gallery_images_help_probabilities_and_leave_p_values_alone() -> None:
     """Sixty held-out queries teach little; eight hundred images left out of their lists, more."""
-    few = replace(
-        QUERIES,
-        matched=world(60, 21),
-        clusters=np.arange(60),
-    )
-    more = LeaveOneOut(world(800, 23), None, np.arange(60, 860), None, np.arange(800))
+    few = queries_of(world(60, 21), WITHHELD)
+    more = QueryGroup("items", world(800, 23), np.arange(60, 860))
     unseen = world(2000, 25)
-    fits = [calibrated(few), calibrated(replace(few, leave_one_out=more))]
+    fits = [calibrated(few), calibrated(replace(few, groups=[*few.groups, more]))]
     briers = [np.mean((of_first(one, unseen) - unseen.matches[:, 0]) ** 2) for one in fits]
     assert briers[1] < 1.01 * briers[0]
     np.testing.assert_array_equal(fits[0].outlier_scores, fits[1].outlier_scores)

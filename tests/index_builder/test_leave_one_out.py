@@ -2,14 +2,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from index_builder.calibration import DetectorFolds, leave_one_out_queries
+from index_builder.calibration import DetectorFolds, fit_detector, leave_one_out_queries
+from index_builder.calibration.calibrate import rows_of_views
 from index_builder.calibration.item_queries import group_numbers, rows_of_groups, whole_groups
-from index_builder.calibration.queries import objects_of, plain_items
-from index_builder.calibration.retrieval import fit_label_folds, look_up
+from index_builder.calibration.retrieval import (
+    CalibratedGallery,
+    RetrievedQueries,
+    fit_label_folds,
+    objects_of,
+)
 from index_builder.datasets.images import LabelledImages, from_arrays
 from model_store.decision import label_means
 from model_store.encoder.contract import Embeddings
@@ -45,6 +51,19 @@ def images() -> LabelledImages:
     return replace(from_arrays("x", pixels, LABELS), ids=IDS)
 
 
+def observed_in(
+    gallery: FaissGallery,
+    labels: tuple[str, ...],
+    n: int,
+    objects: np.ndarray | None = None,
+    **hidden: Any,
+) -> RetrievedQueries:
+    detector = fit_detector(EMBEDDINGS, np.zeros(N, dtype=np.int64))
+    means = label_means(gallery)
+    searched = CalibratedGallery("encoder", gallery, detector, means, n, objects=objects)
+    return searched.look_up(labels, EMBEDDINGS, np.zeros(N), **hidden)
+
+
 def of_label(position: int) -> np.ndarray:
     """The other images of an image's label."""
     others = [n for n, label in enumerate(LABELS) if label == LABELS[position] and n != position]
@@ -57,15 +76,7 @@ def test_an_image_is_hidden_from_its_own_list_and_from_the_mean_of_its_label(
     """Against a search by brute force among all the others."""
     hidden = rows_of_groups(gallery, images)
     assert hidden.shape == (N, 1)
-    observed = look_up(
-        gallery,
-        label_means(gallery),
-        images.labels,
-        EMBEDDINGS,
-        np.zeros((N, 5)),
-        N - 1,
-        hidden=hidden,
-    )
+    observed = observed_in(gallery, images.labels, N - 1, hidden=hidden)
     for position in range(N):
         others = np.delete(np.arange(N), position)
         similarities = DIRECTIONS[others] @ DIRECTIONS[position]
@@ -92,15 +103,7 @@ def test_an_image_does_not_find_its_group_either(
     grouped = replace(images, groups=groups)
     hidden = rows_of_groups(gallery, grouped)
     n = N - hidden.shape[1]
-    observed = look_up(
-        gallery,
-        label_means(gallery),
-        grouped.labels,
-        EMBEDDINGS,
-        np.zeros((N, 5)),
-        n,
-        hidden=hidden,
-    )
+    observed = observed_in(gallery, grouped.labels, n, hidden=hidden)
     for position in range(N):
         others = np.array([n for n in range(N) if groups[n] != groups[position]])
         nearest = np.sort(DIRECTIONS[others] @ DIRECTIONS[position])[::-1][:n]
@@ -118,15 +121,7 @@ def test_means_are_those_of_all_items_of_a_label(gallery: FaissGallery) -> None:
 def test_with_their_label_hidden_too_they_match_nothing(
     gallery: FaissGallery, images: LabelledImages
 ) -> None:
-    observed = look_up(
-        gallery,
-        label_means(gallery),
-        images.labels,
-        EMBEDDINGS,
-        np.zeros((N, 5)),
-        20,
-        hide_label=True,
-    )
+    observed = observed_in(gallery, images.labels, 20, hide_label=True)
     assert not observed.matches.any()
     assert (observed.own_sizes == 0).all()
     nearest = [
@@ -141,9 +136,7 @@ def test_queries_of_labels_that_the_gallery_does_not_hold_keep_them_apart(
     gallery: FaissGallery, images: LabelledImages
 ) -> None:
     strange = replace(images, labels=tuple(f"unknown-{n % 3}" for n in range(N)))
-    observed = look_up(
-        gallery, label_means(gallery), strange.labels, EMBEDDINGS, np.zeros((N, 5)), 20
-    )
+    observed = observed_in(gallery, strange.labels, 20)
     assert not observed.matches.any()
     assert sorted(set(observed.codes.tolist())) == [-4, -3, -2]
 
@@ -201,16 +194,7 @@ def test_without_labels_an_absent_query_finds_nothing_that_shows_the_same(
     objects = objects_of(gallery, grouped)
     assert objects is not None
     n = N - 5
-    observed = look_up(
-        gallery,
-        label_means(gallery),
-        grouped.labels,
-        EMBEDDINGS,
-        np.zeros((N, 5)),
-        n,
-        hide_label=True,
-        objects=objects,
-    )
+    observed = observed_in(gallery, grouped.labels, n, hide_label=True, objects=objects)
     for position in range(N):
         others = [n for n in range(N) if groups[n] != groups[position]]
         similarities = np.sort(DIRECTIONS[others] @ DIRECTIONS[position])[::-1][:n]
@@ -228,10 +212,11 @@ def test_detectors_that_do_not_know_an_item_do_not_know_its_copy() -> None:
 def test_absent_stand_ins_of_views_are_the_pictures_themselves(images: LabelledImages) -> None:
     seen = replace(images, ids=("not among them", *IDS[1:])).at([9, 0, 4])
     order = np.random.default_rng(1).permutation(N)
-    places, items, of_items = plain_items(seen, images.at(order), EMBEDDINGS.at(order))
+    places, rows = rows_of_views(seen, images.at(order))
     assert places.tolist() == [0, 2]
-    assert items.ids == (IDS[9], IDS[4])
-    np.testing.assert_array_equal(of_items.mean, MEAN[[9, 4]])
+    assert images.at(order[rows]).ids == (IDS[9], IDS[4])
+    none, _ = rows_of_views(seen.at([]), images)
+    assert len(none) == 0
 
 
 def test_of_a_sample_no_group_is_cut_and_all_are_as_likely() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from index_builder.calibration.detector import _whitening
 from index_builder.calibration.fit import _weighted
-from index_builder.calibration.probabilities import QueryGroup
+from index_builder.calibration.queries import QueryGroup
 
 
 def part(n: int, *, absent: bool) -> QueryGroup:
     observed: Any = range(n)
-    return QueryGroup(observed, np.arange(n), absent)
+    return QueryGroup("withheld" if absent else "matched", observed)
 
 
 @pytest.mark.parametrize("assumed", [0.05, 0.5, 0.8])

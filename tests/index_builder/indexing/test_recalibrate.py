@@ -15,7 +15,7 @@ from scipy.special import expit
 from index_builder.calibration.calibrate import observe_gallery
 from index_builder.calibration.fit_again import Refit, fit_again
 from index_builder.calibration.kept_queries import as_vectors, kept_of
-from index_builder.calibration.queries import BY_LABEL, TruthRule
+from index_builder.calibration.retrieval import BY_LABEL, TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets.splits import QuerySet
 from index_builder.indexing.bundle_evidence import OpenedEvidence, _keep
@@ -176,7 +176,7 @@ def test_where_labels_have_parents_more_items_are_queries(root: Path) -> None:
         _, observed = observe_gallery(
             *parts, are_views=False, unseen=True, enough=enough, rule=rule
         )
-        n_left_out.append(len(not_none(observed.leave_one_out).places))
+        n_left_out.append(len(not_none(observed.item_rows)))
     assert n_left_out == [5, len(OF_ITEMS)]
 
 
