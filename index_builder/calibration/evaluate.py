@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -14,7 +14,14 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted, corrupted_vectors
 from index_builder.datasets.images import joined
 from index_builder.datasets.splits import QuerySet
-from index_builder.metrics import auroc, calibration_error, evened, recall_at_k, reliability
+from index_builder.metrics import (
+    auroc,
+    calibration_error,
+    error_auroc,
+    evened,
+    recall_at_k,
+    reliability,
+)
 from index_builder.vectors.encoder import embedded
 from model_store.answers import Answer
 from model_store.decision import Calibration, Hierarchy
@@ -424,9 +431,9 @@ def _asked(
         "recall_at_1": recall_at_k(matched.matches, 1),
         "recall_at_10": recall_at_k(matched.matches, 10),
         "error_auroc": {
-            "match_probability": _separation(1 - probabilities, ~correct),
-            "similarity": _separation(-matched.first_similarities, ~correct),
-            "uncertainty": _separation(matched.uncertainties, ~correct),
+            "match_probability": error_auroc(1 - probabilities, correct),
+            "similarity": error_auroc(-matched.first_similarities, correct),
+            "uncertainty": error_auroc(matched.uncertainties, correct),
         },
         "false_alarm_rate": {str(alpha): float((p_values <= alpha).mean()) for alpha in ALPHAS},
         "result_sets": {
@@ -448,14 +455,19 @@ def _asked(
             "no_match_probability": auroc(
                 withheld.no_match_probabilities, matched.no_match_probabilities
             ),
-            "similarity": auroc(-withheld.first_similarities, -matched.first_similarities),
-            "uncertainty": auroc(withheld.uncertainties, matched.uncertainties),
+            **_separation(withheld, matched),
         }
     if queries.outliers is not None:
         kinds["far"] = ask(retriever, queries.outliers, "out-of-distribution queries")
     report["verdicts"] |= {kind: answers.verdicts() for kind, answers in kinds.items()}
-    report["outlier_auroc"] = _of_outliers(matched, kinds)
-    return report, [matched, *(kinds[kind] for kind in ("near",) if kind in kinds)]
+    report["outlier_auroc"] = {
+        kind: {
+            "outlier_score": auroc(answers.outlier_scores, matched.outlier_scores),
+            **_separation(answers, matched),
+        }
+        for kind, answers in kinds.items()
+    }
+    return report, [matched, kinds["near"]] if "near" in kinds else [matched]
 
 
 def _parent(hierarchy: Hierarchy | None, label: str, name: str) -> str | None:
@@ -467,17 +479,11 @@ def _parent(hierarchy: Hierarchy | None, label: str, name: str) -> str | None:
     return None if place < 0 else hierarchy.parents[level][place]
 
 
-def _of_outliers(
-    matched: Answers, kinds: Mapping[str, Answers]
-) -> dict[str, dict[str, float | None]]:
-    """Measure how well each kind of query is separated from queries with a match (AUROC)."""
+def _separation(answers: Answers, matched: Answers) -> dict[str, float | None]:
+    """Measure how well queries are separated from queries with a match (AUROC)."""
     return {
-        kind: {
-            "outlier_score": auroc(answers.outlier_scores, matched.outlier_scores),
-            "similarity": auroc(-answers.first_similarities, -matched.first_similarities),
-            "uncertainty": auroc(answers.uncertainties, matched.uncertainties),
-        }
-        for kind, answers in kinds.items()
+        "similarity": auroc(-answers.first_similarities, -matched.first_similarities),
+        "uncertainty": auroc(answers.uncertainties, matched.uncertainties),
     }
 
 
@@ -500,7 +506,7 @@ def _of_orders(
         measured[order] = {
             "recall_at_1": recall_at_k(answered.matches, 1),
             "recall_at_10": recall_at_k(answered.matches, 10),
-            "error_auroc": _separation(1 - probabilities, ~correct),
+            "error_auroc": error_auroc(1 - probabilities, correct),
             "match_share": float(called.mean()),
             "match_error": float((~correct[called]).mean()) if called.any() else None,
             **_of_first(retriever, probabilities, correct, None),
@@ -537,7 +543,3 @@ def _of_first(
         "top1_brier": float(np.average((probabilities - outcomes) ** 2, weights=weights)),
         "top1_stream": "matched" if absent is None else "matched_and_withheld_labels",
     }
-
-
-def _separation(values: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
-    return auroc(values[positive], values[~positive])
