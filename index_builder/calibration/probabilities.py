@@ -64,6 +64,9 @@ labels. A truly absent query finds items of few labels."""
 _MOST_LOG_ODDS = 20.0
 """Maximum magnitude of the intercept, which is unbounded if every query has a match."""
 
+_RATIO = SIGNALS.index("log_distance_ratio")
+"""The column of the signal that compares an item with the nearest item of another label."""
+
 _LEAST_SPREAD = 1e-9
 """A signal is scaled only if its standard deviation exceeds this minimum. Rounding gives a constant
 signal a standard deviation of about 1e-14. A later query can have another value of this signal. If
@@ -315,7 +318,11 @@ def fit_choice(examples: Examples, n_signals: int = len(SIGNALS)) -> LogisticMod
     """Fit a conditional logit (McFadden 1974): which label, if any, is the match.
 
     The fit minimises the weighted mean of −log P(truth) plus `RIDGE` ‖w‖². Each label has log-odds
-    w · x + b against "no match", see `choice_probabilities`.
+    w · x + b against "no match", see `choice_probabilities`. The weight of `_RATIO` is at least 0:
+    a nearer item does not make its label less likely than other labels. Without this limit, the
+    weight could be negative, because the signals are correlated. Calibration queries are never
+    copies of items, so the cross-fitted loss hardly changes; but an exact copy of an item could get
+    a match probability of 0.05.
 
     Parameters
     ----------
@@ -338,7 +345,8 @@ def fit_choice(examples: Examples, n_signals: int = len(SIGNALS)) -> LogisticMod
         loss = share @ log_total - of_truth @ log_odds + RIDGE * (weights @ weights)
         return float(loss), np.r_[slope @ values + 2 * RIDGE * weights, slope.sum()]
 
-    bounds = [*[(None, None)] * values.shape[1], (-_MOST_LOG_ODDS, _MOST_LOG_ODDS)]
+    least = [0.0 if place == _RATIO else None for place in range(values.shape[1])]
+    bounds = [*((one, None) for one in least), (-_MOST_LOG_ODDS, _MOST_LOG_ODDS)]
     found = minimize(
         loss_and_gradient, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds
     ).x

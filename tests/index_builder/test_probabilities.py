@@ -16,7 +16,7 @@ from index_builder.calibration.probabilities import (
     fit_match,
     presence_is_apart,
 )
-from model_store.decision import choice_probabilities
+from model_store.decision import SIGNALS, choice_probabilities
 from model_store.errors import CalibrationError
 from model_store.messages import Absence
 from tests.support.narrowing import not_none
@@ -114,6 +114,18 @@ def test_a_signal_that_was_always_the_same_says_nothing_of_another_value() -> No
     fitted = fit_choice(replace(examples, values=values))
     other = values + np.array([0, 0, np.log(2.5 / 8.5) - np.log(1.5 / 9.5)])
     np.testing.assert_allclose(fitted.log_odds(other), fitted.log_odds(values), atol=1e-6)
+
+
+def test_fit_choice_makes_no_label_unlikely_because_its_item_is_near() -> None:
+    """A fit without the limit has a negative weight, and a copy of an item is no match of it."""
+    examples, _ = choosing(2000, seed=10)
+    ratio = 0.3 * RNG.standard_normal(len(examples.values)) - 0.9 * examples.matches
+    fitted = fit_choice(replace(examples, values=np.column_stack([examples.values, ratio])))
+    without = fit_choice(examples)
+    assert fitted.weights[SIGNALS.index("log_distance_ratio")] == 0
+    np.testing.assert_allclose(fitted.weights[:2], without.weights, atol=1e-4)
+    helpful = fit_choice(replace(examples, values=np.column_stack([examples.values, -ratio])))
+    assert helpful.weights[2] > 0.5
 
 
 def test_some_queries_are_all_that_they_were() -> None:
