@@ -485,6 +485,10 @@ class CalibratedGallery:
         counts[0] += self.gallery.n_items - of_labels.sum()
         return counts
 
+    def lone_share(self) -> float:
+        """Return the share of labelled items that are the only item of their label."""
+        return float((self.label_counts == 1).sum() / max(self.label_counts.sum(), 1))
+
     def observe(
         self, encoder: Encoder, queries: LabelledImages, seen: Seen | None = None
     ) -> RetrievedQueries:

@@ -162,6 +162,9 @@ class Evidence(Table):
     levels : outcomes at the levels of parents; None if labels have no parents.
     outlier_p_values : (N,) p-value of the outlier score among ordinary queries; None for
         calibrations before release 0.3.
+    lone_share : if items are the queries, the share of labelled items that are the only item of
+        their label. Such an item cannot be a query with a match, but served queries may show it.
+        Bounds therefore count the same share of served queries as absent queries. Otherwise None.
     """
 
     first_probabilities: Floats
@@ -181,6 +184,7 @@ class Evidence(Table):
     rivals: float = field(metadata=SHARED)
     levels: LevelEvidence | None = None
     outlier_p_values: Floats | None = None
+    lone_share: float | None = field(default=None, metadata=SHARED)
 
     def __post_init__(self) -> None:
         lengths = {len(getattr(self, name)) for name in ARRAYS}

@@ -207,6 +207,7 @@ class Stream:
     absent_times : factor by which a plan multiplies the number of absent labels.
     absent_as_likely : whether FPIR is replaced by its upper bound at confidence ½. If it is
         replaced, nothing is guaranteed for absent queries.
+    lone_share : see `Evidence`; 0 if it is None.
     """
 
     probabilities: Floats
@@ -223,6 +224,7 @@ class Stream:
     times: float = 1.0
     absent_times: float = 1.0
     absent_as_likely: bool = False
+    lone_share: float = 0.0
 
     @classmethod
     def of(
@@ -259,6 +261,7 @@ class Stream:
             evidence.rivals,
             math.inf if feedback.is_identity else float(feedback.n_pairs),
             delta,
+            lone_share=evidence.lone_share or 0.0,
         )
 
     def at_rows(self, rows: Bools) -> Stream:
@@ -270,6 +273,14 @@ class Stream:
         """(n,) True for a query without a true match in the gallery."""
         return self.labels >= 0
 
+    @property
+    def without_query(self) -> float:
+        """The share of absent queries in the stream, and of queries that show a lone item.
+
+        A query with a lone item can be called a match of a wrong label, as an absent query can.
+        """
+        return self.expected + (1 - self.expected) * self.lone_share
+
     @cached_property
     def weights(self) -> Floats:
         """Weight (n,) of each query.
@@ -277,8 +288,8 @@ class Stream:
         All objects have the same weight. All absent labels have the same weight.
         """
         weights = np.zeros(len(self.labels))
-        weights[self.counted] = (1 - self.expected) / max(self.n_objects, 1)
-        weights[self.absent] = self.expected * self._of_labels
+        weights[self.counted] = (1 - self.without_query) / max(self.n_objects, 1)
+        weights[self.absent] = self.without_query * self._of_labels
         return weights
 
     @cached_property
@@ -405,17 +416,18 @@ class Stream:
         """
         others = 1 - n / max(self.n_objects, 1)
         missed = upper_bound(others, self.n_objects * self.times, OF_ACCEPTED * self.delta)
-        odds = self.expected / ((1 - self.expected) * (1 - missed)) if missed < 1 else math.inf
+        share = self.without_query
+        odds = share / ((1 - share) * (1 - missed)) if missed < 1 else math.inf
         n_labels = self.n_labels * self.absent_times
         wrong, tested = wrong * n * self.times, n * self.times
         if self.absent_as_likely:
             likely = self._fpir(label_bound(rate, n_labels, 0.5))
             return _ErrorTest(wrong, tested, odds * np.array([likely]), None)
-        share = odds * np.minimum(self.rivals * _RATES[1:], 1.0)
-        of_absent = np.ones(len(share))
+        shares = odds * np.minimum(self.rivals * _RATES[1:], 1.0)
+        of_absent = np.ones(len(shares))
         if self.absence_known:
             of_absent = label_p_values(rate, n_labels, _RATES[:-1])
-        return _ErrorTest(wrong, tested, share, of_absent)
+        return _ErrorTest(wrong, tested, shares, of_absent)
 
     def _coverage_and_error(self, accepted: Bools) -> tuple[float, float]:
         """Return the share of queries that are accepted, and the error among these queries."""

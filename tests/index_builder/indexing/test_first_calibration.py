@@ -102,6 +102,18 @@ def test_labelled_items_become_the_queries_of_a_first_calibration(first: Path) -
     assert not stored.was_put.any(), "they are not new to this calibration"
 
 
+def test_first_calibration_counts_the_items_that_cannot_be_queries(first: Path, root: Path) -> None:
+    assert calibration(first).evidence.lone_share == 0, "items without a label are not counted"
+    lone = [
+        replace(one, item=replace(one.item, id=f"lone {n}", label=f"lone {n}"))
+        for n, one in enumerate(put(OF_ITEMS[:56], 7))
+    ]
+    filled(root, [*put(OF_ITEMS, 1), *lone])
+    share = 56 / (56 + len(OF_ITEMS))
+    assert calibration(calibrated(root)).evidence.lone_share == pytest.approx(share)
+    assert calibration(compacted(root, calibrated=True)).evidence.lone_share == pytest.approx(share)
+
+
 def test_labels_of_six_items_have_the_size_class_that_answers_give_them(root: Path) -> None:
     """A query finds five items of its label, but the served gallery has six."""
     filled(root, put(np.repeat(np.arange(N_LABELS), 6), 1))

@@ -272,6 +272,15 @@ def test_stream_without_a_match_guarantees_nothing() -> None:
     assert point.error_bound == 1
 
 
+def test_bounds_count_lone_items_as_absent_queries() -> None:
+    """A fifth of the items has no query: 0.05 + 0.95 · 0.2 of the stream can only be wrong."""
+    of = evidence(300, 300)
+    with_lone, without = stream_of(replace(of, lone_share=0.2)), stream_of(of)
+    assert with_lone.point(0.7) == replace(without, expected=0.24).point(0.7)
+    assert with_lone.point(0.7).error_bound > without.point(0.7).error_bound
+    np.testing.assert_array_equal(with_lone.probabilities, without.probabilities)
+
+
 def test_rivals_raise_a_false_match_rate_to_1_at_most() -> None:
     stream = stream_of(evidence(rivals=1.25))
     assert stream.false_match_rate(np.ones(600, dtype=np.bool_)) == 1
