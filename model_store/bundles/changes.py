@@ -54,7 +54,9 @@ def open_live(root: Path, directory: Path, base: FaissGallery | None = None) -> 
     BundleMismatch, StorageFailed : the log cannot be read, or belongs to another bundle.
     """
     base = base or FaissGallery(directory)
-    return LiveGallery(base, _log(root, directory, base), _admission(root, directory))
+    path, admit = changes_path(root, directory.name), _admission(root, directory)
+    log = ChangesFile(path, directory.name, base.encoder_fingerprint, admit)
+    return LiveGallery(base, log)
 
 
 def n_changes(root: Path, directory: Path) -> int:
@@ -100,11 +102,6 @@ def require_files(live: Writable, name: str) -> LiveGallery:
             "--calibrate` or `vouch-build all`."
         )
     return live
-
-
-def _log(root: Path, directory: Path, gallery: Gallery) -> ChangesFile:
-    path = changes_path(root, directory.name)
-    return ChangesFile(path, directory.name, gallery.encoder_fingerprint)
 
 
 def _admission(root: Path, directory: Path) -> Callable[[], None]:

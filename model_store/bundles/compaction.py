@@ -47,6 +47,7 @@ from model_store.gallery import (
 from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.gallery.index.plan import IndexKind
 from model_store.gallery.live.log import HighWater
+from model_store.gallery.live.rows import last_sequence
 from model_store.sqlite import of_the_system
 
 _N_FREE_BYTES = 2**20
@@ -168,13 +169,13 @@ class Compaction:
             raise ValueError("no bundle is prepared; call `prepare` first")
         path = changes_path(self._root, self._prepared.name)
         partial = path.with_name(f".{path.name}.partial")
-        with self._live.writing() as turn:
+        with self._live.log.transaction() as turn:
             try:
                 remove_log(partial)
                 turn.copy_tail(partial, self._prepared.name, self._until)
                 flush(partial)
                 partial.rename(path)
-                HighWater(path).make(turn.last())
+                HighWater(path).make(last_sequence(turn.connection))
                 flush(path.parent)
                 # Another process may have published a bundle without a write transaction.
                 activate(self._root, self._prepared.name, instead_of=self._manifest.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
@@ -472,7 +472,7 @@ def item_not_found(item_id: str) -> ItemNotFound:
 
 def plan_writes(
     writes: Sequence[Upsert | Delete],
-    there: Callable[[str], bool],
+    there: Container[str],
     n_items: int,
     version: int,
     most_items: int | None = None,
@@ -481,7 +481,7 @@ def plan_writes(
 
     Parameters
     ----------
-    there : function that returns whether the gallery has an item with a given id.
+    there : ids of the items in the gallery; it may have only the ids of ``writes``.
     n_items : number of items in the gallery before the writes.
     version : version of the gallery before the writes.
     most_items : maximum number of items after the writes; None for no limit. Writes that do not
@@ -495,9 +495,7 @@ def plan_writes(
     since: dict[str, bool] = {}
     outcomes, n_before = [], n_items
     for place, write in enumerate(writes, start=1):
-        existed = since.get(write.id)
-        if existed is None:
-            existed = there(write.id)
+        existed = since.get(write.id, write.id in there)
         if isinstance(write, Delete) and not existed:
             raise item_not_found(write.id)
         since[write.id] = isinstance(write, Upsert)

@@ -159,7 +159,7 @@ class TestASnapshot:
         old = base.items(np.array([3]))[0]
         writer = opened(base, path)
         writer.commit([some_upsert("before", "seen"), some_upsert("again", seed=1)])
-        with writer.writing() as turn:
+        with writer.log.transaction() as turn:
             turn.add([unusable(old.id, number), unusable("bad", number), unusable("again", number)])
         writer.commit([some_upsert("after", "seen", seed=2)])
         for live in (writer, opened(base, path)):
@@ -441,7 +441,7 @@ class TestSeveralWriters:
             if not path.exists():
                 raise GallerySuperseded("another bundle")
 
-        old = LiveGallery(base, ChangesFile(path, "the-bundle", "the-encoder"), admit)
+        old = LiveGallery(base, ChangesFile(path, "the-bundle", "the-encoder", admit))
         old.commit([some_upsert("a")])
         path.unlink()
         with pytest.raises(GallerySuperseded):
@@ -450,7 +450,7 @@ class TestSeveralWriters:
     def test_its_mark_waits_for_nobody(self, live: LiveGallery, path: Path) -> None:
         live.commit([some_upsert("a")])
         mark = live.log.mark()
-        with live.writing() as turn:
+        with live.log.transaction() as turn:
             turn.add([some_upsert("b")])
             assert live.log.mark() == mark
         assert live.log.mark() != mark
@@ -581,7 +581,7 @@ class TestTrouble:
         def refuse() -> None:
             raise GallerySuperseded("another bundle")
 
-        live = LiveGallery(base, ChangesFile(path, "the-bundle", "the-encoder"), refuse)
+        live = LiveGallery(base, ChangesFile(path, "the-bundle", "the-encoder", refuse))
         with pytest.raises(GallerySuperseded):
             live.commit([some_upsert("a")])
         assert opened(base, path).snapshot().version == 0
@@ -809,15 +809,15 @@ def test_changes_that_a_reader_took_in_first_are_not_taken_in_again(
     live: LiveGallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the end of the writing and its own taking in."""
-    writing = LiveGallery.writing
+    transaction = ChangesFile.transaction
 
     @contextmanager
-    def read_at_once(its: LiveGallery) -> Iterator[Transaction]:
-        with writing(its) as turn:
+    def read_at_once(log: ChangesFile) -> Iterator[Transaction]:
+        with transaction(log) as turn:
             yield turn
-        its.refresh()
+        live.refresh()
 
-    monkeypatch.setattr(LiveGallery, "writing", read_at_once)
+    monkeypatch.setattr(ChangesFile, "transaction", read_at_once)
     before = live.snapshot().n_rows
     live.commit([some_upsert("one")])
     assert live.snapshot().n_rows == before + 1

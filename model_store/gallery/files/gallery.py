@@ -62,6 +62,10 @@ is at most 2⁻²⁴ times the largest variance."""
 class FaissGallery:
     """The gallery that `write_faiss_gallery` wrote into ``directory``; thread-safe.
 
+    Attributes
+    ----------
+    filter_fields : value of the setting `IndexSettings.filter_fields`.
+
     Raises
     ------
     BundleMismatch : the files have different numbers of items.
@@ -80,6 +84,7 @@ class FaissGallery:
         self._previews = Previews(directory / PREVIEWS_FILE)
         self.preview_side = self._previews.side
         self.encoder_fingerprint = self._items.encoder_fingerprint
+        self.filter_fields = self._items.fields.named
         self.n_changed = self._items.n_changed
         self.n_rows: int = self.n_items
         self.labels: Sequence[str] = self._items.labels()
@@ -102,11 +107,6 @@ class FaissGallery:
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D); see `Gallery.candidates`."""
         return nearest_items(self._index, directions, n, allowed)
-
-    @property
-    def filter_fields(self) -> tuple[str, ...] | None:
-        """The value of the setting `IndexSettings.filter_fields`."""
-        return self._items.fields.named
 
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as the argument ``allowed`` of `candidates`."""

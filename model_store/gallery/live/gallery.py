@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,8 @@ from numpy.typing import NDArray
 
 from model_store.encoder.contract import usable_vectors
 from model_store.gallery.files.gallery import FaissGallery
-from model_store.gallery.live.log import ChangesFile, Transaction
+from model_store.gallery.live.log import ChangesFile
+from model_store.gallery.live.rows import changes_after, first_sequence
 from model_store.gallery.live.snapshot import DeltaSegment, GallerySnapshot, LogColumns
 from model_store.gallery.protocol import (
     NO_NOTE,
@@ -38,11 +38,6 @@ class LiveGallery:
     A search takes a `snapshot` and uses it from start to end. A writer calls `commit`. `refresh`
     reads the changes that other processes have written to the log.
 
-    Parameters
-    ----------
-    admit : function that each transaction calls before its first write. It raises an error if the
-        gallery no longer accepts writes.
-
     Raises
     ------
     BundleMismatch : the log belongs to another base.
@@ -50,12 +45,9 @@ class LiveGallery:
     LogDamaged : the log differs from its checksums.
     """
 
-    def __init__(
-        self, base: FaissGallery, log: ChangesFile, admit: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, base: FaissGallery, log: ChangesFile) -> None:
         self.log = log
         self._base = base
-        self._admit = admit
         self._lock = threading.Lock()
         self._labels = list(base.labels)
         self._codes: dict[str | None, int] = {
@@ -66,7 +58,8 @@ class LiveGallery:
         self._rows_of: dict[str, list[int]] = {}
         self._ids: list[str] = []
         self._columns = _Columns(base.dim)
-        self._emptied = _Tombstones()
+        self._removed_rows = _Column(np.int64)
+        self._removed_since = _Column(np.int64)  # number of the change that removed the row
         self._fields = LogColumns(log)
         log.verify()
         self._start = self._version = log.start()
@@ -91,7 +84,7 @@ class LiveGallery:
         StorageFailed : the log cannot be read.
         """
         with self._lock:
-            self._catch_up(self.log)
+            self._catch_up(self.log.start(), self.log.after(self._version))
             return self._snapshot
 
     def mark(self) -> tuple[int, int] | None:
@@ -110,16 +103,18 @@ class LiveGallery:
         most_items: int | None = None,
     ) -> Receipt:
         """Make all changes or none; see `Writable`."""
-        with self.writing() as turn:
+        with self.log.transaction() as turn:
+            with self._lock:
+                known = turn.connection, self._version
+                self._catch_up(first_sequence(turn.connection), changes_after(*known))
+                now = self._snapshot
             before = None if retry is None else turn.receipt(retry)
             if before is not None:
                 return before
-            with self._lock:
-                self._catch_up(turn)
-                now = self._snapshot
             stored = with_whole_items(writes, now.upsert)
             with self._lock:
-                written = plan_writes(stored, self._holds, now.n_items, now.version, most_items)
+                there = {write.id for write in stored if self._row(write.id) is not None}
+            written = plan_writes(stored, there, now.n_items, now.version, most_items)
             receipt = Receipt(tuple(written), note)
             changes = turn.add(stored)
             if retry is not None:
@@ -128,31 +123,16 @@ class LiveGallery:
             self._apply([change for change in changes if change.sequence > self._version])
         return receipt
 
-    @contextmanager
-    def writing(self) -> Iterator[Transaction]:
-        """Open a write transaction; `admit` may refuse it.
-
-        Raises
-        ------
-        WriteError : `admit` refused the transaction, or the writes could not be stored.
-        """
-        if not self.log.is_in_place:
-            self._admit()  # the log is gone if another bundle was made current and this one removed
-        with self.log.transaction() as turn:
-            self._admit()
-            yield turn
-
     def close(self) -> None:
         """Close the log."""
         self.log.close()
 
-    def _catch_up(self, log: ChangesFile | Transaction) -> None:
-        """Apply the unread changes of the log; skip the changes before the start of the log."""
-        start = log.start()
+    def _catch_up(self, start: int, unread: Sequence[Change]) -> None:
+        """Apply the unread changes of a log that begins after the change ``start``."""
         if self._version < start:
             self._start = self._version = start
             self._snapshot = self._at(start)
-        self._apply(log.after(self._version))
+        self._apply(unread)
 
     def _apply(self, changes: Sequence[Change]) -> None:
         """Apply logged changes, in order.
@@ -187,8 +167,8 @@ class LiveGallery:
 
     def _remove(self, row: int, change: Change) -> None:
         """Remove a row since ``change``."""
-        self._emptied.rows.append(row)
-        self._emptied.since.append(change.sequence)
+        self._removed_rows.append(row)
+        self._removed_since.append(change.sequence)
 
     def _append(self, change: Change, vector: Vector) -> int:
         """Store the vector of an added item in the next row; return the row."""
@@ -207,9 +187,6 @@ class LiveGallery:
         columns.label_codes.append(self._codes[change.label])
         return row
 
-    def _holds(self, item_id: str) -> bool:
-        return self._row(item_id) is not None
-
     def _row(self, item_id: str) -> int | None:
         """Return the current row of an item; None if the item does not exist."""
         if item_id in self._rows:
@@ -220,7 +197,8 @@ class LiveGallery:
         """Return the snapshot after the change ``version``."""
         columns = self._columns
         n = int(np.searchsorted(columns.sequences.until(), version, side="right"))
-        removed = self._emptied.at(version)
+        n_removed = int(np.searchsorted(self._removed_since.until(), version, side="right"))
+        removed = self._removed_rows.until(n_removed)
         appended = DeltaSegment(
             columns.sequences.until(n),
             self._ids,
@@ -266,16 +244,3 @@ class _Columns:
         self.variances = _Column(np.float32, dim)
         self.total_variances = _Column(np.float32)
         self.label_codes = _Column(np.int32)
-
-
-class _Tombstones:
-    """Rows of removed items, and the numbers of the changes that removed the items."""
-
-    def __init__(self) -> None:
-        self.rows, self.since = _Column(np.int64), _Column(np.int64)
-
-    def at(self, version: int) -> NDArray[np.int64]:
-        """Return the rows of all items that the change ``version`` or an earlier change removed."""
-        n = int(np.searchsorted(self.since.until(), version, side="right"))
-        rows: NDArray[np.int64] = self.rows.until(n)
-        return rows

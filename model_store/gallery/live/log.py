@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -80,6 +81,8 @@ class ChangesFile:
     path : ``<root>/changes/<bundle id>.sqlite``.
     bundle_id : id of the bundle that the changes belong to.
     encoder_fingerprint : fingerprint of the bundle's encoder.
+    admit : function that each transaction calls before its first write. It raises an error if the
+        gallery no longer accepts writes.
 
     Raises
     ------
@@ -88,8 +91,15 @@ class ChangesFile:
     LogDamaged : the log differs from its checksums; every later call raises this error too.
     """
 
-    def __init__(self, path: Path, bundle_id: str, encoder_fingerprint: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        bundle_id: str,
+        encoder_fingerprint: str,
+        admit: Callable[[], None] = lambda: None,
+    ) -> None:
         self.path = path
+        self._admit = admit
         self._identity = {
             "schema": SCHEMA_VERSION,
             "bundle": bundle_id,
@@ -135,7 +145,7 @@ class ChangesFile:
                 if self._watcher is None:
                     self._watcher = connect(self.path, "ro", patience_s=0)
                     self._n_watchers += 1  # each connection has its own counter
-                ((version,),) = rows.fetched(self._watcher, "PRAGMA data_version")
+                (version,) = self._watcher.execute("PRAGMA data_version").fetchone()
             except sqlite3.Error:
                 return None
             return self._n_watchers, int(version)
@@ -167,11 +177,11 @@ class ChangesFile:
             "SELECT sequence FROM changes WHERE mean IS NOT NULL "  # noqa: S608
             f"AND sequence BETWEEN ? AND ? AND {condition}"
         )
-        nothing: list[rows.Row] = []
-        found = self._read(
-            partial(rows.fetched, query=query, values=[first, last, *values]), nothing
-        )
-        return [sequence for (sequence,) in found]
+
+        def found(connection: sqlite3.Connection) -> list[int]:
+            return [number for (number,) in connection.execute(query, [first, last, *values])]
+
+        return self._read(found, [])
 
     def column(self, field: Field, sequences: NDArray[np.int64]) -> Column:
         """Build the index of ``field`` for the items that the changes ``sequences`` wrote."""
@@ -205,11 +215,16 @@ class ChangesFile:
 
         Raises
         ------
-        WriteError : the writes could not be stored, or the log cannot be written to.
+        WriteError : `admit` refused the transaction, the writes could not be stored, or the log
+            cannot be written to.
         ChangeUnconfirmed : see `commit`.
         """
         with self._writing, self._told(), errors_in_words(self.path):
-            self._require_in_place()
+            try:
+                self._require_in_place()
+            except StorageFailed:
+                self._admit()  # another bundle may be current, and this log removed
+                raise
             if self._writer is None:
                 self._writer = self._open_writer()
             connection = self._writer
@@ -217,6 +232,7 @@ class ChangesFile:
             try:
                 self._verify(connection)
                 require_reached(rows.last_sequence(connection), self._high.read())
+                self._admit()
                 turn = Transaction(connection)
                 yield turn
                 self._require_in_place()
@@ -227,11 +243,6 @@ class ChangesFile:
                 raise
             if turn.reached is not None:
                 self._high.raise_to(turn.reached)
-
-    @property
-    def is_in_place(self) -> bool:
-        """Return whether the open log is still the file at `path`; True if no log is open."""
-        return self._opened is None or _file_at(self.path) == self._opened
 
     def copy_to(self, target: Path) -> None:
         """Copy the log consistently to ``target``, while writers continue.
@@ -255,7 +266,7 @@ class ChangesFile:
         An open file keeps its name only until its directory is moved. A write would then be stored
         in the moved directory, and its number in the directory that has taken its place.
         """
-        if not self.is_in_place:
+        if self._opened is not None and _file_at(self.path) != self._opened:
             raise StorageFailed(
                 "The directory of this gallery's changes was moved or replaced while the service "
                 "ran. Nothing was changed. The operator must restart the service."
@@ -304,7 +315,7 @@ class ChangesFile:
         """Open a reading connection; None while another process creates the log."""
         connection = connect(self.path, "ro")
         try:
-            made = rows.fetched(connection, _MADE)
+            made = connection.execute(_MADE).fetchone()
         except sqlite3.OperationalError:
             connection.close()
             # On a read-only disk, a log without a journal was closed properly and can be opened. A
@@ -313,7 +324,7 @@ class ChangesFile:
             if journal.exists() and journal.stat().st_size:
                 raise
             connection = connect(self.path, "ro", immutable=True)
-            made = rows.fetched(connection, _MADE)
+            made = connection.execute(_MADE).fetchone()
         if not made:
             connection.close()
             return None
@@ -360,52 +371,45 @@ class ChangesFile:
                 )
 
 
+@dataclass(slots=True)
 class Transaction:
-    """A write transaction; see `ChangesFile.transaction`."""
+    """A write transaction; see `ChangesFile.transaction`.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self.reached: int | None = None
-        """The latest sequence number; None until this transaction adds a change."""
+    Attributes
+    ----------
+    connection : connection with the open transaction.
+    reached : number of the last change that this transaction has added; None before that.
+    """
 
-    def after(self, sequence: int) -> list[Change]:
-        """Return the changes after ``sequence``, in order."""
-        return rows.changes_after(self._connection, sequence)
-
-    def start(self) -> int:
-        """See `ChangesFile.start`."""
-        return rows.first_sequence(self._connection)
-
-    def last(self) -> int:
-        """Return the number of the last change; 0 before the first change."""
-        return rows.last_sequence(self._connection)
-
-    def receipt(self, retry: Retry) -> Receipt | None:
-        """Return a request's receipt; None if the request is new. May raise `KeyReused`."""
-        return _receipt(self._connection, retry)
+    connection: sqlite3.Connection
+    reached: int | None = None
 
     def add(self, writes: Sequence[Upsert | Delete]) -> list[Change]:
         """Append changes to the log; return them with their sequence numbers."""
-        last = self.last()
-        return [self._add(last + place, write) for place, write in enumerate(writes, start=1)]
+        changes = []
+        for sequence, write in enumerate(writes, rows.last_sequence(self.connection) + 1):
+            row = rows.row_of(sequence, write)
+            marks = ",".join("?" * len(row))
+            self.connection.execute(f"INSERT INTO changes VALUES ({marks})", row)  # noqa: S608
+            for table, beside in rows.rows_beside(sequence, write):
+                self.connection.execute(f"INSERT INTO {table} VALUES (?, ?, ?)", beside)  # noqa: S608
+            self.reached = sequence
+            label, vector = None, None
+            if isinstance(write, Upsert):
+                label, vector = write.item.label, write.vector
+            changes.append(Change(sequence, write.id, label, vector))
+        return changes
 
-    def _add(self, sequence: int, write: Upsert | Delete) -> Change:
-        row = rows.row_of(sequence, write)
-        marks = ",".join("?" * len(row))
-        self._connection.execute(f"INSERT INTO changes VALUES ({marks})", row)  # noqa: S608
-        for table, beside in rows.rows_beside(sequence, write):
-            self._connection.execute(f"INSERT INTO {table} VALUES (?, ?, ?)", beside)  # noqa: S608
-        self.reached = sequence
-        if isinstance(write, Delete):
-            return Change(sequence, write.id, None, None)
-        return Change(sequence, write.id, write.item.label, write.vector)
+    def receipt(self, retry: Retry) -> Receipt | None:
+        """Return a request's receipt; None if the request is new. May raise `KeyReused`."""
+        return _receipt(self.connection, retry)
 
     def remember(self, retry: Retry, receipt: Receipt) -> None:
         """Store the outcome of a request, and delete old outcomes."""
-        now = _now(self._connection)
-        rows.set_clock(self._connection, time.time(), now)
-        self._connection.execute("DELETE FROM outcomes WHERE at < ?", (now - OUTCOME_LIFE_S,))
-        self._connection.execute(
+        now = _now(self.connection)
+        rows.set_clock(self.connection, time.time(), now)
+        self.connection.execute("DELETE FROM outcomes WHERE at < ?", (now - OUTCOME_LIFE_S,))
+        self.connection.execute(
             "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?)", rows.outcome_row(retry, receipt, now)
         )
 
@@ -413,13 +417,13 @@ class Transaction:
         """Create the log of another bundle, with the changes that follow the change ``after``."""
         with closing(connect(path, "rwc")) as target:
             target.execute("PRAGMA journal_mode=WAL")
-            meta = rows.meta(self._connection)
+            meta = rows.meta(self.connection)
             identity = {key: meta[key] for key in ("schema", "encoder")}
             rows.make(target, {**identity, "bundle": bundle_id}, after)
             target.execute("BEGIN")
-            now = _now(self._connection)
+            now = _now(self.connection)
             rows.set_clock(target, time.time(), now)
-            rows.copy_rows(self._connection, target, after, now - OUTCOME_LIFE_S)
+            rows.copy_rows(self.connection, target, after, now - OUTCOME_LIFE_S)
             rows.verify_all(target)  # verify the copied changes
             target.execute("COMMIT")
             target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -495,7 +499,7 @@ class HighWater:
             with _alone(self.path.parent):
                 if not self.path.exists():
                     with replacing(self.path) as staged:
-                        staged.write_bytes(_written(sequence))
+                        staged.write_bytes(b"%0*d" % (_DIGITS, sequence))
 
     def raise_to(self, sequence: int) -> None:
         """Write a larger number. Errors are only logged, because the change is already stored."""
@@ -504,7 +508,7 @@ class HighWater:
                 fcntl.flock(file, fcntl.LOCK_EX)  # other processes may write too
                 known = file.read()
                 if not known.isdigit() or int(known) < sequence:
-                    os.pwrite(file.fileno(), _written(sequence), 0)
+                    os.pwrite(file.fileno(), b"%0*d" % (_DIGITS, sequence), 0)
         except OSError:
             logger.exception("the number of the last change cannot be stored")
 
@@ -535,7 +539,3 @@ def require_reached(last: int, reached: int) -> None:
     """
     if last < reached:
         raise LogDamaged(f"it ends with change {last}, though {reached} were acknowledged")
-
-
-def _written(sequence: int) -> bytes:
-    return f"{sequence:0{_DIGITS}d}".encode()

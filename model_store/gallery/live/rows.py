@@ -90,14 +90,9 @@ def make(connection: sqlite3.Connection, identity: dict[str, str], start: int) -
     connection.execute("COMMIT")
 
 
-def fetched(connection: sqlite3.Connection, query: str, values: Sequence[Any] = ()) -> list[Row]:
-    """Return all rows of a query."""
-    return connection.execute(query, values).fetchall()
-
-
 def meta(connection: sqlite3.Connection) -> dict[str, str]:
     """Return the log's own description: schema, bundle, encoder, start and clock."""
-    return dict(fetched(connection, "SELECT key, value FROM meta"))
+    return dict(connection.execute("SELECT key, value FROM meta").fetchall())
 
 
 def clock(connection: sqlite3.Connection) -> tuple[float, float]:
@@ -127,7 +122,7 @@ def first_sequence(connection: sqlite3.Connection) -> int:
 
 def last_sequence(connection: sqlite3.Connection) -> int:
     """Return the latest sequence number."""
-    ((last,),) = fetched(connection, "SELECT max(sequence) FROM changes")
+    (last,) = connection.execute("SELECT max(sequence) FROM changes").fetchone()
     return first_sequence(connection) if last is None else int(last)
 
 
@@ -175,7 +170,7 @@ def contents_beside(
         some = sequences[start : start + _ASKED_TOGETHER]
         marks = ",".join("?" * len(some))
         query = f"SELECT * FROM {table} WHERE sequence IN ({marks})"  # noqa: S608
-        for row in fetched(connection, query, some):
+        for row in connection.execute(query, some):
             _verify_beside(table, row)
             found[int(row[0])] = bytes(row[1])
     return found
@@ -190,9 +185,8 @@ def changes_after(connection: sqlite3.Connection, sequence: int) -> list[Change]
     # Another process may make the log after the caller has read its start.
     wanted = max(sequence, first_sequence(connection)) + 1
     changes = []
-    for number, item_id, label, metadata, mean, variance, checksums in fetched(
-        connection, query, [sequence]
-    ):
+    for row in connection.execute(query, [sequence]):
+        number, item_id, label, metadata, mean, variance, checksums = row
         _require_next(number, wanted)
         wanted += 1
         _verify(number, _ITEM, (item_id, label, metadata), checksums)
@@ -210,7 +204,7 @@ def items_at(connection: sqlite3.Connection, sequences: Sequence[int]) -> list[I
         f"WHERE sequence IN ({marks})"
     )
     found = {}
-    for sequence, item_id, label, metadata, checksums in fetched(connection, query, sequences):
+    for sequence, item_id, label, metadata, checksums in connection.execute(query, sequences):
         _verify(sequence, _ITEM, (item_id, label, metadata), checksums)
         found[sequence] = Item(item_id, label, json.loads(metadata))
     for sequence in sequences:
@@ -222,7 +216,7 @@ def items_at(connection: sqlite3.Connection, sequences: Sequence[int]) -> list[I
 def thumbnail_at(connection: sqlite3.Connection, sequence: int) -> Thumbnail:
     """Return the thumbnail written by the change ``sequence``."""
     query = "SELECT media_type, thumbnail, checksums FROM changes WHERE sequence = ?"
-    for media_type, data, checksums in fetched(connection, query, [sequence]):
+    for media_type, data, checksums in connection.execute(query, [sequence]):
         _verify(sequence, _PICTURE, (media_type, data), checksums)
         return Thumbnail(data, media_type)
     raise LogDamaged(f"change {sequence} is missing")
@@ -252,11 +246,12 @@ def field_column(
 
 def upsert_at(connection: sqlite3.Connection, sequence: int) -> Upsert:
     """Return the item and vector written by the change ``sequence``."""
-    rows = fetched(connection, f"SELECT {_WHOLE} FROM changes WHERE sequence = ?", [sequence])  # noqa: S608
-    if not rows:
+    query = f"SELECT {_WHOLE} FROM changes WHERE sequence = ?"  # noqa: S608
+    row = connection.execute(query, [sequence]).fetchone()
+    if row is None:
         raise LogDamaged(f"change {sequence} is missing")
-    _verify_row(rows[0])
-    _, item_id, label, metadata, media_type, data, mean, variance, _ = rows[0]
+    _verify_row(row)
+    _, item_id, label, metadata, media_type, data, mean, variance, _ = row
     preview = contents_beside(connection, "previews", [sequence]).get(sequence, b"")
     item = NewItem(item_id, label, json.loads(metadata), Thumbnail(data, media_type), preview)
     return Upsert(item, _vector(mean, variance))
@@ -265,7 +260,7 @@ def upsert_at(connection: sqlite3.Connection, sequence: int) -> Upsert:
 def receipt_of(connection: sqlite3.Connection, retry: Retry, since: float) -> Receipt | None:
     """Return a request's receipt if it was stored after ``since``; may raise `KeyReused`."""
     query = "SELECT key, request, outcome, at, checksum FROM outcomes WHERE key = ? AND at > ?"
-    for row in fetched(connection, query, [retry.key, since]):
+    for row in connection.execute(query, [retry.key, since]):
         _verify_outcome(row)
         _, request, outcome, *_ = row
         retry.require_same(request)
@@ -306,7 +301,7 @@ def copy_rows(
     tables += [(table, "sequence", after) for table in _tables_beside(connection)]
     for table, column, bound in tables:
         query = f"SELECT * FROM {table} WHERE {column} > ?"  # noqa: S608
-        rows = fetched(connection, query, [bound])
+        rows = connection.execute(query, [bound]).fetchall()
         if rows:
             marks = ",".join("?" * len(rows[0]))
             target.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
@@ -348,7 +343,7 @@ def _verify_beside(table: Beside, row: Row) -> None:
 
 def _tables_beside(connection: sqlite3.Connection) -> list[Beside]:
     """Return the names of the optional tables that this log has."""
-    found = {name for (name,) in fetched(connection, "SELECT name FROM sqlite_master")}
+    found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     return [table for table in get_args(Beside) if table in found]
 
 

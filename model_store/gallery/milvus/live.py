@@ -189,7 +189,7 @@ class MilvusLive:
             if any(isinstance(write, Edit) for write in writes):
                 self._deliver(turn)  # `_whole` reads an item from Milvus before the edit
             stored = with_whole_items(writes, partial(self._whole, rows))
-            written = plan_writes(stored, there.__contains__, n_items, last, most_items)
+            written = plan_writes(stored, there, n_items, last, most_items)
             for write in stored:
                 _require_taken(write)
             receipt = Receipt(tuple(written), note)

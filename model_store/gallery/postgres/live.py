@@ -106,7 +106,7 @@ class PostgresLive:
             if receipt is None:
                 rows = _current_rows(connection, [write.id for write in writes])
                 stored = with_whole_items(writes, partial(_whole, connection, rows))
-                written = plan_writes(stored, rows.__contains__, n_items, version, most_items)
+                written = plan_writes(stored, rows, n_items, version, most_items)
                 receipt = Receipt(tuple(written), note)
                 if stored:
                     self._store(connection, stored, rows, version)
