@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import math
 import sqlite3
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,7 +26,7 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
-from model_store.files import make_for_owner
+from model_store.files import flush, give_to_owner, make_for_owner
 
 BUSY_S = 5.0
 """Timeout in seconds for the write lock. A transaction takes milliseconds; the copy at the end of a
@@ -105,15 +107,6 @@ def commit(connection: sqlite3.Connection) -> None:
         ) from error
 
 
-def says_unmade(error: sqlite3.OperationalError) -> bool:
-    """Return whether a reader has met a file that a process was killed while making.
-
-    The process has left a rollback journal, which only a writer can apply. Later, files have a
-    write-ahead log instead.
-    """
-    return error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK
-
-
 def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
@@ -153,6 +146,192 @@ _MEANING: dict[int, tuple[type[WriteError], str]] = {
     sqlite3.SQLITE_PERM: (WriteRefused, _READ_ONLY),
 }
 """Error class and message for each primary result code of SQLite."""
+
+
+READER_CACHE_KIB = 128
+"""Size of a reader's page cache in KiB; SQLite's default is 2 MB. There may be a thousand
+galleries, each with a reader. The operating system caches the file too."""
+
+_MADE = "SELECT 1 FROM sqlite_master LIMIT 1"
+
+
+class SharedFile(ABC):
+    """A file that several threads and processes read and write; the first write creates it.
+
+    Only one process writes at a time. When a transaction ends, its writes are on the disk.
+
+    Parameters
+    ----------
+    path : path of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._watching = threading.Lock()
+        self._reader: sqlite3.Connection | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._watcher: sqlite3.Connection | None = None
+        self._n_watchers = 0
+        self._opened: tuple[int, int] | None = None
+
+    @abstractmethod
+    def _make(self, connection: sqlite3.Connection) -> None:
+        """Create the tables that do not exist; the write-ahead log is already in use.
+
+        Raises
+        ------
+        OSError, sqlite3.Error
+        """
+
+    def _verify(self, connection: sqlite3.Connection) -> None:  # noqa: B027 - optional
+        """Check that a file with tables is the wanted file."""
+
+    def mark(self) -> tuple[int, int] | None:
+        """Return a token that changes when any process commits; (0, 0) before the first change.
+
+        The service compares the token before every request. The token is in shared memory, so a
+        read takes microseconds. None if the token cannot be read, for example on a read-only disk.
+        """
+        with self._watching:
+            if self._watcher is None and not self.path.exists():
+                return 0, 0
+            try:
+                if self._watcher is None:
+                    self._watcher = connect(self.path, "ro", patience_s=0)
+                    self._n_watchers += 1  # each connection has its own counter
+                (version,) = self._watcher.execute("PRAGMA data_version").fetchone()
+            except sqlite3.Error:
+                return None
+            return self._n_watchers, int(version)
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[sqlite3.Connection | None]:
+        """Borrow the reading connection; None before the first write.
+
+        Raises
+        ------
+        StorageFailed : the file cannot be read.
+        """
+        with self._reading, errors_in_words(self.path, "read"):
+            if self._reader is None and self.path.exists():
+                self._reader = self._open_reader()
+            yield self._reader
+
+    @contextmanager
+    def _transaction(self, *, wait: bool = True) -> Iterator[sqlite3.Connection]:
+        """Open a write transaction; after an error, none of its writes are kept.
+
+        Raises
+        ------
+        StorageBusy : another writer has the lock. With ``wait``, the error is raised after
+            `BUSY_S`, and only if the writer is in another process.
+        WriteError : the writes could not be stored.
+        ChangeUnconfirmed : see `commit`.
+        """
+        if not self._writing.acquire(blocking=wait):
+            raise StorageBusy("Another thread is writing to the gallery.")
+        try:
+            with errors_in_words(self.path):
+                if self._writer is None:
+                    self._writer = self._open_writer()
+                connection = self._writer
+                connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000) if wait else 0}")
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield connection
+                    self._require_in_place()
+                    commit(connection)
+                except BaseException:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    raise
+        finally:
+            self._writing.release()
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._writing, self._reading, self._watching:
+            self._close_readers()
+            if self._writer is not None:
+                self._writer.close()
+            self._writer = self._opened = None
+
+    def _require_in_place(self) -> None:
+        """Raise `StorageFailed` if the open file is no longer the file at `path`.
+
+        An open file keeps its name only until its directory is moved. A write would then be stored
+        in the moved directory, and its number in the directory that has taken its place.
+        """
+        if self._opened is not None and _file_at(self.path) != self._opened:
+            raise StorageFailed(
+                "The directory of this gallery's changes was moved or replaced while the service "
+                "ran. Nothing was changed. The operator must restart the service."
+            )
+
+    def _close_readers(self) -> None:
+        for connection in (self._reader, self._watcher):
+            if connection is not None:
+                connection.close()
+        self._reader = self._watcher = None
+
+    def _open_reader(self) -> sqlite3.Connection | None:
+        """Open a reading connection; None while another process creates the file."""
+        connection = connect(self.path, "ro")
+        try:
+            made = connection.execute(_MADE).fetchone()
+        except sqlite3.OperationalError:
+            connection.close()
+            # On a read-only disk, a file without a journal was closed properly and can be opened. A
+            # process that was killed while it made the file has left no tables.
+            journal = self.path.with_name(f"{self.path.name}-wal")
+            if journal.exists() and journal.stat().st_size:
+                raise
+            connection = connect(self.path, "ro", immutable=True)
+            made = connection.execute(_MADE).fetchone()
+        if not made:
+            connection.close()
+            return None
+        self._verify(connection)
+        self._opened = self._opened or _file_at(self.path)
+        connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
+        return connection
+
+    def _open_writer(self) -> sqlite3.Connection:
+        folder = self.path.parent
+        try:
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True)
+                give_to_owner(folder)
+        except OSError as error:
+            raise of_the_system(error) from error
+        # An immutable connection of `_open_reader` would not find later changes.
+        with self._reading, self._watching:
+            self._close_readers()
+        connection = connect(self.path, "rwc")
+        try:
+            use_write_ahead_log(connection)
+            connection.execute("PRAGMA synchronous=FULL")
+            self._make(connection)
+            self._opened = self._opened or _file_at(self.path)
+        except OSError as error:
+            connection.close()
+            raise of_the_system(error) from error
+        except sqlite3.Error:
+            connection.close()  # a later connection must not see an old state of the file
+            raise
+        for path in (folder, folder.parent):  # makes the new file survive a power cut
+            flush(path)
+        return connection
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of the file at ``path``; None if there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 wanted_until: ContextVar[float] = ContextVar("wanted_until", default=math.inf)

@@ -779,7 +779,7 @@ class TestDamage:
                 return connect(path, mode, immutable=True)
             return sqlite3.connect(":memory:", factory=Refusing)
 
-        monkeypatch.setattr("model_store.gallery.live.log.connect", connected)
+        monkeypatch.setattr("model_store.sqlite.connect", connected)
         if is_served:
             assert opened(base, kept).snapshot().version == 12
         else:

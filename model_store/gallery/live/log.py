@@ -19,7 +19,6 @@ import fcntl
 import logging
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -32,31 +31,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import BundleMismatch, LogDamaged, StorageFailed
-from model_store.files import PARTIAL, flush, give_to_owner, replacing
+from model_store.files import PARTIAL, replacing
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.filters.sql import to_sql
 from model_store.gallery.live import rows
 from model_store.gallery.protocol import Change, Delete, Item, Receipt, Retry, Thumbnail, Upsert
-from model_store.sqlite import (
-    commit,
-    connect,
-    errors_in_words,
-    of_the_system,
-    use_write_ahead_log,
-)
+from model_store.sqlite import SharedFile, connect, errors_in_words
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-READER_CACHE_KIB = 128
-"""Size of a reader's page cache in KiB; SQLite's default is 2 MB. There may be a thousand
-galleries, each with a reader. The operating system caches the file too."""
-
 SCHEMA_VERSION = "2"
-
-_MADE = "SELECT 1 FROM sqlite_master LIMIT 1"
 
 OUTCOME_LIFE_S = 24 * 3600.0
 """Seconds for which the outcome of an Idempotency-Key is kept, measured by the log's clock."""
@@ -71,7 +58,7 @@ UNFINISHED = f"{_ENDING}{PARTIAL}"
 """Ending of the names of temporary files beside logs."""
 
 
-class ChangesFile:
+class ChangesFile(SharedFile):
     """The log of one bundle's gallery; several threads and processes can use it.
 
     The first write creates the file. Without the file, the gallery has no changes.
@@ -98,20 +85,13 @@ class ChangesFile:
         encoder_fingerprint: str,
         admit: Callable[[], None] = lambda: None,
     ) -> None:
-        self.path = path
+        super().__init__(path)
         self._admit = admit
         self._identity = {
             "schema": SCHEMA_VERSION,
             "bundle": bundle_id,
             "encoder": encoder_fingerprint,
         }
-        self._reading, self._writing = threading.Lock(), threading.Lock()
-        self._watching = threading.Lock()
-        self._reader: sqlite3.Connection | None = None
-        self._writer: sqlite3.Connection | None = None
-        self._watcher: sqlite3.Connection | None = None
-        self._n_watchers = 0
-        self._opened: tuple[int, int] | None = None
         self._high = HighWater(path)
         self._damage: LogDamaged | None = None
 
@@ -131,24 +111,10 @@ class ChangesFile:
             require_reached(last, reached)
 
     def mark(self) -> tuple[int, int] | None:
-        """Return a token that changes when any process commits; (0, 0) before the first change.
-
-        The service compares the token before every request. The token is in shared memory, so a
-        read takes microseconds. None if the token cannot be read, for example on a read-only disk.
-        """
+        """See `SharedFile.mark`."""
         if self._damage is not None:
             raise self._damage
-        with self._watching:
-            if self._watcher is None and not self.path.exists():
-                return 0, 0
-            try:
-                if self._watcher is None:
-                    self._watcher = connect(self.path, "ro", patience_s=0)
-                    self._n_watchers += 1  # each connection has its own counter
-                (version,) = self._watcher.execute("PRAGMA data_version").fetchone()
-            except sqlite3.Error:
-                return None
-            return self._n_watchers, int(version)
+        return super().mark()
 
     def after(self, sequence: int) -> list[Change]:
         """Return the changes after ``sequence``, in order."""
@@ -219,28 +185,18 @@ class ChangesFile:
             cannot be written to.
         ChangeUnconfirmed : see `commit`.
         """
-        with self._writing, self._told(), errors_in_words(self.path):
+        with self._told():
             try:
                 self._require_in_place()
             except StorageFailed:
                 self._admit()  # another bundle may be current, and this log removed
                 raise
-            if self._writer is None:
-                self._writer = self._open_writer()
-            connection = self._writer
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with self._transaction() as connection:
                 self._verify(connection)
                 require_reached(rows.last_sequence(connection), self._high.read())
                 self._admit()
                 turn = Transaction(connection)
                 yield turn
-                self._require_in_place()
-                commit(connection)
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
             if turn.reached is not None:
                 self._high.raise_to(turn.reached)
 
@@ -252,38 +208,10 @@ class ChangesFile:
         with errors_in_words(target), closing(connect(target, "rwc")) as copy:
             self._read(partial(_back_up, target=copy, path=target), None)
 
-    def close(self) -> None:
-        """Close the file."""
-        with self._writing, self._reading, self._watching:
-            self._close_readers()
-            if self._writer is not None:
-                self._writer.close()
-            self._writer = self._opened = None
-
-    def _require_in_place(self) -> None:
-        """Raise `StorageFailed` if the open log is no longer the file at `path`.
-
-        An open file keeps its name only until its directory is moved. A write would then be stored
-        in the moved directory, and its number in the directory that has taken its place.
-        """
-        if self._opened is not None and _file_at(self.path) != self._opened:
-            raise StorageFailed(
-                "The directory of this gallery's changes was moved or replaced while the service "
-                "ran. Nothing was changed. The operator must restart the service."
-            )
-
-    def _close_readers(self) -> None:
-        for connection in (self._reader, self._watcher):
-            if connection is not None:
-                connection.close()
-        self._reader = self._watcher = None
-
     def _read(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
         """Call ``work`` with the reading connection; return ``otherwise`` if no log exists."""
-        with self._reading, self._told(), errors_in_words(self.path, "read"):
-            if self._reader is None and self.path.exists():
-                self._reader = self._open_reader()
-            return otherwise if self._reader is None else work(self._reader)
+        with self._told(), self._borrowed() as connection:
+            return otherwise if connection is None else work(connection)
 
     def _beside(self, table: rows.Beside, sequences: Sequence[int]) -> dict[int, bytes]:
         found = partial(rows.contents_beside, table=table, sequences=sequences)
@@ -311,55 +239,9 @@ class ChangesFile:
             )
             raise self._damage from error
 
-    def _open_reader(self) -> sqlite3.Connection | None:
-        """Open a reading connection; None while another process creates the log."""
-        connection = connect(self.path, "ro")
-        try:
-            made = connection.execute(_MADE).fetchone()
-        except sqlite3.OperationalError:
-            connection.close()
-            # On a read-only disk, a log without a journal was closed properly and can be opened. A
-            # process that was killed while it made the log has left no tables.
-            journal = self.path.with_name(f"{self.path.name}-wal")
-            if journal.exists() and journal.stat().st_size:
-                raise
-            connection = connect(self.path, "ro", immutable=True)
-            made = connection.execute(_MADE).fetchone()
-        if not made:
-            connection.close()
-            return None
-        self._verify(connection)
-        self._opened = self._opened or _file_at(self.path)
-        connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
-        return connection
-
-    def _open_writer(self) -> sqlite3.Connection:
-        folder = self.path.parent
-        try:
-            if not folder.is_dir():
-                folder.mkdir(exist_ok=True)
-                give_to_owner(folder)
-        except OSError as error:
-            raise of_the_system(error) from error
-        # An immutable connection of `_open_reader` would not find later changes.
-        with self._reading, self._watching:
-            self._close_readers()
-        connection = connect(self.path, "rwc")
-        try:
-            use_write_ahead_log(connection)
-            connection.execute("PRAGMA synchronous=FULL")
-            rows.make(connection, self._identity, 0)
-            self._opened = self._opened or _file_at(self.path)
-            self._high.make(rows.last_sequence(connection))
-        except OSError as error:
-            connection.close()
-            raise of_the_system(error) from error
-        except sqlite3.Error:
-            connection.close()  # a later connection must not see an old state of the file
-            raise
-        for path in (folder, folder.parent):  # makes the new file survive a power cut
-            flush(path)
-        return connection
+    def _make(self, connection: sqlite3.Connection) -> None:
+        rows.make(connection, self._identity, 0)
+        self._high.make(rows.last_sequence(connection))
 
     def _verify(self, connection: sqlite3.Connection) -> None:
         found = rows.meta(connection)
@@ -427,15 +309,6 @@ class Transaction:
             rows.verify_all(target)  # verify the copied changes
             target.execute("COMMIT")
             target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
-def _file_at(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of the file at ``path``; None if there is no file."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _receipt(connection: sqlite3.Connection, retry: Retry) -> Receipt | None:

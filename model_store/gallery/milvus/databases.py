@@ -17,18 +17,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from model_store.errors import SEE_LOG, ConfigError, GalleryUnavailable, StorageBusy, WriteRefused
-from model_store.files import flush
 from model_store.gallery.remote import limited, session_options, write_error
 from model_store.installation import how_to_install
-from model_store.sqlite import (
-    BUSY_S,
-    commit,
-    connect,
-    errors_in_words,
-    of_the_system,
-    says_unmade,
-    use_write_ahead_log,
-)
+from model_store.sqlite import BUSY_S, SharedFile
 
 Row = tuple[Any, ...]
 Execute = Callable[..., list[Row]]
@@ -67,7 +58,7 @@ class Database(Protocol):
         """Close the connections."""
 
 
-class SqliteDatabase:
+class SqliteDatabase(SharedFile):
     """An SQLite file for the processes of one machine; implements `Database`.
 
     Parameters
@@ -77,97 +68,34 @@ class SqliteDatabase:
     """
 
     def __init__(self, path: Path, schema: Sequence[str]) -> None:
-        self._path, self._schema = path, schema
-        self._reading, self._writing = threading.Lock(), threading.Lock()
-        self._reader: sqlite3.Connection | None = None
-        self._writer: sqlite3.Connection | None = None
-        self._n_readers = 0
+        super().__init__(path)
+        self._schema = schema
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
         """Return the rows of a query; see `Database`."""
-        with self._reading, errors_in_words(self._path, "read"):
-            connection = self._read_from()
+        with self._borrowed() as connection:
             if connection is None:
                 return []
             try:
                 return connection.execute(query, values).fetchall()
             except sqlite3.OperationalError as error:
-                # Another process is creating the tables, or was killed while it created them.
-                if "no such table" in str(error) or says_unmade(error):
+                if "no such table" in str(error):  # the file is being created
                     return []
                 raise
 
     @contextmanager
     def turn(self, *, wait: bool = True) -> Iterator[Execute]:
         """Begin a turn; see `Database`."""
-        if not self._writing.acquire(blocking=wait):
-            raise StorageBusy("Another thread is writing to the gallery.")
-        try:
-            with errors_in_words(self._path):
-                if self._writer is None:
-                    self._writer = self._open_writer()
-                connection = self._writer
-                connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000) if wait else 0}")
-                connection.execute("BEGIN IMMEDIATE")
-                try:
-                    yield lambda query, values=(): connection.execute(query, values).fetchall()
-                    commit(connection)
-                except BaseException:
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
-                    raise
-        finally:
-            self._writing.release()
-
-    def mark(self) -> tuple[int, int] | None:
-        """Return a token; see `Database`. The call takes microseconds."""
-        with self._reading:
-            try:
-                connection = self._read_from()
-                if connection is None:
-                    return 0, 0
-                ((version,),) = connection.execute("PRAGMA data_version").fetchall()
-            except sqlite3.Error:
-                return None
-            return self._n_readers, int(version)
+        with self._transaction(wait=wait) as connection:
+            yield lambda query, values=(): connection.execute(query, values).fetchall()
 
     def now(self, execute: Execute) -> float:  # noqa: ARG002
         """Return the time of the machine's clock."""
         return time.time()
 
-    def close(self) -> None:
-        """Close the file."""
-        with self._writing, self._reading:
-            for connection in (self._reader, self._writer):
-                if connection is not None:
-                    connection.close()
-            self._reader = self._writer = None
-
-    def _read_from(self) -> sqlite3.Connection | None:
-        """Return the reading connection; None before the first write."""
-        if self._reader is None and self._path.exists():
-            self._reader = connect(self._path, "ro")
-            self._n_readers += 1  # each connection has its own change counter
-        return self._reader
-
-    def _open_writer(self) -> sqlite3.Connection:
-        folder = self._path.parent
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise of_the_system(error) from error
-        connection = connect(self._path, "rwc")
-        try:
-            use_write_ahead_log(connection)
-            connection.execute("PRAGMA synchronous=FULL")
-            for statement in self._schema:
-                connection.execute(statement)
-        except sqlite3.Error:
-            connection.close()
-            raise
-        for path in (folder, folder.parent):  # makes the new file survive a power cut
-            flush(path)
-        return connection
+    def _make(self, connection: sqlite3.Connection) -> None:
+        for statement in self._schema:
+            connection.execute(statement)
 
 
 class PostgresDatabase:

@@ -209,7 +209,7 @@ class MilvusLive:
         ------
         BundleMismatch : the collection names another log.
         """
-        state = self._log.state()
+        state = self._log.read_state()
         if state is None or state.log != self._known_log:
             named = self._named()
             if named is None and (state is None or state.last == 0):

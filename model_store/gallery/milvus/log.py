@@ -128,36 +128,70 @@ class CollectionState:
     n_changed_told: int
 
 
-class MilvusLog:
+class _Entries:
+    """The entries of one collection in a log.
+
+    Parameters
+    ----------
+    execute : executes the statements, alone or in a transaction.
+    collection : name of the collection.
+    n_built : number of items that the collection was built with.
+    """
+
+    def __init__(self, execute: Execute, collection: str, n_built: int) -> None:
+        self._execute, self._collection, self._n_built = execute, collection, n_built
+
+    def read_state(self) -> CollectionState | None:
+        """Read the state of the log in one query; None before the first change.
+
+        Earlier releases store only the counts after the change ``last``. So this function computes
+        the counts after ``version``: it subtracts the effect of the later changes. A change
+        increases the number of changed items in two cases: the change replaces a row of the build,
+        or it adds an item with a new id.
+        """
+        query = (
+            "SELECT log, last, version, since, n_items, n_changed, forgotten, "
+            "n_items - COUNT(place) + COUNT(replaced), n_changed - "
+            "COUNT(CASE WHEN replaced < ? OR (replaced IS NULL AND swept = 0) THEN 1 END) "
+            "FROM vouch_collections AS head LEFT JOIN vouch_changes AS change "
+            "ON change.collection = head.collection AND sequence > version "
+            "WHERE head.collection = ? GROUP BY head.collection"
+        )
+        for row in self._execute(query, [self._n_built, self._collection]):
+            return CollectionState(*row)
+        return None
+
+    def receipt(self, retry: Retry) -> Receipt | None:
+        """Return a request's receipt; None if the request is new. May raise `KeyReused`."""
+        query = "SELECT request, outcome FROM vouch_outcomes WHERE collection = ? AND key = ?"
+        for request, outcome in self._execute(query, [self._collection, retry.key]):
+            retry.require_same(request)
+            return Receipt.from_json(outcome)
+        return None
+
+
+class MilvusLog(_Entries):
     """The log of one collection; threads, processes and machines can share the log.
 
     Parameters
     ----------
     database : database of the log.
-    collection : name of the collection.
-    n_built : number of items that the collection was built with.
+    collection, n_built : see `_Entries`.
     """
 
     def __init__(self, database: Database, collection: str, n_built: int) -> None:
-        self._database, self._collection, self._n_built = database, collection, n_built
+        super().__init__(database.ask, collection, n_built)
+        self._database = database
         self.mark, self.close = database.mark, database.close
-
-    def state(self) -> CollectionState | None:
-        """Return the state of the log; None before the first change."""
-        return _state(self._database.ask, self._collection, self._n_built)
 
     def replaced(self, after: int, until: int) -> dict[int, int]:
         """Return row → change, for the rows replaced by the changes ``after`` + 1 to ``until``."""
-        found = self._database.ask(
+        found = self._execute(
             "SELECT replaced, sequence FROM vouch_changes WHERE collection = ? AND sequence > ? "
             "AND sequence <= ? AND replaced IS NOT NULL",
             [self._collection, after, until],
         )
         return dict(found)
-
-    def receipt(self, retry: Retry) -> Receipt | None:
-        """Return a request's receipt; None if the request is new. May raise `KeyReused`."""
-        return _receipt(self._database.ask, self._collection, retry)
 
     @contextmanager
     def turn(self, *, wait: bool = True) -> Iterator[Turn]:
@@ -174,7 +208,7 @@ class MilvusLog:
         name : function that stores the name of a log in the collection.
         """
         with self._database.turn() as execute:
-            known = _state(execute, self._collection, self._n_built)
+            known = _Entries(execute, self._collection, self._n_built).read_state()
             if named() is None and (known is None or known.last > 0):
                 # The entries belong to a collection that was dropped and created again.
                 for table in ("collections", "changes", "items", "outcomes"):
@@ -191,7 +225,7 @@ class MilvusLog:
             return turn.state.log
 
 
-class Turn:
+class Turn(_Entries):
     """A write transaction of the log; see `MilvusLog.turn`."""
 
     def __init__(
@@ -201,16 +235,12 @@ class Turn:
         n_built: int,
         now: Callable[[Execute], float],
     ) -> None:
-        self._execute, self._collection, self._n_built = execute, collection, n_built
-        state = _state(execute, collection, n_built)
+        super().__init__(execute, collection, n_built)
+        state = self.read_state()
         if state is None:
             raise LogDamaged(f"The log has lost its entry of the collection {collection!r}.")
         self.state = state
         self.now = now(execute)
-
-    def receipt(self, retry: Retry) -> Receipt | None:
-        """Return a request's receipt; None if the request is new. May raise `KeyReused`."""
-        return _receipt(self._execute, self._collection, retry)
 
     def rows(self, item_ids: Sequence[str]) -> dict[str, int | None]:
         """Return item id → current row (None for a deleted item); unchanged items are left out."""
@@ -357,35 +387,6 @@ class Turn:
             "UPDATE vouch_collections SET forgotten = ? WHERE collection = ?",
             [until, self._collection],
         )
-
-
-def _state(execute: Execute, collection: str, n_built: int) -> CollectionState | None:
-    """Read the state of the log in one query.
-
-    Earlier releases store only the counts after the change ``last``. So this function computes the
-    counts after ``version``: it subtracts the effect of the later changes. A change increases the
-    number of changed items in two cases: the change replaces a row of the build, or it adds an item
-    with a new id.
-    """
-    query = (
-        "SELECT log, last, version, since, n_items, n_changed, forgotten, "
-        "n_items - COUNT(place) + COUNT(replaced), "
-        "n_changed - COUNT(CASE WHEN replaced < ? OR (replaced IS NULL AND swept = 0) THEN 1 END) "
-        "FROM vouch_collections AS head LEFT JOIN vouch_changes AS change "
-        "ON change.collection = head.collection AND sequence > version "
-        "WHERE head.collection = ? GROUP BY head.collection"
-    )
-    for row in execute(query, [n_built, collection]):
-        return CollectionState(*row)
-    return None
-
-
-def _receipt(execute: Execute, collection: str, retry: Retry) -> Receipt | None:
-    query = "SELECT request, outcome FROM vouch_outcomes WHERE collection = ? AND key = ?"
-    for request, outcome in execute(query, [collection, retry.key]):
-        retry.require_same(request)
-        return Receipt.from_json(outcome)
-    return None
 
 
 def write_content(sequence: int, write: Upsert) -> str:
