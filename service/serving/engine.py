@@ -332,10 +332,12 @@ class SearchEngine:
         ------
         StorageFailed : the changes cannot be read.
         """
-        live = self.bundle.live
-        if live is None:
-            return
-        await asyncio.to_thread(live.refresh)
+        if self.bundle.live is not None:
+            await asyncio.to_thread(self.bundle.live.refresh)
+            await self.show_changes()
+
+    async def show_changes(self) -> None:
+        """Use the changes that this process has written or read for all later requests."""
         renewed = await asyncio.to_thread(self.bundle.renewed)
         if renewed.state > self.bundle.state:  # another thread may have loaded newer changes
             self.bundle = replace(renewed, entry=self.bundle.entry)  # the entry may have changed

@@ -35,7 +35,6 @@ from model_store.errors import (
     with_reason,
 )
 from model_store.gallery import Receipt, Retry, Write
-from model_store.gallery.protocol import once_kept
 from service.observability.metrics import counted_as
 from service.scheduling import Tasks, run_to_its_end
 from service.serving.served import Following
@@ -328,8 +327,7 @@ class Galleries:
             await self._following.ahead(bundle)  # starts opening the newer bundle,
             await self._following.changed_over(bundle.name)  # and waits until it is open
             raise
-        with once_kept():
-            await lease.engine.renew()
+        await lease.engine.show_changes()
         return receipt
 
     async def compact(self, name: str) -> Switched:

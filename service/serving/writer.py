@@ -50,6 +50,11 @@ class Upload:
         known = json.dumps([self.id, self.label, self.metadata], sort_keys=True)
         return hashlib.sha256(known.encode() + hashlib.sha256(self.data).digest()).hexdigest()
 
+    async def embedded(self, engine: SearchEngine) -> Upsert:
+        """Decode and embed the image like a query; return the write of the item."""
+        vector, thumbnail, preview = await engine.encode_item(self.data)
+        return Upsert(NewItem(self.id, self.label, self.metadata, thumbnail, preview), vector)
+
 
 @dataclass(frozen=True, slots=True)
 class WriteContext:
@@ -91,6 +96,9 @@ class PreparedWrites:
     problems: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
+Prepare = Callable[[SearchEngine], Awaitable[PreparedWrites]]
+
+
 class ItemWriter:
     """Writes to the served galleries; raises `GalleryUnavailable` like `Writable`.
 
@@ -112,10 +120,10 @@ class ItemWriter:
         WriteError : nothing was changed.
         """
 
-        async def embedded(engine: SearchEngine) -> PreparedWrites:
-            return PreparedWrites([await _embedded(engine, upload)])
+        async def prepared(engine: SearchEngine) -> PreparedWrites:
+            return PreparedWrites([await upload.embedded(engine)])
 
-        return await self._commit(lease, context, await context.retry("put", [upload]), embedded)
+        return await self.write(lease, context, "put", prepared, [upload])
 
     async def delete(self, lease: Lease, context: WriteContext, item_id: str) -> Receipt:
         """Remove one item.
@@ -125,12 +133,7 @@ class ItemWriter:
         ItemNotFound
         WriteError : nothing was changed.
         """
-
-        async def nothing_to_do(_: SearchEngine) -> PreparedWrites:
-            return PreparedWrites([Delete(item_id)])
-
-        retry = await context.retry(f"delete {item_id}", [])
-        return await self._commit(lease, context, retry, nothing_to_do)
+        return await self.write(lease, context, f"delete {item_id}", _just(Delete(item_id)))
 
     async def edit(
         self, lease: Lease, context: WriteContext, item_id: str, fields: ItemFields
@@ -142,13 +145,8 @@ class ItemWriter:
         ItemNotFound
         WriteError : nothing was changed.
         """
-
-        async def nothing_to_do(_: SearchEngine) -> PreparedWrites:
-            return PreparedWrites([Edit(item_id, fields)])
-
         operation = f"edit {json.dumps([item_id, fields], sort_keys=True)}"
-        retry = await context.retry(operation, [])
-        return await self._commit(lease, context, retry, nothing_to_do)
+        return await self.write(lease, context, operation, _just(Edit(item_id, fields)))
 
     async def put_batch(
         self,
@@ -170,14 +168,14 @@ class ItemWriter:
         WriteError : nothing was changed.
         """
 
-        async def embedded(engine: SearchEngine) -> PreparedWrites:
+        async def prepared(engine: SearchEngine) -> PreparedWrites:
             turns = asyncio.Semaphore(CONCURRENCY)
             problems: dict[int, Mapping[str, Any]] = {}
 
             async def one(index: int, upload: Upload) -> Upsert | None:
                 async with turns:
                     try:
-                        return await _embedded(engine, upload)
+                        return await upload.embedded(engine)
                     except Exception as error:  # the other items must be written
                         problems[index] = to_problem(error)
                         return None
@@ -185,51 +183,38 @@ class ItemWriter:
             found = await asyncio.gather(*(one(i, upload) for i, upload in enumerate(uploads)))
             return PreparedWrites([upsert for upsert in found if upsert is not None], problems)
 
-        retry = await context.retry("put_batch", uploads)
-        return await self._commit(lease, context, retry, embedded)
+        return await self.write(lease, context, "put_batch", prepared, uploads)
 
-    async def enrol(
+    async def write(
         self,
         lease: Lease,
         context: WriteContext,
         operation: str,
-        prepare: Callable[[SearchEngine], Awaitable[PreparedWrites]],
+        prepare: Prepare,
+        uploads: Sequence[Upload] = (),
     ) -> Receipt:
-        """Write items that were queries.
+        """Prepare and commit the writes of a request; retry once if the bundle was replaced.
 
         Parameters
         ----------
-        operation : identifies the request, together with the Idempotency-Key.
+        operation, uploads : identify the request, together with the Idempotency-Key.
         prepare : returns the writes; not called if the request was carried out before.
 
         Raises
         ------
         WriteError : nothing was changed.
         """
-        return await self._commit(lease, context, await context.retry(operation, []), prepare)
-
-    async def _commit(
-        self,
-        lease: Lease,
-        context: WriteContext,
-        retry: Retry | None,
-        prepare: Callable[[SearchEngine], Awaitable[PreparedWrites]],
-    ) -> Receipt:
-        """Prepare and commit the writes; retry once if the bundle was replaced."""
+        retry = await context.retry(operation, uploads)
         try:
-            return await self._try(lease, context, retry, prepare)
+            return await self._commit(lease, context, retry, prepare)
         except GallerySuperseded:
             async with self._galleries.lease(lease.bundle.name) as newer:
-                return await self._try(newer, context, retry, prepare)
+                return await self._commit(newer, context, retry, prepare)
 
-    async def _try(
-        self,
-        lease: Lease,
-        context: WriteContext,
-        retry: Retry | None,
-        prepare: Callable[[SearchEngine], Awaitable[PreparedWrites]],
+    async def _commit(
+        self, lease: Lease, context: WriteContext, retry: Retry | None, prepare: Prepare
     ) -> Receipt:
-        live, gallery = lease.bundle.require_live(), lease.bundle.name
+        live = lease.bundle.require_live()
         before = None if retry is None else await asyncio.to_thread(live.receipt, retry)
         if before is not None:
             return before
@@ -244,11 +229,15 @@ class ItemWriter:
         receipt = await self._galleries.commit(lease, writes, retry, note, context.most_items)
         n_put = sum(not isinstance(write, Delete) for write in writes)
         self._telemetry.written(counted_as(lease.bundle), n_put, len(writes) - n_put)
-        fields = {"gallery": gallery, "put": n_put, "deleted": len(writes) - n_put}
+        fields = {"gallery": lease.bundle.name, "put": n_put, "deleted": len(writes) - n_put}
         logger.info("items written", extra={"fields": fields})
         return receipt
 
 
-async def _embedded(engine: SearchEngine, upload: Upload) -> Upsert:
-    vector, thumbnail, preview = await engine.encode_item(upload.data)
-    return Upsert(NewItem(upload.id, upload.label, upload.metadata, thumbnail, preview), vector)
+def _just(write: Write) -> Prepare:
+    """Return a function that prepares one write."""
+
+    async def prepared(_: SearchEngine) -> PreparedWrites:
+        return PreparedWrites([write])
+
+    return prepared

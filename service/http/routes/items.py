@@ -410,9 +410,12 @@ def noted(context: WriteContext, response: Response, receipt: Receipt) -> Receip
     return receipt
 
 
-def item_written(gallery: str, receipt: Receipt) -> schemas.ItemWritten:
-    """Describe the receipt of a write with one item."""
-    return _written(gallery, receipt, receipt.written[0])
+def item_written(
+    gallery: str, receipt: Receipt, written: Written | None = None
+) -> schemas.ItemWritten:
+    """Describe the result of one write of a request; by default of the first write."""
+    fields = asdict(receipt.written[0] if written is None else written)
+    return schemas.ItemWritten(request_id=receipt.note["request_id"], gallery=gallery, **fields)
 
 
 def _batch_written(gallery: str, ids: Sequence[str], receipt: Receipt) -> schemas.BatchWritten:
@@ -426,13 +429,8 @@ def _batch_written(gallery: str, ids: Sequence[str], receipt: Receipt) -> schema
                 index=index,
                 id=item_id,
                 status=200 if problem is None else problem["status"],
-                written=_written(gallery, receipt, next(rest)) if problem is None else None,
+                written=item_written(gallery, receipt, next(rest)) if problem is None else None,
                 problem=None if problem is None else schemas.Problem(**problem),
             )
         )
     return schemas.BatchWritten(request_id=receipt.note["request_id"], gallery=gallery, items=items)
-
-
-def _written(gallery: str, receipt: Receipt, written: Written) -> schemas.ItemWritten:
-    request_id = receipt.note["request_id"]
-    return schemas.ItemWritten(request_id=request_id, gallery=gallery, **asdict(written))

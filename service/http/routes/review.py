@@ -143,7 +143,7 @@ async def _enrol(
     said = replace(decided, item_id=item.id, label=item.label)
     written = await lease.engine.compute(lambda: kept.decide_once(said))
     try:
-        return written, await state.writer.enrol(lease, context, operation, prepared)
+        return written, await state.writer.write(lease, context, operation, prepared)
     except Exception:
         if written.decided_at == said.decided_at:  # by this request
             await lease.engine.compute(lambda: kept.undo(written.gallery, written.number))

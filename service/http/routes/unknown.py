@@ -115,7 +115,7 @@ async def enrol_unknown(
         )
 
     operation = f"enrol {group} {asked.model_dump_json()}"
-    receipt = await state.writer.enrol(lease, context, operation, found)
+    receipt = await state.writer.write(lease, context, operation, found)
     receipt = noted(context, response, receipt)
     # If this request repeats an earlier one, the service may have crashed between the transaction
     # and the decisions. Therefore the decisions are stored in any case.
