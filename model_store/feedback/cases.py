@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from model_store.feedback import decisions
@@ -18,12 +18,6 @@ CASE_REASONS: tuple[CaseReason, ...] = get_args(CaseReason)
 rejected a match. ``random``: the query was drawn at random, independent of the answer."""
 
 CaseState = Literal["open", "settled"]
-
-_COLUMNS = (
-    "number, gallery, encoder, bundle, query_id, reason, drawn, verdict, found, "
-    "no_match_probability, match_log_odds, match_fingerprint, reviewers, wanted, kept_at, "
-    "media_type, n_bytes, settled_at, draw_probability, drawn_evenly"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +95,29 @@ class Case:
 
     def row(self) -> tuple[Any, ...]:
         """Return the columns of the table, except the first."""
-        fields = asdict(self) | {"found": json.dumps([asdict(item) for item in self.found])}
-        return tuple(fields[name] for name in _COLUMNS.split(", ")[1:])
+        values = asdict(self)
+        values["found"] = json.dumps(values["found"])
+        return tuple(values[name] for name in _COLUMNS[1:])
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> Case:
         """Read a row of the table."""
-        fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
-        found = tuple(CaseItem(**item) for item in json.loads(fields.pop("found")))
-        drawn, evenly = bool(fields.pop("drawn")), fields.pop("drawn_evenly")
+        values = dict(zip(_COLUMNS, row, strict=True))
+        found = tuple(CaseItem(**item) for item in json.loads(values.pop("found")))
+        drawn, evenly = bool(values.pop("drawn")), values.pop("drawn_evenly")
         # Earlier releases drew all queries with the same probability.
         evenly = drawn if evenly is None else bool(evenly)
-        return cls(found=found, drawn=drawn, drawn_evenly=evenly, **fields)
+        return cls(found=found, drawn=drawn, drawn_evenly=evenly, **values)
+
+
+_COLUMNS = ("number", *(one.name for one in fields(Case) if one.name != "number"))
+"""Columns of the table; their order in a file may differ."""
 
 
 def add(connection: sqlite3.Connection, case: Case) -> Case | None:
     """Store a case and return it with its number; None if the query already has a case."""
     marks = ",".join("?" * len(case.row()))
-    names = _COLUMNS.partition(", ")[2]
+    names = ", ".join(_COLUMNS[1:])
     cursor = connection.execute(
         f"INSERT INTO cases ({names}) VALUES ({marks}) ON CONFLICT DO NOTHING",  # noqa: S608
         case.row(),
@@ -152,7 +151,7 @@ def listed(
     if state is not None:
         conditions.append("settled_at IS NULL" if state == "open" else "settled_at IS NOT NULL")
     rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM cases WHERE {' AND '.join(conditions)} "  # noqa: S608
+        f"SELECT {', '.join(_COLUMNS)} FROM cases WHERE {' AND '.join(conditions)} "  # noqa: S608
         "ORDER BY number LIMIT ?",
         (*where.values(), after, limit),
     )

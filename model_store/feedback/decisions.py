@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
@@ -31,24 +31,6 @@ SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 """Selection of a reviewed query. ``volunteered``: the reviewer chose the query, possibly because
 its answer is wrong. ``ordered``: the review queue selected the query because of the verdict.
 ``drawn``: the query was drawn at random with a known probability."""
-
-COLUMNS = (
-    "number",
-    "gallery",
-    "bundle",
-    "query_id",
-    "decision",
-    "item_id",
-    "label",
-    "reviewer",
-    "comment",
-    "decided_at",
-    "pairs",
-    "undone_at",
-    "selection",
-    "draw_probability",
-)
-_LISTED = ", ".join(COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,29 +96,22 @@ class Decided:
 
     def row(self) -> tuple[Any, ...]:
         """Return the columns of the table, except the first."""
-        pairs = json.dumps([asdict(pair) for pair in self.pairs])
-        return (
-            self.gallery,
-            self.bundle,
-            self.query_id,
-            self.decision,
-            self.item_id,
-            self.label,
-            self.reviewer,
-            self.comment,
-            self.decided_at,
-            pairs,
-            self.undone_at,
-            self.selection,
-            self.draw_probability,
-        )
+        values = asdict(self)
+        values["pairs"] = json.dumps(values["pairs"])
+        return tuple(values[name] for name in COLUMNS[1:])
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> Decided:
         """Read a row of the table."""
-        fields = dict(zip(COLUMNS, row, strict=True))
-        pairs = tuple(Pair(**pair) for pair in json.loads(fields.pop("pairs")))
-        return cls(pairs=pairs, **fields)
+        values = dict(zip(COLUMNS, row, strict=True))
+        pairs = tuple(Pair(**pair) for pair in json.loads(values.pop("pairs")))
+        return cls(pairs=pairs, **values)
+
+
+COLUMNS = ("number", *(one.name for one in fields(Decided) if one.name != "number"))
+"""Columns of the table; their order in a file may differ."""
+
+_LISTED = ", ".join(COLUMNS)
 
 
 def moment() -> float:
@@ -267,25 +242,12 @@ def _outcome(vote: Decided) -> tuple[str, ...]:
     return ("is", *named)
 
 
-CSV_COLUMNS = (
-    "gallery",
-    "bundle",
-    "query_id",
-    "decision",
-    "item_id",
-    "label",
-    "reviewer",
-    "comment",
-    "decided_at",
-    "undone_at",
-    "selection",
-    "draw_probability",
-    "pairs",
-)
+CSV_COLUMNS = (*(name for name in COLUMNS[1:] if name != "pairs"), "pairs")
 """Columns of the CSV. Times use RFC 3339. The column ``pairs`` is JSON with the served values of
 each item, see `Pair`."""
 
 _NEEDED = ("gallery", "bundle", "query_id", "decision")
+_OPTIONAL = ("item_id", "label", "reviewer", "comment")
 
 
 def to_jsonl(decided: Iterable[Decided]) -> str:
@@ -381,21 +343,15 @@ def _read(number: int, fields: Mapping[str, Any]) -> Decided:
         drawn_with = _probability(fields.get("draw_probability"))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Line {number} cannot be read: {error}.") from None
-    return Decided(
-        gallery=fields["gallery"],
-        bundle=fields["bundle"],
-        query_id=fields["query_id"],
-        decision=fields["decision"],
-        item_id=fields.get("item_id"),
-        label=fields.get("label"),
-        reviewer=fields.get("reviewer"),
-        comment=fields.get("comment"),
-        pairs=pairs,
-        decided_at=moment() if at is None else at,
-        undone_at=undone_at,
-        selection=selection,
-        draw_probability=drawn_with,
-    )
+    known = dict.fromkeys(_OPTIONAL) | dict(fields)
+    known |= {
+        "pairs": pairs,
+        "decided_at": moment() if at is None else at,
+        "undone_at": undone_at,
+        "selection": selection,
+        "draw_probability": drawn_with,
+    }
+    return Decided(**known)
 
 
 def _probability(value: str | float | None) -> float | None:
