@@ -30,8 +30,8 @@ from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import DatasetError, OutputError
 from model_store.files import work_folder
 from model_store.gallery import IndexSettings, NewItem, Thumbnail, write_faiss_parts
-from model_store.gallery.opening import GalleryContent, index_description, write_gallery
-from model_store.gallery.protocol import AT_ONCE, PREVIEWED_AT_ONCE, Part
+from model_store.gallery.opening import index_description, write_gallery
+from model_store.gallery.protocol import AT_ONCE, PREVIEWED_AT_ONCE, GalleryContent, Part
 from model_store.installation import DISTRIBUTION, installed_versions
 from model_store.records import GalleryOutcome
 from model_store.retriever import Retriever

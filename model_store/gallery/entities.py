@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +112,10 @@ class EntityGallery(ABC):
         """Read the items that exist at ``rows`` from the database."""
 
     @abstractmethod
+    def _read_variances(self, rows: list[int]) -> dict[int, tuple[Any, float]]:
+        """Read variance (D,) and norm of the items that exist at ``rows`` from the database."""
+
+    @abstractmethod
     def _code(self, label: str | None) -> int:
         """Return the code of a label; -1 for None."""
 
@@ -129,6 +134,18 @@ class EntityGallery(ABC):
         """Return each total variance, divided by the item's squared norm: Σ_d v_d / ‖m‖², (...)."""
         values = [entity.total_variance for entity in self._each(rows)]
         return np.array(values, dtype=np.float32).reshape(rows.shape)
+
+    def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return each variance, divided by the item's squared norm: v / ‖m‖², (..., D)."""
+        stored: dict[int, tuple[Any, float]] = {}
+        for part in parts_of(np.unique(rows), READ_AT_ONCE):
+            stored |= self._read_variances(part.tolist())
+        self._require(rows.ravel(), stored)
+        values = np.empty((rows.size, self.dim), dtype=np.float32)
+        for place, row in enumerate(rows.ravel().tolist()):
+            variance, norm = stored[row]
+            values[place] = np.asarray(variance, dtype=np.float32) / np.float32(norm) ** 2
+        return values.reshape(*rows.shape, self.dim)
 
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the label codes of ``rows`` (...); -1 for an item without a label."""

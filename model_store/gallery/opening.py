@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_store.errors import ConfigError
-from model_store.gallery.index.plan import IndexSettings
 from model_store.gallery.milvus import collection as milvus
 from model_store.gallery.milvus.collection import MilvusAccess
 from model_store.gallery.postgres import database as postgres
 from model_store.gallery.postgres.database import PostgresAccess
-from model_store.gallery.protocol import Gallery, Part, Writable
+from model_store.gallery.protocol import Gallery, GalleryContent, Writable
 from model_store.installation import how_to_install
 
 if TYPE_CHECKING:
@@ -63,27 +62,6 @@ NO_DATABASE = DatabaseAccess()
 Admit = Callable[[], None]
 """Function that each transaction calls before its first write. It raises an error if the gallery no
 longer accepts writes."""
-
-
-@dataclass(frozen=True, slots=True)
-class GalleryContent:
-    """A gallery to be written.
-
-    Attributes
-    ----------
-    directory : directory for the files, or for the description of a gallery in a database.
-    shape : number of items, and D.
-    parts : function that returns the parts of the gallery; it can be called several times.
-    owner : name of the gallery, and the directory for which it is built. Galleries with different
-        owners never share a place in a database.
-    """
-
-    directory: Path
-    shape: tuple[int, int]
-    parts: Callable[[], Iterable[Part]]
-    encoder_fingerprint: str
-    settings: IndexSettings
-    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +117,9 @@ def _milvus_changes(gallery: Gallery, folder: Path, admit: Admit) -> Writable | 
 
 
 def _write_to_milvus(new: GalleryContent, uri: str, access: DatabaseAccess) -> object:
-    from model_store.gallery.milvus.writer import write_milvus_parts  # noqa: PLC0415 - slow
+    from model_store.gallery.milvus.writer import write_to_milvus  # noqa: PLC0415 - slow
 
-    content = new.directory, new.shape, new.parts, new.encoder_fingerprint
-    return write_milvus_parts(*content, uri, new.settings, access.milvus, new.owner)
+    return write_to_milvus(new, uri, access.milvus)
 
 
 def _postgres_gallery(directory: Path, access: DatabaseAccess) -> PostgresGallery:
@@ -159,10 +136,9 @@ def _postgres_changes(gallery: Gallery, _: Path, admit: Admit) -> Writable | Non
 
 
 def _write_to_postgres(new: GalleryContent, uri: str, access: DatabaseAccess) -> object:
-    from model_store.gallery.postgres.writer import write_postgres_parts  # noqa: PLC0415 - slow
+    from model_store.gallery.postgres.writer import write_to_postgres  # noqa: PLC0415 - slow
 
-    content = new.directory, new.shape, new.parts, new.encoder_fingerprint
-    return write_postgres_parts(*content, uri, new.settings, access.postgres, new.owner)
+    return write_to_postgres(new, uri, access.postgres)
 
 
 _MILVUS = DatabaseEngine(

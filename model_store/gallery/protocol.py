@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
@@ -22,8 +23,10 @@ from model_store.errors import (
     WriteError,
 )
 from model_store.gallery.filters.selection import Allowed
+from model_store.gallery.index.plan import IndexSettings
 from model_store.messages import Plan
 from model_store.records import Facet
+from model_store.sphere import unit_direction
 
 from .filters.grammar import Filter
 
@@ -88,6 +91,27 @@ def in_parts(embeddings: Embeddings, items: Sequence[NewItem]) -> Iterator[Part]
         rows = order[start : start + AT_ONCE]
         part = Embeddings(embeddings.mean[rows], embeddings.variance[rows], nothing)
         yield part, [items[row] for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class GalleryContent:
+    """A gallery to be written.
+
+    Attributes
+    ----------
+    directory : directory for the files, or for the description of a gallery in a database.
+    shape : number of items, and D.
+    parts : function that returns the parts of the gallery; it can be called several times.
+    owner : name of the gallery, and the directory for which it is built. Galleries with different
+        owners never share a place in a database.
+    """
+
+    directory: Path
+    shape: tuple[int, int]
+    parts: Callable[[], Iterable[Part]]
+    encoder_fingerprint: str
+    settings: IndexSettings
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +278,15 @@ class Vector:
     mean: NDArray[np.float32]
     variance: NDArray[np.float32]
     features: NDArray[np.float32] | None = None
+
+
+def stored_vector(
+    mean: NDArray[np.float32], variance: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], float, float]:
+    """Return unit direction (D,), norm, and Σ_d v_d / ‖m‖² of a mean and a variance (D,)."""
+    norms = np.linalg.norm(mean[None], axis=1)  # as a batch, for the same rounding
+    total_variance = (variance[None].sum(-1) / norms**2)[0]
+    return unit_direction(mean[None])[0], float(norms[0]), float(total_variance)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from model_store.errors import StorageBusy, StorageFull, WriteError, WriteRefused
+from model_store.errors import ConfigError, StorageBusy, StorageFull, WriteError, WriteRefused
 from model_store.files import json_text
+from model_store.installation import how_to_install
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +155,22 @@ def takes_connections(address: tuple[str, int] | str) -> bool:
     except OSError:
         return False
     return True
+
+
+def import_client(stored: str, client: str, extra: str, *modules: str) -> Any:  # noqa: ANN401
+    """Import the ``modules`` of a database's client; return the first module.
+
+    Raises
+    ------
+    ConfigError : the client is not installed.
+    """
+    try:
+        imported, *_ = map(import_module, modules)
+    except ImportError as error:
+        raise ConfigError(
+            f"{stored}, and {client} is not installed. {how_to_install(extra)}"
+        ) from error
+    return imported
 
 
 BUSY_S = 5.0

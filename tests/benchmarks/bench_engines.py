@@ -39,7 +39,8 @@ from model_store.gallery import (
 from model_store.gallery.postgres.database import PostgresAccess
 from model_store.gallery.postgres.gallery import ENTITY_COLUMNS, PostgresGallery
 from model_store.gallery.postgres.live import PostgresLive
-from model_store.gallery.postgres.writer import write_postgres_parts
+from model_store.gallery.postgres.writer import write_to_postgres
+from model_store.gallery.protocol import GalleryContent
 from model_store.search import N_CANDIDATES
 from tests.benchmarks.bench_gallery import overlap
 from tests.benchmarks.made_galleries import (
@@ -75,9 +76,8 @@ def measure(n_items: int) -> dict[str, Any]:
         access, shape = PostgresAccess(uri, timeout_s=60), (n_items, DIM)
         started = time.perf_counter()
         named = "postgresql://localhost/vouch"
-        described = write_postgres_parts(
-            folders[0], shape, made.parts, "benchmark", named, settings, access
-        )
+        new = GalleryContent(folders[0], shape, made.parts, "benchmark", settings, owner="")
+        described = write_to_postgres(new, named, access)
         found["postgres_build_s"] = time.perf_counter() - started
         started = time.perf_counter()
         write_faiss_parts(folders[1], shape, made.parts(), "benchmark", settings)

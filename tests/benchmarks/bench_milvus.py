@@ -40,7 +40,8 @@ from model_store.gallery import FaissGallery, IndexSettings, write_faiss_parts
 from model_store.gallery.index.plan import IndexKind
 from model_store.gallery.milvus.collection import MilvusAccess
 from model_store.gallery.milvus.gallery import MilvusGallery
-from model_store.gallery.milvus.writer import write_milvus_parts
+from model_store.gallery.milvus.writer import write_to_milvus
+from model_store.gallery.protocol import GalleryContent
 from model_store.search import N_CANDIDATES
 from tests.benchmarks.bench_gallery import overlap
 from tests.benchmarks.made_galleries import DIM, Floats, Made, Timed, filtered, in_turns, with_items
@@ -81,13 +82,13 @@ def measure(n_items: int, kind: IndexKind, uri: str | None) -> dict[str, Any]:
             folder.mkdir(parents=True)
         access = MilvusAccess(timeout_s=60)
         started = time.perf_counter()
-        described = write_milvus_parts(
-            folders[0], (n_items, DIM), made.parts, "benchmark", address, settings, access
-        )
+        shape = n_items, DIM
+        new = GalleryContent(folders[0], shape, made.parts, "benchmark", settings, owner="")
+        described = write_to_milvus(new, address, access)
         found["milvus_build_s"] = time.perf_counter() - started
         _write(found)
         started = time.perf_counter()
-        write_faiss_parts(folders[1], (n_items, DIM), made.parts(), "benchmark", settings)
+        write_faiss_parts(folders[1], shape, made.parts(), "benchmark", settings)
         found["files_build_s"] = time.perf_counter() - started
         gallery, files = MilvusGallery(folders[0], access), FaissGallery(folders[1])
         found["index"] = dict(described.index)

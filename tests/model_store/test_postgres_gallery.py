@@ -66,8 +66,8 @@ def written(
     directory.mkdir(exist_ok=True)
     settings = IndexSettings(kind, min_recall=0.9)
     access = PostgresAccess(uri)
-    named = "postgresql://db.example/vouch"
-    write_postgres_gallery(directory, embeddings, items, encoder, named, settings, access, owner)
+    written = directory, embeddings, items, encoder, "postgresql://db.example/vouch"
+    write_postgres_gallery(*written, settings, access, owner=owner)
     return PostgresGallery(directory, access)
 
 

@@ -1,37 +1,37 @@
-"""Galleries whose items are in memory, for writers that take parts."""
+"""Galleries whose items are in memory, for writers to databases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from model_store.encoder.contract import Embeddings
-from model_store.gallery import NewItem
-from model_store.gallery.protocol import Part, in_parts
+from model_store.gallery import IndexSettings, NewItem
+from model_store.gallery.index.plan import DEFAULT_SETTINGS
+from model_store.gallery.protocol import GalleryContent, in_parts
 
-Options = ParamSpec("Options")
 Written = TypeVar("Written")
-Shape = tuple[int, int]
-Parts = Callable[[], Iterable[Part]]
 
 
-def from_memory(
-    write_parts: Callable[Concatenate[Path, Shape, Parts, Options], Written],
-) -> Callable[Concatenate[Path, Embeddings, Sequence[NewItem], Options], Written]:
-    """Return ``write_parts`` as a function of embeddings and items."""
+def from_memory(write: Callable[..., Written]) -> Callable[..., Written]:
+    """Return ``write``, which takes a `GalleryContent`, as a function of embeddings and items."""
 
-    def write(
+    def write_items(
         directory: Path,
         embeddings: Embeddings,
         items: Sequence[NewItem],
-        /,
-        *options: Options.args,
-        **named: Options.kwargs,
+        encoder: str,
+        uri: str,
+        settings: IndexSettings = DEFAULT_SETTINGS,
+        *options: Any,
+        owner: str = "",
+        **named: Any,
     ) -> Written:
         n_items, dim = embeddings.mean.shape
         parts = partial(in_parts, embeddings, items)
-        return write_parts(directory, (n_items, dim), parts, *options, **named)
+        new = GalleryContent(directory, (n_items, dim), parts, encoder, settings, owner)
+        return write(new, uri, *options, **named)
 
-    return write
+    return write_items

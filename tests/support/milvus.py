@@ -24,7 +24,7 @@ from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
 
 from model_store.gallery.milvus.collection import Collection, MilvusAccess
-from model_store.gallery.milvus.writer import write_milvus_parts
+from model_store.gallery.milvus.writer import write_to_milvus
 from tests.support.in_memory import from_memory
 
 CHOSEN = os.environ.get("VOUCH_TEST_MILVUS", "")
@@ -171,4 +171,4 @@ def _drop_collections(uri: str) -> None:
     client.close()
 
 
-write_milvus_gallery = from_memory(write_milvus_parts)
+write_milvus_gallery = from_memory(write_to_milvus)

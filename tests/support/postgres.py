@@ -14,7 +14,7 @@ from typing import Any, Self
 import psutil
 import psycopg
 
-from model_store.gallery.postgres.writer import write_postgres_parts
+from model_store.gallery.postgres.writer import write_to_postgres
 from tests.support.in_memory import from_memory
 
 
@@ -93,4 +93,4 @@ def run_tool(name: str, *arguments: str | Path) -> None:
     subprocess.run([program, *arguments], check=True)
 
 
-write_postgres_gallery = from_memory(write_postgres_parts)
+write_postgres_gallery = from_memory(write_to_postgres)

@@ -6,7 +6,7 @@ import json
 import math
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -31,7 +31,11 @@ from model_store.gallery.filters.grammar import And, Condition, Field, Filter, N
 
 _readers = threading.local()
 
-_ORDERED: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+OPERATORS: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+"""The operators of comparisons that need an order, in SQL and in Milvus."""
+
+Sql = tuple[str, list[Any]]
+"""A condition, and the values of its parameters."""
 
 
 def to_sql(part: Filter) -> tuple[str, list[Scalar]]:
@@ -41,25 +45,33 @@ def to_sql(part: Filter) -> tuple[str, list[Scalar]]:
     JSON object written by `metadata_json`). It contains no text of the filter, only ``?`` for each
     parameter.
     """
+    return compiled(part, _condition_sql, "1", "0")
+
+
+def compiled(part: Filter, of_condition: Callable[[Condition], Sql], true: str, false: str) -> Sql:
+    """Convert a filter to SQL with the parameters of its values.
+
+    Parameters
+    ----------
+    of_condition : converts one condition; its SQL is in parentheses, or a constant.
+    true, false : constants of the SQL dialect.
+    """
     match part:
         case Condition():
-            return _condition_sql(part)
+            return of_condition(part)
         case Not(inner):
-            text, values = to_sql(inner)
-            return f"NOT {text}", values
-        case And(parts):
-            return _join(" AND ", parts, "1")
-        case Or(parts):
-            return _join(" OR ", parts, "0")
+            text, values = compiled(inner, of_condition, true, false)
+            return f"(NOT {text})", values
+        case And(parts) | Or(parts):
+            operator, of_none = (" AND ", true) if isinstance(part, And) else (" OR ", false)
+            within = [compiled(one, of_condition, true, false) for one in parts]
+            return joined(operator, of_none, within)
 
 
-def _join(operator: str, parts: tuple[Filter, ...], of_none: str) -> tuple[str, list[Scalar]]:
-    texts, values = [of_none], []
-    for part in parts:
-        text, of_part = to_sql(part)
-        texts.append(text)
-        values += of_part
-    return f"({operator.join(texts)})", values
+def joined(operator: str, of_none: str, parts: Sequence[Sql]) -> Sql:
+    """Join conditions; the result of no conditions is ``of_none``."""
+    texts = [of_none, *(text for text, _ in parts)]
+    return f"({operator.join(texts)})", [value for _, values in parts for value in values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,7 @@ def _condition_sql(condition: Condition) -> tuple[str, list[Scalar]]:
         case "exists":
             return _exists(condition.field, source, wanted=bool(wanted))
         case _:
-            return _compare(source, _ORDERED[condition.comparison], wanted)
+            return _compare(source, OPERATORS[condition.comparison], wanted)
 
 
 def _exists(field: Field, source: _Source, *, wanted: bool) -> tuple[str, list[Scalar]]:

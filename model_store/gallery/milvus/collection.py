@@ -33,8 +33,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from model_store.errors import SEE_LOG, BundleMismatch, ConfigError, GalleryUnavailable
-from model_store.gallery.remote import CHECK_S, Availability, Description, takes_connections
-from model_store.installation import how_to_install
+from model_store.gallery.remote import (
+    CHECK_S,
+    Availability,
+    Description,
+    import_client,
+    takes_connections,
+)
 from model_store.text_values import require_no_user, split_address
 
 logger = logging.getLogger(__name__)
@@ -153,7 +158,7 @@ class MilvusDescription(Description):
 
     Attributes
     ----------
-    collection : name of the collection; see `write_milvus_parts`.
+    collection : name of the collection; see `write_to_milvus`.
     labels : labels at the time of the build.
     """
 
@@ -193,7 +198,8 @@ class Collection:
         self.name = name
         self.uri = access.uri
         self.timeout_s = access.timeout_s
-        self._pymilvus = _pymilvus()
+        stored = "The gallery is stored in Milvus"
+        self._pymilvus = import_client(stored, "pymilvus", "milvus", "pymilvus")
         with self._asking():
             self.client: Any = self._pymilvus.MilvusClient(
                 self.uri, token=access.token or "", timeout=access.timeout_s
@@ -419,13 +425,3 @@ def _missing(name: str) -> str:
         f"Milvus has no collection {name!r}. Run `vouch-build index` with this Milvus, or set "
         "VOUCH_MILVUS_URI to the server that has the collection."
     )
-
-
-def _pymilvus() -> Any:  # noqa: ANN401 - has no types
-    try:
-        return import_module("pymilvus")
-    except ImportError as error:
-        raise ConfigError(
-            "The gallery is stored in Milvus, and pymilvus is not installed. "
-            + how_to_install("milvus")
-        ) from error

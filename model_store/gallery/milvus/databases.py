@@ -12,13 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from model_store.errors import SEE_LOG, ConfigError, GalleryUnavailable, StorageBusy, WriteRefused
-from model_store.gallery.remote import limited, session_options, write_error
-from model_store.installation import how_to_install
+from model_store.errors import SEE_LOG, GalleryUnavailable, StorageBusy, WriteRefused
+from model_store.gallery.remote import import_client, limited, session_options, write_error
 from model_store.sqlite import BUSY_S, SharedFile
 
 Row = tuple[Any, ...]
@@ -110,7 +108,8 @@ class PostgresDatabase:
     """
 
     def __init__(self, address: str, name: str, schema: Sequence[str], timeout_s: float) -> None:
-        self._psycopg = _psycopg()
+        stored = "The log of changes is stored in PostgreSQL"
+        self._psycopg = import_client(stored, "psycopg", "milvus", "psycopg")
         self._address, self._schema, self._timeout_s = address, schema, timeout_s
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         self._key = int.from_bytes(digest, "big", signed=True)
@@ -241,13 +240,3 @@ _BUSY = (
 def _execute(connection: Any, query: str, values: Sequence[Any] = ()) -> list[Row]:  # noqa: ANN401
     cursor = connection.execute(query.replace("?", "%s"), values)
     return [] if cursor.description is None else list(cursor.fetchall())
-
-
-def _psycopg() -> Any:  # noqa: ANN401 - has no types here
-    try:
-        return import_module("psycopg")
-    except ImportError as error:
-        raise ConfigError(
-            "The log of changes is stored in PostgreSQL, and psycopg is not installed. "
-            + how_to_install("milvus")
-        ) from error

@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from model_store.errors import DatasetError
 from model_store.gallery.entities import Entity
 from model_store.gallery.filters.grammar import And, Condition, Field, Filter, Not, Or, Scalar
-from model_store.gallery.filters.sql import metadata_json
+from model_store.gallery.filters.sql import OPERATORS, metadata_json
 from model_store.gallery.milvus.collection import FACT_LENGTH, MOST_FACTS, TEXT_BYTES
-from model_store.gallery.protocol import Item, NewItem
-from model_store.sphere import unit_direction
+from model_store.gallery.protocol import Item, NewItem, stored_vector
 
 ENTITY_FIELDS = ["id", "label", "labelled", "direction", "dispersion", "metadata"]
 """The fields of an `Entity`."""
@@ -86,16 +85,16 @@ def write_entity(
     thumbnail = base64.b64encode(item.thumbnail.data).decode()
     known = facts(item.id, item.label, metadata)
     _require_room(item, metadata, known, thumbnail)
-    norms = np.linalg.norm(mean[None], axis=1)  # as a batch, for the same rounding
+    direction, norm, total_variance = stored_vector(mean, variance)
     return {
         "row": row,
         "id": item.id,
         "label": item.label or "",
         "labelled": item.label is not None,
-        "direction": unit_direction(mean[None])[0],
+        "direction": direction,
         "variance": variance.tolist(),
-        "norm": float(norms[0]),
-        "dispersion": float((variance[None].sum(-1) / norms**2)[0]),
+        "norm": norm,
+        "dispersion": total_variance,
         "metadata": metadata,
         "facts": known,
         "thumbnail": thumbnail,
@@ -138,7 +137,6 @@ def _integers_fit(value: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
 
 EVERYTHING, NOTHING = "row >= 0", "row < 0"
 
-_ORDERED: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 _OPPOSITE: Mapping[str, str] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
 _Path = tuple[str, ...]
 
@@ -196,7 +194,7 @@ def _condition(condition: Condition, *, holds: bool) -> str:
         case "exists":
             return _contains(_fact("exists", path), holds=holds is bool(wanted))
         case _:
-            return _compare(condition.field, _ORDERED[condition.comparison], wanted, holds=holds)
+            return _compare(condition.field, OPERATORS[condition.comparison], wanted, holds=holds)
 
 
 def _compare(field: Field, operator: str, wanted: Scalar, *, holds: bool) -> str:

@@ -385,18 +385,6 @@ class MilvusGallery(EntityGallery):
         """Return the rows (n_items,) of all items, ascending; reads them page by page."""
         return self.page(None, self.n_items)
 
-    def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each variance, divided by the item's squared norm: v / ‖m‖², (..., D)."""
-        stored: dict[int, tuple[Any, Any]] = {}
-        for part in parts_of(rows.ravel(), READ_AT_ONCE):
-            found = self.by_number.at(part.tolist(), self.head.since, ["variance", "norm"])
-            stored |= {row: (one["variance"], one["norm"]) for row, one in found.items()}
-        self._require(rows.ravel(), stored)
-        variances, norms = zip(*(stored[row] for row in rows.ravel().tolist()), strict=True)
-        relative = np.array(variances, dtype=np.float32)
-        relative /= np.array(norms, dtype=np.float32)[:, None] ** 2
-        return relative.reshape(*rows.shape, self.dim)
-
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
         """Return the rows of the ``limit`` items that follow the row ``after``, by row number."""
         found: list[int] = []
@@ -468,6 +456,10 @@ class MilvusGallery(EntityGallery):
     def _read(self, rows: list[int]) -> dict[int, Entity]:
         found = self.by_number.at(rows, self.head.since, ENTITY_FIELDS)
         return {row: read_entity(one) for row, one in found.items()}
+
+    def _read_variances(self, rows: list[int]) -> dict[int, tuple[Any, float]]:
+        found = self.by_number.at(rows, self.head.since, ["variance", "norm"])
+        return {row: (one["variance"], one["norm"]) for row, one in found.items()}
 
     def _code(self, label: str | None) -> int:
         """Return the code of a label; a new label gets the next code."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from model_store.errors import ConfigError
 from model_store.gallery.content import new_name, read_through, save_tuned
 from model_store.gallery.index.build import EFFORTS, FETCHED
 from model_store.gallery.index.plan import (
-    DEFAULT_SETTINGS,
     EXACT_BYTES,
     HNSW_LINKS,
     IndexSettings,
@@ -32,7 +30,7 @@ from model_store.gallery.milvus.collection import (
 )
 from model_store.gallery.milvus.entities import write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
-from model_store.gallery.protocol import Part
+from model_store.gallery.protocol import GalleryContent, Part
 
 TIMEOUT_S = 3_600.0
 """Timeout in seconds for a flush and for an index build; both take longer for a large gallery."""
@@ -43,31 +41,20 @@ WRITTEN_BYTES = 2**24
 INDEX_TYPES: Mapping[str, str] = {"flat": "FLAT", "hnsw": "HNSW", "ivf_sq8": "IVF_SQ8"}
 
 
-def write_milvus_parts(
-    directory: Path,
-    shape: tuple[int, int],
-    parts: Callable[[], Iterable[Part]],
-    encoder_fingerprint: str,
-    uri: str,
-    settings: IndexSettings = DEFAULT_SETTINGS,
-    access: MilvusAccess = NO_ACCESS,
-    owner: str = "",
+def write_to_milvus(
+    new: GalleryContent, uri: str, access: MilvusAccess = NO_ACCESS
 ) -> MilvusDescription:
-    """Write a gallery into a new collection, and its description into ``directory``.
+    """Write a gallery into a new collection, and its description into the directory.
 
     If a collection of the same owner has the same content and never accepted changes, it is used
     again. If it is incomplete, it is written again.
 
     Parameters
     ----------
-    shape : (N, D) of the whole gallery.
-    parts : function that returns a new iterator of parts. All parts are read twice: first to
-        compute the collection's name, then to write the items.
-    encoder_fingerprint : fingerprint of the encoder that embedded the items.
+    new : gallery to write. Its parts are read twice: first to compute the name of the collection,
+        then to write the items. Its directory gets the description.
     uri : address of Milvus for the bundle, without user and password.
-    settings : settings of the index; ``ivf_pq`` is not available in Milvus.
     access : token of Milvus, and optionally another address to write to.
-    owner : see `GalleryContent`.
 
     Raises
     ------
@@ -76,22 +63,23 @@ def write_milvus_parts(
     DatasetError : an item exceeds a limit of Milvus.
     GalleryUnavailable : Milvus does not answer.
     """
-    kind, parameters = _plan(shape, settings)
-    prefix = f"{SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:"
-    named = read_through(parts(), shape, prefix, owner)
+    directory, settings = new.directory, new.settings
+    kind, parameters = _plan(new.shape, settings)
+    prefix = f"{SCHEMA}:{new.encoder_fingerprint}:{kind}:{new.shape}:"
+    named = read_through(new.parts(), new.shape, prefix, new.owner)
     access = replace(access, uri=access.uri or uri)
     described = MilvusDescription(
         uri=require_bare(uri),
         collection=_unchanged_collection(named.name, access) or new_name(named.name),
-        encoder=encoder_fingerprint,
-        n_items=shape[0],
-        dim=shape[1],
+        encoder=new.encoder_fingerprint,
+        n_items=new.shape[0],
+        dim=new.shape[1],
         labels=named.labels,
         index={"type": kind, "parameters": {}, "recall_at_10": 1.0, "n_queries": 0},
     )
     with closing(Collection(described.collection, access)) as collection:
         if not collection.is_whole():
-            _write(collection, described, parts(), parameters)
+            _write(collection, described, new.parts(), parameters)
     described.save(directory)
     if kind == "FLAT":
         return described

@@ -40,19 +40,18 @@ from model_store.errors import (
     GalleryUnavailable,
 )
 from model_store.gallery.filters.sql import metadata_json
-from model_store.gallery.protocol import NewItem
+from model_store.gallery.protocol import NewItem, stored_vector
 from model_store.gallery.remote import (
     BUSY_S,
     CHECK_S,
     Availability,
     Description,
+    import_client,
     limited,
     session_options,
     takes_connections,
     write_error,
 )
-from model_store.installation import how_to_install
-from model_store.sphere import unit_direction
 from model_store.text_values import require_no_user, split_address
 
 POSTGRES_FILE = "postgres.json"
@@ -126,7 +125,7 @@ class PostgresDescription(Description):
 
     Attributes
     ----------
-    schema : name of the gallery's schema; see `write_postgres_parts`.
+    schema : name of the gallery's schema; see `write_to_postgres`.
     preview_side : longest side of the previews in pixels; None without previews.
     fields : names of the fields that `PostgresGallery.facets` describes.
     """
@@ -342,15 +341,9 @@ def require_release(connection: Any) -> None:  # noqa: ANN401 - psycopg is impor
 
 def client() -> Any:  # noqa: ANN401 - psycopg is imported late
     """Import psycopg, the client of PostgreSQL; raise `ConfigError` if it is not installed."""
-    try:
-        for name in ("psycopg_pool", "pgvector.psycopg"):
-            import_module(name)
-        return import_module("psycopg")
-    except ImportError as error:
-        raise ConfigError(
-            "The gallery is stored in PostgreSQL, and its client is not installed. "
-            + how_to_install("postgres")
-        ) from error
+    modules = "psycopg", "psycopg_pool", "pgvector.psycopg"
+    stored = "The gallery is stored in PostgreSQL"
+    return import_client(stored, "its client", "postgres", *modules)
 
 
 TYPES = {
@@ -408,15 +401,15 @@ def values_of(
                 f"index at most {MOST_INDEXED_BYTES:,} bytes. Shorten the {name}, or store the "
                 "gallery in files."
             )
-    norms = np.linalg.norm(mean[None], axis=1)  # as a batch, for the same rounding
+    direction, norm, total_variance = stored_vector(mean, variance)
     return [
         row,
         item.id,
         item.label,
         import_module("psycopg.types.json").Jsonb(metadata),
-        unit_direction(mean[None])[0],
-        float(norms[0]),
-        float((variance[None].sum(-1) / norms**2)[0]),
+        direction,
+        norm,
+        total_variance,
         np.asarray(variance, dtype=np.float32),
         None if features is None else features.astype("<f4").tobytes(),
         item.thumbnail.data,

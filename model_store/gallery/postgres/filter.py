@@ -10,32 +10,22 @@ containment (``@>``), because PostgreSQL has an index for this test.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from model_store.gallery.filters.grammar import And, Condition, Field, Filter, Not, Or, Scalar
+from model_store.gallery.filters.grammar import Condition, Field, Filter, Scalar
+from model_store.gallery.filters.sql import OPERATORS, compiled, joined
 from model_store.records import Facet, FacetValue
 
 from .database import Connections
 
 Values = list[Any]
 
-_ORDERED: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 _NOTHING: tuple[str, Values] = ("FALSE", [])
 
 
 def to_condition(part: Filter) -> tuple[str, Values]:
     """Return the condition that an item passes the filter, and its values."""
-    match part:
-        case Condition():
-            return _condition(part)
-        case Not(inner):
-            text, values = to_condition(inner)
-            return f"(NOT {text})", values
-        case And(parts):
-            return _joined(" AND ", "TRUE", [to_condition(one) for one in parts])
-        case Or(parts):
-            return _joined(" OR ", "FALSE", [to_condition(one) for one in parts])
+    return compiled(part, _condition, "TRUE", "FALSE")
 
 
 def value_of(field: Field) -> tuple[str, Values]:
@@ -48,11 +38,6 @@ def value_of(field: Field) -> tuple[str, Values]:
     return "(metadata" + " -> %s::text" * len(field.path) + ")", list(field.path)
 
 
-def _joined(operator: str, of_none: str, parts: list[tuple[str, Values]]) -> tuple[str, Values]:
-    texts = [of_none, *(text for text, _ in parts)]
-    return f"({operator.join(texts)})", [value for _, values in parts for value in values]
-
-
 def _condition(condition: Condition) -> tuple[str, Values]:
     field, comparison = condition.field, condition.comparison
     wanted = condition.values[0] if condition.values else None
@@ -61,13 +46,13 @@ def _condition(condition: Condition) -> tuple[str, Values]:
             text, values = _equal(field, wanted)
             return (text if comparison == "eq" else f"(NOT {text})"), values
         case "in":
-            return _joined(" OR ", "FALSE", [_equal(field, one) for one in condition.values])
+            return joined(" OR ", "FALSE", [_equal(field, one) for one in condition.values])
         case "has":
             return _has(field, wanted)
         case "exists":
             return _exists(field, wanted=bool(wanted))
         case _:
-            return _compared(field, _ORDERED[comparison], wanted)
+            return _compared(field, OPERATORS[comparison], wanted)
 
 
 def _equal(field: Field, wanted: Scalar) -> tuple[str, Values]:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from model_store.errors import BundleMismatch, OutdatedCursor
 from model_store.gallery.entities import (
-    READ_AT_ONCE,
     Entity,
     EntityCache,
     EntityGallery,
@@ -256,21 +255,6 @@ class PostgresGallery(EntityGallery):
         fields = [Field("label"), *map(parse_field, self.described.fields)]
         return [facet_of(self.database, field, self.version, VISIBLE, most) for field in fields]
 
-    def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return each variance, divided by the item's squared norm: v / ‖m‖², (..., D)."""
-        found: dict[int, NDArray[np.float32]] = {}
-        distinct = np.unique(rows).tolist()
-        for start in range(0, len(distinct), READ_AT_ONCE):
-            part = distinct[start : start + READ_AT_ONCE]
-            for row, variance, norm in self.database.rows(
-                "SELECT row, variance, norm FROM items WHERE row = ANY(%s)", [part]
-            ):
-                found[row] = variance.to_numpy() / np.float32(norm) ** 2
-        self._require(rows.ravel(), found)
-        return np.array([found[row] for row in rows.ravel().tolist()], dtype=np.float32).reshape(
-            *rows.shape, self.dim
-        )
-
     def rows(self) -> NDArray[np.int64]:
         """Return the rows (n_items,) of all items, ascending."""
         return self.rows_of("TRUE", [])
@@ -342,6 +326,12 @@ class PostgresGallery(EntityGallery):
     def _read(self, rows: list[int]) -> dict[int, Entity]:
         statement = f"SELECT {ENTITY_COLUMNS} FROM items WHERE row = ANY(%s)"  # noqa: S608
         return _entities_of(self.database.rows(statement, [rows]))
+
+    def _read_variances(self, rows: list[int]) -> dict[int, tuple[Any, float]]:
+        found = self.database.rows(
+            "SELECT row, variance, norm FROM items WHERE row = ANY(%s)", [rows]
+        )
+        return {row: (variance.to_numpy(), norm) for row, variance, norm in found}
 
     def _code(self, label: str | None) -> int:
         return -1 if label is None else self._codes[label]

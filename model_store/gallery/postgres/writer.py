@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -19,7 +18,6 @@ from model_store.gallery.content import new_name, read_through, save_tuned
 from model_store.gallery.files.fields import FieldsSeen
 from model_store.gallery.index.build import EFFORTS
 from model_store.gallery.index.plan import (
-    DEFAULT_SETTINGS,
     EXACT_BYTES,
     IndexSettings,
 )
@@ -36,7 +34,7 @@ from model_store.gallery.postgres.database import (
     values_of,
 )
 from model_store.gallery.postgres.gallery import PostgresGallery
-from model_store.gallery.protocol import Part
+from model_store.gallery.protocol import GalleryContent, Part
 
 SCHEMA = "1"
 
@@ -108,30 +106,19 @@ CREATE INDEX ON {schema}.items USING gin (metadata jsonb_path_ops);
 """
 
 
-def write_postgres_parts(
-    directory: Path,
-    shape: tuple[int, int],
-    parts: Callable[[], Iterable[Part]],
-    encoder_fingerprint: str,
-    uri: str,
-    settings: IndexSettings = DEFAULT_SETTINGS,
-    access: PostgresAccess = NO_ACCESS,
-    owner: str = "",
+def write_to_postgres(
+    new: GalleryContent, uri: str, access: PostgresAccess = NO_ACCESS
 ) -> PostgresDescription:
-    """Write a gallery into a new schema, and its description into ``directory``.
+    """Write a gallery into a new schema, and its description into the directory.
 
     If a schema of the same owner has the same content and was never changed, it is used again.
 
     Parameters
     ----------
-    shape : (N, D) of the whole gallery.
-    parts : function that returns a new iterator of parts. All parts are read twice: first to
-        compute the name of the schema, then to write the items.
-    encoder_fingerprint : fingerprint of the encoder that embedded the items.
+    new : gallery to write. Its parts are read twice: first to compute the name of the schema,
+        then to write the items. Its directory gets the description.
     uri : address of the database for the bundle, without user and password.
-    settings : settings of the index: flat or hnsw.
     access : another address to write to, with user and password.
-    owner : see `GalleryContent`.
 
     Raises
     ------
@@ -140,19 +127,22 @@ def write_postgres_parts(
     DatasetError : PostgreSQL cannot store a text of an item.
     GalleryUnavailable : PostgreSQL does not answer.
     """
-    kind = _kind(shape, settings)
-    prefix = f"postgres {SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:{settings.preview_side}:"
+    directory, settings = new.directory, new.settings
+    kind = _kind(new.shape, settings)
+    prefix = (
+        f"postgres {SCHEMA}:{new.encoder_fingerprint}:{kind}:{new.shape}:{settings.preview_side}:"
+    )
     seen = FieldsSeen()
-    named = read_through(_noting(parts(), seen), shape, prefix, owner)
+    named = read_through(_noting(new.parts(), seen), new.shape, prefix, new.owner)
     fields = settings.filter_fields
     if fields is None:
         fields = tuple(field.name for field in seen.worth_indexing()[:_MOST_FIELDS])
     described = PostgresDescription(
         uri=require_bare(uri),
         schema=new_name(named.name),
-        encoder=encoder_fingerprint,
-        n_items=shape[0],
-        dim=shape[1],
+        encoder=new.encoder_fingerprint,
+        n_items=new.shape[0],
+        dim=new.shape[1],
         preview_side=settings.preview_side,
         fields=fields,
         index={"type": kind, "parameters": {}, "recall_at_10": 1.0, "n_queries": 0},
@@ -164,7 +154,7 @@ def write_postgres_parts(
             described = replace(described, schema=known)
         else:
             with connection.transaction():
-                _write(connection, described, parts(), named.labels)
+                _write(connection, described, new.parts(), named.labels)
             connection.execute(f"ANALYZE {described.schema}.items")
     described.save(directory)
     if kind == "flat":
