@@ -20,6 +20,7 @@ from typing import Literal
 from model_store.errors import (
     ChangeUnconfirmed,
     DeadlineExceeded,
+    LogDamaged,
     StorageBusy,
     StorageFailed,
     StorageFull,
@@ -174,6 +175,8 @@ class SharedFile(ABC):
         self._watcher: sqlite3.Connection | None = None
         self._n_watchers = 0
         self._opened: tuple[int, int] | None = None
+        self._damage: LogDamaged | None = None
+        """Error that every later call raises."""
 
     @abstractmethod
     def _make(self, connection: sqlite3.Connection) -> None:
@@ -193,6 +196,8 @@ class SharedFile(ABC):
         The service compares the token before every request. The token is in shared memory, so a
         read takes microseconds. None if the token cannot be read, for example on a read-only disk.
         """
+        if self._damage is not None:
+            raise self._damage
         with self._watching:
             if self._watcher is None and not self.path.exists():
                 return 0, 0

@@ -319,11 +319,11 @@ class TestALiveGallery:
             found = gallery.candidates(query, gallery.n_rows, allowed)
             assert set(found.rows[0].tolist()) == set(rows.tolist())
 
-    def test_looks_at_few_items_one_by_one(self, live: LiveGallery) -> None:
+    def test_indexes_few_items_after_each_change(self, live: LiveGallery) -> None:
         with patch.object(snapshot, "RUN", 4):
             live.commit([self.upsert(item) for item in ITEMS[100:127]])
             lengths = [len(run) for run in snapshot.runs(27)]
-        assert lengths == [16, 8]
+        assert lengths == [16, 8, 3]
 
     @pytest.mark.parametrize("n", [3, 4, 5, 6])
     def test_finds_every_item_beside_the_end_of_a_run(self, live: LiveGallery, n: int) -> None:

@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 from model_store.errors import BundleMismatch, LogDamaged, StorageFailed
 from model_store.files import PARTIAL, replacing
 from model_store.gallery.filters.columns import Column
-from model_store.gallery.filters.grammar import Field, Filter
-from model_store.gallery.filters.sql import to_sql
+from model_store.gallery.filters.grammar import Field
 from model_store.gallery.live import rows
 from model_store.gallery.protocol import Change, Delete, Item, Receipt, Retry, Thumbnail, Upsert
 from model_store.sqlite import SharedFile, connect, errors_in_words
@@ -93,7 +92,6 @@ class ChangesFile(SharedFile):
             "encoder": encoder_fingerprint,
         }
         self._high = HighWater(path)
-        self._damage: LogDamaged | None = None
 
     def verify(self) -> None:
         """Read and verify the whole log. Later calls verify only the rows that they read.
@@ -109,12 +107,6 @@ class ChangesFile(SharedFile):
         last = self.last()
         with self._told():
             require_reached(last, reached)
-
-    def mark(self) -> tuple[int, int] | None:
-        """See `SharedFile.mark`."""
-        if self._damage is not None:
-            raise self._damage
-        return super().mark()
 
     def after(self, sequence: int) -> list[Change]:
         """Return the changes after ``sequence``, in order."""
@@ -135,19 +127,6 @@ class ChangesFile(SharedFile):
     def thumbnail(self, sequence: int) -> Thumbnail:
         """Return the thumbnail written by the change ``sequence``."""
         return self._there(partial(rows.thumbnail_at, sequence=sequence))
-
-    def matching(self, part: Filter, first: int, last: int) -> list[int]:
-        """Return the numbers of the changes ``first`` to ``last`` whose items pass a filter."""
-        condition, values = to_sql(part)
-        query = (
-            "SELECT sequence FROM changes WHERE mean IS NOT NULL "  # noqa: S608
-            f"AND sequence BETWEEN ? AND ? AND {condition}"
-        )
-
-        def found(connection: sqlite3.Connection) -> list[int]:
-            return [number for (number,) in connection.execute(query, [first, last, *values])]
-
-        return self._read(found, [])
 
     def column(self, field: Field, sequences: NDArray[np.int64]) -> Column:
         """Build the index of ``field`` for the items that the changes ``sequences`` wrote."""

@@ -141,7 +141,11 @@ def row_of(sequence: int, write: Upsert | Delete) -> Row:
             vector.mean.astype(_FLOATS).tobytes(),
             vector.variance.astype(_FLOATS).tobytes(),
         )
-    return *values, b"".join(_checksum(sequence, *part) for part in enumerate(_parts(values)))
+    checksums = [
+        _digest(b"change", str(sequence), str(part), *content)
+        for part, content in enumerate(_parts(values))
+    ]
+    return *values, b"".join(checksums)
 
 
 def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside, Row]]:
@@ -322,7 +326,7 @@ def _verify_row(row: Row) -> None:
 def _verify(sequence: int, part: int, content: Row, checksums: object) -> None:
     at = part * _CHECKSUM_BYTES
     kept = checksums[at : at + _CHECKSUM_BYTES] if isinstance(checksums, bytes) else None
-    if kept != _checksum(sequence, part, content):
+    if kept != _digest(b"change", str(sequence), str(part), *content):
         raise LogDamaged(f"change {sequence} differs from its checksum")
 
 
@@ -350,10 +354,6 @@ def _tables_beside(connection: sqlite3.Connection) -> list[Beside]:
 def _require_next(found: int, wanted: int) -> None:
     if found != wanted:
         raise LogDamaged(f"change {wanted} is missing")
-
-
-def _checksum(sequence: int, part: int, content: Row) -> bytes:
-    return _digest(b"change", str(sequence), str(part), *content)
 
 
 def _digest(kind: bytes, *values: str | bytes | None) -> bytes:

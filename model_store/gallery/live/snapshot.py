@@ -2,8 +2,8 @@
 
 The items are divided into runs. A run has `RUN` items, or 2, 4, 8, … times `RUN` items. Two runs of
 equal length merge into one run, so no two runs have the same length. So each item is indexed only a
-few times, and a filter reads few runs. After the last run, there are fewer than `RUN` items. These
-items have no index, and a filter checks each of these items.
+few times, and a filter reads few runs. The last run can have fewer than `RUN` items; each change
+makes its index again.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class RowsOfBase:
 
 
 RUN = 256
-"""Number of items in the shortest run. Checking this many items takes about as long as one
+"""Number of items in the shortest complete run. To index this many items takes about as long as one
 search."""
 
 MOST_COLUMNS, MOST_BYTES = 1_024, 2**26
@@ -169,33 +169,16 @@ class LogColumns:
         sequences : (M,) sequence numbers of the changes that wrote these items, ascending.
         """
         mask = np.zeros(len(sequences), dtype=bool)
-        fields, stored, done = fields_of(part), as_stored(part), 0
+        fields, stored = fields_of(part), as_stored(part)
         for run in runs(len(sequences)):
-            within = sequences[run.start : run.stop]
-            columns = {field: self._column(field, run, within) for field in fields}
+            columns = {field: self._column(field, run, sequences) for field in fields}
             mask[run.start : run.stop] = select(stored, columns, len(run)).mask()
-            done = run.stop
-        if done < len(sequences):
-            last = sequences[done:]
-            found = self._log.matching(part, int(last[0]), int(last[-1]))
-            mask[done:] = np.isin(last, found)
         return mask
 
     def all(self, field: Field, sequences: NDArray[np.int64]) -> Iterator[tuple[int, Column]]:
-        """Yield the start and the index of each run.
-
-        If items follow the last run, the last pair has the start and the index of these items.
-
-        Parameters
-        ----------
-        sequences : see `matching`.
-        """
-        done = 0
+        """Yield the start and the index of each run; ``sequences``: see `matching`."""
         for run in runs(len(sequences)):
-            yield run.start, self._column(field, run, sequences[run.start : run.stop])
-            done = run.stop
-        if done < len(sequences):
-            yield done, self._log.column(field, sequences[done:])
+            yield run.start, self._column(field, run, sequences)
 
     def _column(self, field: Field, run: range, sequences: NDArray[np.int64]) -> Column:
         """Return the index of a field for the items of one run."""
@@ -203,7 +186,7 @@ class LogColumns:
         with self._lock:
             column = self._columns.get(key)
         if column is None:
-            column = self._log.column(field, sequences)
+            column = self._log.column(field, sequences[run.start : run.stop])
         with self._lock:
             if key not in self._columns:
                 self._columns[key] = column
@@ -216,12 +199,14 @@ class LogColumns:
 
 
 def runs(n: int) -> Iterator[range]:
-    """Yield the runs of ``n`` items; the longest run comes first."""
+    """Yield the runs of ``n`` items, the longest first; see `model_store.gallery.live.snapshot`."""
     start, full = 0, n // RUN
     for power in reversed(range(full.bit_length())):
         if full >> power & 1:
             yield range(start, start + (RUN << power))
             start += RUN << power
+    if start < n:
+        yield range(start, n)
 
 
 NumberT = TypeVar("NumberT", bound=np.generic)
