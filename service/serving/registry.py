@@ -113,6 +113,11 @@ class Galleries:
     folder : folder of created galleries. A created gallery is opened on demand; the least recently
         used galleries are closed.
     most_open : maximum number of open created galleries.
+
+    Attributes
+    ----------
+    first : name of the first gallery that the service was started with.
+    refused : maps the name of a gallery to the reason why the bundle in `CURRENT` is not served.
     """
 
     def __init__(
@@ -129,7 +134,7 @@ class Galleries:
     ) -> None:
         self._opener = Opener(open_bundle, start)
         self._served = ServedGalleries(OnDemand(self._opener, folder), most_open, self._forget)
-        self._first = ""
+        self.first = ""
         self._n_looks = 0
         self._period_s = period_s
         self._observe = observe
@@ -141,20 +146,16 @@ class Galleries:
         self._switching = asyncio.Lock()
         self._tasks = Tasks()
         self._following = Following(partial(self.activate, follow=True))
+        self.refused = self._following.refused
 
     async def add(self, bundle: Bundle) -> None:
         """Serve a bundle."""
         self._served.add(bundle.name, await self._opener.start(bundle))
-        self._first = self._first or bundle.name
+        self.first = self.first or bundle.name
 
     def engines(self) -> list[SearchEngine]:
         """Return the engines that are open now, sorted by name."""
         return self._served.engines()
-
-    @property
-    def first(self) -> str:
-        """The name of the first gallery that the service was started with."""
-        return self._first
 
     def fixed(self) -> list[SearchEngine]:
         """Return the engines of the galleries that the service was started with."""
@@ -211,11 +212,6 @@ class Galleries:
                 return served
             if not await self._following.changed_over(name, until - time.monotonic()):
                 raise self._following.not_ready(name, ahead)
-
-    @property
-    def refused(self) -> dict[str, str]:
-        """Maps the name of a gallery to the reason why the bundle in `CURRENT` is not served."""
-        return self._following.refused
 
     @staticmethod
     async def history(bundle: Bundle) -> list[BundleSummary]:

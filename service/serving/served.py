@@ -89,13 +89,14 @@ class Following:
         root, name, served = bundle.root, bundle.name, bundle.directory.name
         if root is None:
             return None
-        mark = _mark(root)  # read before `CURRENT`: a later write changes the mark
+        pointer = f"{root}/{CURRENT_FILE}"
+        mark = file_mark(pointer)  # read before `CURRENT`: a later write changes the mark
         if mark is not None and self._confirmed.get(name) == (served, mark):
             self._accept(name)  # a refusal no longer matters
             return None
         named = await self.named(bundle)
         if named == served:
-            if mark == _mark(root):  # otherwise just written: the next request checks again
+            if mark == file_mark(pointer):  # otherwise just written: the next request checks again
                 self._confirm(name, served, mark)
             return None
         if named is None or self._is_overruled(name, named):
@@ -216,10 +217,6 @@ class Following:
         self._refused_at[name] = named, time.monotonic()
         fields = {"gallery": name, "bundle": named, "reason": reason}
         logger.error("bundle refused", extra={"fields": fields})
-
-
-def _mark(root: Path) -> FileMark | None:
-    return file_mark(f"{root}/{CURRENT_FILE}")
 
 
 OpenBundle = Callable[[Path], Bundle]
