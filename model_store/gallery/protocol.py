@@ -469,78 +469,64 @@ class Writable(Protocol):
         """Close files and connections."""
 
 
-def with_whole_items(
-    writes: Sequence[Write], whole: Callable[[str], Upsert]
-) -> list[Upsert | Delete]:
-    """Return the writes; each edit is replaced by a write of the complete item.
-
-    Call this in the transaction of the writes, because another process may replace an item.
-
-    Parameters
-    ----------
-    whole : function that returns the current item with its embedding and pictures; raises
-        `ItemNotFound`.
-
-    Raises
-    ------
-    ItemNotFound : an item to edit does not exist.
-    """
-    stored: list[Upsert | Delete] = []
-    latest: dict[str, Upsert | Delete] = {}
-    for write in writes:
-        if isinstance(write, Edit):
-            before = latest[write.id] if write.id in latest else whole(write.id)
-            if isinstance(before, Delete):
-                raise item_not_found(write.id)
-            write = write.applied_to(before)  # noqa: PLW2901
-        latest[write.id] = write
-        stored.append(write)
-    return stored
-
-
 def item_not_found(item_id: str) -> ItemNotFound:
     """Return the error for an id that no item has."""
     return ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
 
 
 def plan_writes(
-    writes: Sequence[Upsert | Delete],
+    writes: Sequence[Write],
     there: Container[str],
+    whole: Callable[[str], Upsert],
     n_items: int,
     version: int,
+    note: Mapping[str, Any] = NO_NOTE,
     most_items: int | None = None,
-) -> list[Written]:
-    """Return the result that each of ``writes`` would have, in order; the gallery is not changed.
+) -> tuple[list[Upsert | Delete], Receipt]:
+    """Return the writes to store, and the receipt of the request; the gallery is not changed.
+
+    Each edit becomes a write of the complete item. Call this in the transaction of the writes,
+    because another process may replace an item.
 
     Parameters
     ----------
     there : ids of the items in the gallery; it may have only the ids of ``writes``.
+    whole : function that returns the current item with its embedding and pictures; raises
+        `ItemNotFound`.
     n_items : number of items in the gallery before the writes.
     version : version of the gallery before the writes.
+    note : see `Receipt`.
     most_items : maximum number of items after the writes; None for no limit. Writes that do not
         increase the number of items are always allowed.
 
     Raises
     ------
-    ItemNotFound : an item to delete does not exist.
+    ItemNotFound : an item to delete or edit does not exist.
     QuotaExceeded : the gallery would exceed ``most_items``.
     """
-    since: dict[str, bool] = {}
-    outcomes, n_before = [], n_items
-    for place, write in enumerate(writes, start=1):
-        existed = since.get(write.id, write.id in there)
-        if isinstance(write, Delete) and not existed:
+    latest: dict[str, Upsert | Delete] = {}
+    stored: list[Upsert | Delete] = []
+    written: list[Written] = []
+    n_before = n_items
+    for write in writes:
+        before = latest.get(write.id)
+        existed = write.id in there if before is None else isinstance(before, Upsert)
+        if isinstance(write, Delete | Edit) and not existed:
             raise item_not_found(write.id)
-        since[write.id] = isinstance(write, Upsert)
-        n_items += since[write.id] - existed
-        outcomes.append(Written(write.id, existed, version + place))
+        if isinstance(write, Edit):
+            known = before if isinstance(before, Upsert) else whole(write.id)
+            write = write.applied_to(known)  # noqa: PLW2901
+        n_items += isinstance(write, Upsert) - existed
+        latest[write.id] = write
+        stored.append(write)
+        written.append(Written(write.id, existed, version + len(stored)))
     if most_items is not None and n_items > max(most_items, n_before):
         raise QuotaExceeded(
             f"The key may keep {most_items:,} items in a gallery; this request would make "
             f"{n_items:,}. Nothing was changed. Delete some items, or ask the operator of the "
             "service for a higher limit."
         )
-    return outcomes
+    return stored, Receipt(tuple(written), note)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from model_store.gallery import (
     Thumbnail,
     Upsert,
     Vector,
+    Write,
     parse_filter,
     write_faiss_gallery,
 )
@@ -52,7 +53,7 @@ from model_store.gallery.live.log import (
     remove_unfinished,
     require_reached,
 )
-from model_store.gallery.protocol import with_whole_items
+from model_store.gallery.protocol import plan_writes
 from model_store.sqlite import connect
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
@@ -860,7 +861,8 @@ def test_log_that_begins_after_some_changes_has_their_version(
 def test_edit_beside_the_write_of_a_similar_id_applies_to_its_own_item() -> None:
     whole = {item_id: some_upsert(item_id, item_id) for item_id in ("abc", "zab")}
     edits = [Edit(item_id, {"metadata": {}}) for item_id in whole]
-    _, *edited = with_whole_items([some_upsert("ab", "x"), *edits], whole.__getitem__)
+    writes: list[Write] = [some_upsert("ab", "x"), *edits]
+    (_, *edited), _ = plan_writes(writes, whole, whole.__getitem__, len(whole), 0)
     assert [one.item.label for one in edited if isinstance(one, Upsert)] == ["abc", "zab"]
 
 

@@ -25,7 +25,6 @@ from model_store.gallery.protocol import (
     Write,
     find_row,
     plan_writes,
-    with_whole_items,
 )
 from model_store.sphere import unit_direction
 
@@ -108,14 +107,13 @@ class LiveGallery:
                 known = turn.connection, self._version
                 self._catch_up(first_sequence(turn.connection), changes_after(*known))
                 now = self._snapshot
+                there = {write.id for write in writes if self._row(write.id) is not None}
             before = None if retry is None else turn.receipt(retry)
             if before is not None:
                 return before
-            stored = with_whole_items(writes, now.upsert)
-            with self._lock:
-                there = {write.id for write in stored if self._row(write.id) is not None}
-            written = plan_writes(stored, there, now.n_items, now.version, most_items)
-            receipt = Receipt(tuple(written), note)
+            stored, receipt = plan_writes(
+                writes, there, now.upsert, now.n_items, now.version, note, most_items
+            )
             changes = turn.add(stored)
             if retry is not None:
                 turn.remember(retry, receipt)

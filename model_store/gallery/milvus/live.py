@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,8 @@ from model_store.gallery.protocol import (
     Retry,
     Upsert,
     Write,
-    item_not_found,
     once_kept,
     plan_writes,
-    with_whole_items,
 )
 
 
@@ -184,15 +181,21 @@ class MilvusLive:
             if before is not None:
                 return before
             rows = self._rows(turn, [write.id for write in writes])
-            there = {item_id for item_id, row in rows.items() if row is not None}
+            there = {item_id: row for item_id, row in rows.items() if row is not None}
             n_items, last = turn.state.n_items, turn.state.last
             if any(isinstance(write, Edit) for write in writes):
-                self._deliver(turn)  # `_whole` reads an item from Milvus before the edit
-            stored = with_whole_items(writes, partial(self._whole, rows))
-            written = plan_writes(stored, there, n_items, last, most_items)
+                self._deliver(turn)  # an item is read from Milvus before its edit
+            stored, receipt = plan_writes(
+                writes,
+                there,
+                lambda item_id: self._gallery.upsert(there[item_id]),
+                n_items,
+                last,
+                note,
+                most_items,
+            )
             for write in stored:
                 _require_taken(write)
-            receipt = Receipt(tuple(written), note)
             turn.add(stored, rows)
             if retry is not None:
                 turn.remember(retry, receipt)
@@ -239,18 +242,6 @@ class MilvusLive:
                 "Two services have tried to create the log of the gallery at the same time, and "
                 "both have failed. Send the request again."
             )
-
-    def _whole(self, rows: Mapping[str, int | None], item_id: str) -> Upsert:
-        """Return the current item, with embedding and picture.
-
-        Parameters
-        ----------
-        rows : item id → current row; None for a deleted item.
-        """
-        row = rows.get(item_id)
-        if row is None:
-            raise item_not_found(item_id)
-        return self._gallery.upsert(row)
 
     def _rows(self, turn: Turn, item_ids: Sequence[str]) -> dict[str, int | None]:
         """Return item id → current row (None for a deleted item); new items are left out."""

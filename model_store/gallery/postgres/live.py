@@ -27,9 +27,7 @@ from model_store.gallery.protocol import (
     Upsert,
     Vector,
     Write,
-    item_not_found,
     plan_writes,
-    with_whole_items,
 )
 
 KEPT_S = 600
@@ -105,9 +103,9 @@ class PostgresLive:
             receipt = None if retry is None else _receipt(connection, retry)
             if receipt is None:
                 rows = _current_rows(connection, [write.id for write in writes])
-                stored = with_whole_items(writes, partial(_whole, connection, rows))
-                written = plan_writes(stored, rows, n_items, version, most_items)
-                receipt = Receipt(tuple(written), note)
+                whole = partial(_whole, connection, rows)
+                planned = plan_writes(writes, rows, whole, n_items, version, note, most_items)
+                stored, receipt = planned
                 if stored:
                     self._store(connection, stored, rows, version)
                 if retry is not None:
@@ -214,8 +212,6 @@ def _current_rows(connection: Any, item_ids: Sequence[str]) -> dict[str, int]:  
 
 def _whole(connection: Any, rows: Mapping[str, int], item_id: str) -> Upsert:  # noqa: ANN401
     """Return a write with the current content of an item."""
-    if item_id not in rows:
-        raise item_not_found(item_id)
     [(label, metadata, direction, norm, variance, features, *pictures)] = connection.execute(
         "SELECT label, metadata, direction, norm, variance, features, thumbnail, media_type, "
         "preview FROM items WHERE row = %s",
