@@ -108,6 +108,7 @@ class Retriever:
         self.calibration = calibration
         self.text = text
         self.kind: QueryKind = "image"
+        self._checked: tuple[tuple[str, int, int], str | None] | None = None
         self._calibrations = {"image": calibration, "text": text_calibration}
         self._noise = Noise(
             _noise_of(encoder.fingerprint, N_SAMPLES, encoder.dim),
@@ -116,21 +117,23 @@ class Retriever:
 
     def with_gallery(self, gallery: Gallery) -> Retriever:
         """Return a copy of the retriever with another state of the gallery."""
-        other = copy(self)
-        other.gallery = gallery
-        other.__dict__.pop("n_gone_labels", None)
-        return other
+        return self._with(gallery=gallery)
 
     def for_kind(self, kind: QueryKind) -> Retriever:
         """Return a copy of the retriever with the calibration for a kind of queries."""
         if kind == self.kind:
             return self
+        return self._with(kind=kind, calibration=self._calibrations[kind])
+
+    def _with(self, **changed: object) -> Retriever:
+        """Return a copy with other attributes, without the results that depend on them."""
         other = copy(self)
-        other.kind, other.calibration = kind, self._calibrations[kind]
-        other.__dict__.pop("n_gone_labels", None)
+        for name in ("n_gone_labels", "_correlation"):
+            other.__dict__.pop(name, None)
+        other.__dict__.update(changed, _checked=None)
         return other
 
-    @property
+    @cached_property
     def _correlation(self) -> Correlation:
         if self.kind == "text":
             return INDEPENDENT  # the errors of two encoders are independent
@@ -146,9 +149,13 @@ class Retriever:
     @property
     def stale(self) -> str | None:
         """Reason why the calibration is not valid for the gallery; None if it is valid."""
-        if self.calibration is None:
+        calibration, gallery = self.calibration, self.gallery
+        if calibration is None:
             return None
-        return staleness(self.calibration, self.gallery, self.kind)
+        state = gallery.index_type, gallery.n_items, gallery.n_changed
+        if self._checked is None or self._checked[0] != state:
+            self._checked = state, staleness(calibration, gallery, self.kind)
+        return self._checked[1]
 
     @property
     def n_new_labels(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -45,7 +46,13 @@ class Table:
         if not isinstance(rows, slice):
             found = np.asarray(rows)
             rows = np.flatnonzero(found) if found.dtype == bool else found.astype(np.int64)
-        return replace(self, **{name: _at(column, rows) for name, column in self._columns()})
+        kind: Any = type(self)
+        parts = {
+            name: _at(getattr(self, name), rows) if is_column else getattr(self, name)
+            for name, is_column in _fields_of(kind)
+        }
+        chosen: Self = kind(**parts)
+        return chosen
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
@@ -68,6 +75,12 @@ class Table:
         for field in fields(self):
             if "shared" not in field.metadata:
                 yield field.name, getattr(self, field.name)
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[tuple[str, bool], ...]:  # noqa: ANN401 - a type of tables
+    """Return the name of each field, and whether the field is a column."""
+    return tuple((field.name, "shared" not in field.metadata) for field in fields(kind))
 
 
 def _at(column: Any, rows: slice | NDArray[np.int64]) -> Any:  # noqa: ANN401 - of any kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from model_store.bundles.changes import open_writable, require_files
@@ -24,7 +24,6 @@ from model_store.gallery import (
     Writable,
 )
 from model_store.gallery.opening import NO_DATABASE, DatabaseAccess, open_gallery
-from model_store.gallery.protocol import NumberedGallery
 from model_store.machine import ProviderChoice
 from model_store.retriever import Retriever
 
@@ -41,6 +40,9 @@ class Bundle:
     hold : lock that prevents other processes from removing the open bundle.
     entry : the gallery's entry in its `GalleryFolder`; None for a gallery built by the command
         line.
+    name : name of the gallery.
+    built_as : the name that the gallery had when it was built.
+    key : the key of the gallery in other data, for example in feedback; a rename keeps the key.
 
     Examples
     --------
@@ -55,21 +57,15 @@ class Bundle:
     live: Writable | None = None
     hold: Hold | None = None
     entry: GalleryEntry | None = None
+    name: str = field(init=False, repr=False, compare=False)
+    built_as: str = field(init=False, repr=False, compare=False)
+    key: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def name(self) -> str:
-        """Name of the gallery."""
-        return self.built_as if self.entry is None else self.entry.name
-
-    @property
-    def built_as(self) -> str:
-        """The name that the gallery had when it was built."""
-        return str(self.manifest.gallery["name"])
-
-    @property
-    def key(self) -> str:
-        """The key of the gallery in other data, for example in feedback; a rename keeps the key."""
-        return self.built_as if self.entry is None else self.entry.id
+    def __post_init__(self) -> None:
+        entry, built_as = self.entry, str(self.manifest.gallery["name"])
+        object.__setattr__(self, "built_as", built_as)
+        object.__setattr__(self, "name", built_as if entry is None else entry.name)
+        object.__setattr__(self, "key", built_as if entry is None else entry.id)
 
     @property
     def description(self) -> str:
@@ -81,10 +77,11 @@ class Bundle:
     @property
     def version(self) -> int:
         """The number of the gallery's last change; 0 if the gallery accepts no changes."""
-        gallery = self.retriever.gallery
-        if self.live is None or not isinstance(gallery, NumberedGallery):
+        if self.live is None:
             return 0
-        return gallery.version
+        # Not `isinstance` with a protocol: each request reads the version a few times.
+        version: int = getattr(self.retriever.gallery, "version", 0)
+        return version
 
     @property
     def state(self) -> tuple[str, int, int]:

@@ -267,6 +267,10 @@ class Calibration:
         feedback only if both calibrations have the same digest. The fitted numbers are not hashed,
         because a new fit to the same queries changes the rounding of these numbers.
         """
+        return self._match_fingerprint
+
+    @cached_property
+    def _match_fingerprint(self) -> str:
         origin = {
             "encoder": self.encoder_fingerprint,
             "search": dict(self.search),

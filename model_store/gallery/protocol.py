@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -406,15 +406,6 @@ class Receipt:
         """Read what `to_json` wrote."""
         fields = json.loads(text)
         return cls(tuple(Written(**one) for one in fields["written"]), fields["note"])
-
-
-@runtime_checkable
-class NumberedGallery(Protocol):
-    """A gallery whose changes are numbered."""
-
-    @property
-    def version(self) -> int:
-        """The number of the last change."""
 
 
 class Writable(Protocol):
