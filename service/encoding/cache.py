@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from pydantic import TypeAdapter
@@ -22,7 +23,7 @@ from pydantic import TypeAdapter
 from model_store.decision.calibration import FILES
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
-from service.redis_calls import RedisCalls
+from service.redis_calls import RedisCalls, RedisConnections
 from service.schemas import QueryImage, QueryText
 from service.settings import Settings
 
@@ -72,9 +73,7 @@ class CacheEntry:
 def _seal(key: str, body: bytes | memoryview, secret: bytes) -> bytes:
     """Return an HMAC of the key and the entry; only owners of ``secret`` can compute the HMAC."""
     named = hashlib.sha256(key.encode()).digest()
-    seal = hmac.new(hashlib.sha256(secret).digest(), named, "sha256")
-    seal.update(body)
-    return seal.digest()
+    return hmac.digest(hashlib.sha256(secret).digest(), named + body, "sha256")
 
 
 class Cache(Protocol):
@@ -185,17 +184,7 @@ class RedisCache:
         max_bytes: int = 0,
         counting: RedisCalls | None = None,
     ) -> None:
-        # Slow to import, and only this class needs it.
-        from redis.asyncio import Redis  # noqa: PLC0415
-        from redis.asyncio.retry import Retry  # noqa: PLC0415
-        from redis.backoff import NoBackoff  # noqa: PLC0415
-
-        self._redis = Redis.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._redis = RedisConnections(url, timeout_s)
         self._calls = RedisCalls(timeout_s, "answering")
         self._writers = [self._calls, *([] if counting is None else [counting])]
         self._ttl_s = ttl_s
@@ -217,7 +206,7 @@ class RedisCache:
 
     async def get(self, key: str) -> CacheEntry | None:
         """Return the entry; None if there is no valid entry."""
-        data = await self._calls.ask(lambda: self._redis.get(key))
+        data = await self._calls.ask(partial(self._redis.execute, "GET", key))
         found = CacheEntry.from_bytes(data, key, self._secret) if isinstance(data, bytes) else None
         if found is None:
             found = await self._not_taken.get(key)
@@ -228,9 +217,9 @@ class RedisCache:
     async def put(self, key: str, entry: CacheEntry) -> None:
         """Store the entry in Redis, or in memory if Redis does not store it."""
         data = entry.to_bytes(key, self._secret)
-        taken = await self._calls.ask(lambda: self._redis.set(key, data, ex=self._ttl_s), "write")
+        store = partial(self._redis.execute, "SET", key, data, "EX", self._ttl_s)
         kept, other = self._copies, self._not_taken
-        if taken is not True:
+        if await self._calls.ask(store, "write") != b"OK":
             kept, other = other, kept
         await kept.put(key, entry)
         await other.remove(key)
@@ -239,11 +228,11 @@ class RedisCache:
         """Delete the entry in memory, and also in Redis if Redis is reachable."""
         for held in (self._copies, self._not_taken):
             await held.remove(key)
-        await self._calls.ask(lambda: self._redis.delete(key), "delete")
+        await self._calls.ask(partial(self._redis.execute, "DEL", key), "delete")
 
     async def close(self) -> None:
         """Close connections."""
-        await self._redis.aclose()
+        await self._redis.close()
 
 
 def open_cache(settings: Settings, counting: RedisCalls | None = None) -> Cache:
