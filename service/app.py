@@ -21,14 +21,13 @@ from model_store.feedback import AnsweredQueries, Bounds, FeedbackLog, ReviewQue
 from model_store.installation import installed_version
 from model_store.machine import one_blas_thread
 from service.access.access import Access, open_access
-from service.access.hosts import AllowedHosts, KnownProxies, WithinRootPath, root_path
+from service.access.hosts import AllowedHosts, KnownProxies, root_path
 from service.decoding.decoder import Decoder, DecoderPool, ThreadDecoder
 from service.encoding.cache import open_cache
 from service.encoding.queues import BatchLimits, EncoderQueues
 from service.http.documents import PageFiles, description_route, document, page_response
 from service.http.middleware import (
     Admission,
-    CompressedReads,
     Drain,
     RequestContext,
     content_security_policy,
@@ -36,6 +35,7 @@ from service.http.middleware import (
 from service.http.problems import add_problem_handlers
 from service.http.routes import ROUTERS
 from service.http.routes.dependencies import ServiceState
+from service.http.routing import Routes
 from service.observability.logs import Tracing
 from service.observability.metrics import Telemetry
 from service.redis_calls import RedisCalls
@@ -155,7 +155,7 @@ def create_app(
     open_more = open_more or open_bundle
     api = create_api(settings, bundles, telemetry, access, open_more, tracing, shared, drain)
     admission = Admission(
-        CompressedReads(WithinRootPath(api)),
+        Routes(api),
         telemetry,
         settings.max_in_flight,
         settings.deadline_s,
@@ -164,10 +164,11 @@ def create_app(
     # Without keys, host names are checked, so that web pages cannot use DNS rebinding.
     any_host = access.keyless != "admin" and not settings.allowed_hosts
     app: ASGIApp = RequestContext(
-        AllowedHosts(admission, None if any_host else settings.allowed_hosts),
+        admission,
         telemetry,
         settings.max_image_bytes,
         settings.max_batch_bytes,
+        hosts=AllowedHosts(None if any_host else settings.allowed_hosts),
         min_upload_rate=settings.min_upload_bytes_per_s,
         for_other_origins=bool(settings.cors_origins),
         policy=content_security_policy(settings.image_origins, settings.frame_ancestors),

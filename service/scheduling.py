@@ -61,7 +61,13 @@ class FairShare:
         Returns the caller's account, which `leave` needs.
         """
         who = caller.get()
-        turn = _Turn(min(n_places, self._n_places), asyncio.get_running_loop().create_future())
+        n = min(n_places, self._n_places)
+        if not self._waiting and n <= self._n_free and self._is_within_share(who, n):
+            self._n_free -= n
+            self._held[who] += n
+            self._idle.clear()
+            return who
+        turn = _Turn(n, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(who, deque()).append(turn)
         self._hand_out()
         try:
@@ -84,7 +90,7 @@ class FairShare:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._hand_to_next():
+        while self._waiting and self._hand_to_next():
             pass
         if self._n_free == self._n_places:
             self._idle.set()

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from fastapi import Request, Response, params
 from fastapi.routing import APIRoute
 from limits import RateLimitItem
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from model_store.bundles.galleries import gallery_not_found
@@ -129,7 +130,7 @@ class Caller:
 
     def sees(self, gallery: str) -> bool:
         """Return whether the caller can see the gallery with this name."""
-        return self.limits.sees(gallery)
+        return self.limits.galleries is None or self.limits.sees(gallery)
 
 
 @lru_cache(maxsize=1024)  # one call in each request, mostly with the same addresses
@@ -144,11 +145,17 @@ def _network_of(text: str) -> str | None:
     )
 
 
+@lru_cache(maxsize=1024)
+def _caller_without_key(address: str, scope: KeyScope, rate: RateLimitItem | None) -> Caller:
+    return Caller(address, account_of_address(address), None, scope, rate)
+
+
 def account_of_key(key_id: str) -> str:
     """Return the name under which the requests of a key are counted."""
     return f"key {key_id}"
 
 
+@lru_cache(maxsize=1024)
 def account_of_address(address: str) -> str:
     """Return the name under which the requests of an address are counted."""
     return f"address {address}"
@@ -189,12 +196,12 @@ class Access:
 
     def account_of(self, scope: Scope) -> str:
         """Return the name under which a request is counted; only headers are read."""
-        request = Request(scope)
-        presented = _presented_key(request)
-        if self._keyring is not None and presented is not None:
-            with suppress(Unauthenticated):
-                return account_of_key(self._keyring.find(presented).id)
-        return account_of_address(_address(request))
+        if self._keyring is not None:
+            presented = _presented_key(scope)
+            if presented is not None:
+                with suppress(Unauthenticated):
+                    return account_of_key(self._keyring.find(presented).id)
+        return account_of_address(_address(scope))
 
     @property
     def summary(self) -> str:
@@ -212,13 +219,18 @@ class Access:
         Unauthenticated : a required key is missing or invalid.
         RateLimited : the caller has reached its rate limit.
         """
-        known: Caller | None = getattr(request.state, "caller", None)
+        state = request.scope["state"]
+        known: Caller | None = state.get("caller")
         if known is not None:
             return known
-        headers: dict[str, str] = request.state.answer_headers
+        headers: dict[str, str] = state["answer_headers"]
         if self._keyring is not None:  # a shared HTTP cache must not mix callers
             headers |= {"Cache-Control": "no-store", "Vary": "Authorization, X-API-Key"}
-        caller = request.state.caller = await self._identify(request)
+        try:
+            caller = state["caller"] = self._caller(request)
+        except Unauthenticated:
+            await self._count_invalid_key(request)
+            raise
         if caller.rate is not None:
             standing = await self.rates.count(caller.account, caller.rate)
             headers |= standing.headers()
@@ -229,18 +241,14 @@ class Access:
                 )
         return caller
 
-    async def _identify(self, request: Request) -> Caller:
-        """Identify the caller; invalid keys count against the client's address."""
-        try:
-            return self._caller(request)
-        except Unauthenticated:
-            if self._rate is not None and _presented_key(request) is not None:
-                account = account_of_address(_address(request))
-                standing = await self.rates.count(account, self._rate)
-                if standing.exceeded:
-                    request.state.answer_headers |= standing.headers()
-                    raise RateLimited("Too many invalid keys were sent.") from None
-            raise
+    async def _count_invalid_key(self, request: Request) -> None:
+        """Count an invalid key against the client's address."""
+        if self._rate is not None and _presented_key(request.scope) is not None:
+            account = account_of_address(_address(request.scope))
+            standing = await self.rates.count(account, self._rate)
+            if standing.exceeded:
+                request.state.answer_headers |= standing.headers()
+                raise RateLimited("Too many invalid keys were sent.") from None
 
     def check(self, request: Request, caller: Caller, scope: KeyScope) -> None:
         """Check that the caller's scope allows the request.
@@ -273,7 +281,7 @@ class Access:
         ------
         SearchesUsedUp
         """
-        caller: Caller = request.state.caller
+        caller: Caller = request.scope["state"]["caller"]
         rate = caller.limits.searches
         if rate is None:
             return None
@@ -305,11 +313,10 @@ class Access:
         await self.rates.close()
 
     def _caller(self, request: Request) -> Caller:
-        presented = _presented_key(request)
+        presented = None if self._keyring is None else _presented_key(request.scope)
         if self._keyring is None or (presented is None and self.keyless is not None):
             scope = self._without_a_key(request)
-            address = _address(request)
-            return Caller(address, account_of_address(address), None, scope, self._rate)
+            return _caller_without_key(_address(request.scope), scope, self._rate)
         if presented is None:
             raise self._challenge(request, f"A key is needed. {_SEND_A_KEY}")
         try:
@@ -328,7 +335,11 @@ class Access:
         ------
         Unauthenticated : callers from this address need a key.
         """
-        if not self._local_only or _is_local(request):
+        client = request.scope.get("client")
+        # A program of this machine, unless an unknown proxy has forwarded the request.
+        if not self._local_only or (
+            is_loopback(client[0] if client else "") and not is_forwarded_by_an_untrusted_address(request)
+        ):
             return self.keyless or "read"
         if self._elsewhere is None:
             raise self._challenge(
@@ -435,13 +446,16 @@ class GuardedRoute(APIRoute):
 
     async def check_caller(self, request: Request) -> None:
         """Check the scopes, the gallery and the search quota of the caller's key."""
-        for scope in self.scopes:
-            await CHECKS[scope](request)
-        gallery = request.path_params.get("gallery")
-        if self.scopes and gallery is not None and not request.state.caller.sees(gallery):
-            raise gallery_not_found(gallery)  # as for a missing gallery
+        access: Access = request.app.state.access
+        if self.scopes:
+            caller = await access.admit(request)
+            for scope in self.scopes:
+                access.check(request, caller, scope)
+            gallery = request.path_params.get("gallery")
+            if gallery is not None and not caller.sees(gallery):
+                raise gallery_not_found(gallery)  # as for a missing gallery
         if self.is_search:
-            await counts_as_search(request)
+            await access.count_searches(request)
 
 
 def open_access(settings: Settings) -> Access:
@@ -479,27 +493,22 @@ def open_access(settings: Settings) -> Access:
     )
 
 
-def _is_local(request: Request) -> bool:
-    """Return whether the request seems to come from a program of this machine."""
-    host = request.client.host if request.client else ""
-    return is_loopback(host) and not is_forwarded_by_an_untrusted_address(request)
-
-
-def _presented_key(request: Request) -> str | None:
+def _presented_key(scope: Scope) -> str | None:
     """Return the key after ``Bearer``, else the key in `X-API-Key`; other schemes are ignored."""
-    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+    headers = Headers(scope=scope)
+    scheme, _, sent = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return sent.strip()
-    return request.headers.get("x-api-key")
+    return headers.get("x-api-key")
 
 
-def _address(request: Request) -> str:
+def _address(scope: Scope) -> str:
     """Return the IPv4 address or the IPv6 /64 network that identifies a caller without a key.
 
     A host can use any of the 2⁶⁴ addresses of its IPv6 network, so the network counts as one
     caller.
     """
-    client = request.scope.get("client")
+    client = scope.get("client")
     return _caller_at(client[0] if client else "")
 
 

@@ -20,6 +20,9 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from model_store.errors import InvalidHead, MisdirectedRequest
 from service.settings import EVERY, read_prefix
 
+_MAX_HOST_BYTES = 512
+"""Maximum bytes of a header Host, with white space; a name has at most 255 bytes."""
+
 _HOST = re.compile(rb"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[\w.-]{1,255}))(?::\d{0,5})?")
 
 
@@ -38,28 +41,33 @@ class AllowedHosts:
     ----------
     names : host names of the service; the names of this machine are always allowed.
         ``*.shop.example`` allows all subdomains. If None or ``*``, every name is allowed.
-
-    Raises
-    ------
-    InvalidHead : the header Host is missing, repeated or malformed.
-    MisdirectedRequest : the host name in the request is not a name of the service.
     """
 
-    def __init__(self, app: ASGIApp, names: Sequence[str] | None) -> None:
-        self._app = app
+    def __init__(self, names: Sequence[str] | None) -> None:
         self._names = None if names is None or "*" in names else {_bare(name) for name in names}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
-        if scope["type"] == "http":
-            name = _host_of(scope)
-            path = scope["path"]
-            if path not in PROBES and not (path == METRICS and _is_address(name)):
-                self._check(name)
-        await self._app(scope, receive, send)
+    def check(self, scope: Scope) -> None:
+        """Check the header Host of a request.
 
-    def _check(self, name: str | None) -> None:
-        if self._names is None or name is None or is_loopback(name) or name in self._names:
+        Raises
+        ------
+        InvalidHead : the header is missing, repeated or malformed.
+        MisdirectedRequest : the host name in the request is not a name of the service.
+        """
+        sent = [value for name, value in scope["headers"] if name == b"host"]
+        if not sent and scope.get("http_version", "1.1") == "1.0":
+            return  # no browser sends such a request
+        usable = len(sent) == 1 and len(sent[0]) <= _MAX_HOST_BYTES
+        name = _name_in(sent[0]) if usable else None
+        if name is None:
+            raise InvalidHead(
+                f"The header Host is missing, repeated or invalid ({len(sent)} received). Send one "
+                "host, such as `Host: 127.0.0.1:8080`."
+            )
+        if self._names is None or is_loopback(name) or name in self._names:
+            return
+        path = scope["path"]
+        if path in PROBES or (path == METRICS and _is_address(name)):
             return
         parents = name.split(".")[1:]
         if any("*." + ".".join(parents[n:]) in self._names for n in range(len(parents))):
@@ -70,6 +78,7 @@ class AllowedHosts:
         )
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach ``host``; False for all names except localhost."""
     name = _bare(host)
@@ -81,7 +90,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-@lru_cache(maxsize=1024)  # four calls in each request, mostly with the same addresses
+@lru_cache(maxsize=1024)  # each request, mostly with the same addresses
 def ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return the address; an IPv4 address in IPv6 form becomes IPv4."""
     address = ipaddress.ip_address(text)
@@ -89,9 +98,9 @@ def ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return mapped or address
 
 
-def _is_address(name: str | None) -> bool:
+def _is_address(name: str) -> bool:
     try:
-        ip_of(_bare(name or ""))
+        ip_of(_bare(name))
     except ValueError:
         return False
     return True
@@ -101,21 +110,11 @@ def _bare(name: str) -> str:
     return name.lower().strip("[]").removesuffix(".")
 
 
-def _host_of(scope: Scope) -> str | None:
-    """Return the name in the header Host.
-
-    Return None for an HTTP/1.0 request without this header. No browser sends such a request.
-    """
-    sent = [value for name, value in scope["headers"] if name == b"host"]
-    if not sent and scope.get("http_version", "1.1") == "1.0":
-        return None
-    found = _HOST.fullmatch(sent[0].strip()) if len(sent) == 1 else None
-    if found is None:
-        raise InvalidHead(
-            f"The header Host is missing, repeated or invalid ({len(sent)} received). Send one "
-            "host, such as `Host: 127.0.0.1:8080`."
-        )
-    return _bare((found["v6"] or found["name"]).decode("ascii"))
+@lru_cache(maxsize=1024)
+def _name_in(host: bytes) -> str | None:
+    """Return the name in a header Host; None if the header is malformed."""
+    found = _HOST.fullmatch(host.strip())
+    return None if found is None else _bare((found["v6"] or found["name"]).decode("ascii"))
 
 
 _FORWARDING = {
@@ -126,6 +125,12 @@ _FORWARDING = {
 _FORWARDING_PREFIXES = (b"x-forwarded-", b"x-original-", b"x-envoy-", b"x-azure-", b"x-appengine-")
 """Headers that proxies add; clients can forge them."""
 
+_OF_CLIENTS = {
+    *(b"host", b"user-agent", b"accept", b"accept-encoding", b"accept-language", b"connection"),
+    *(b"content-type", b"content-length", b"authorization", b"x-api-key", b"origin", b"referer"),
+}
+"""Usual headers that no proxy adds."""
+
 root_path: ContextVar[str] = ContextVar("root_path", default="")
 """Path prefix of the service for clients, such as ``/vouch``; empty at the root."""
 
@@ -135,7 +140,7 @@ class KnownProxies:
 
     Sets the client's address and scheme. Sets ``root_path`` to the value of ``X-Forwarded-Prefix``.
     If ``path`` still has the prefix, `KnownProxies` removes the prefix for the layers inside.
-    `WithinRootPath`, the innermost layer, adds the prefix again.
+    `service.http.routing.Routes`, the innermost layer, adds the prefix again.
 
     Parameters
     ----------
@@ -163,22 +168,10 @@ class KnownProxies:
             if (client[0] if client else None) in self._proxied.trusted_hosts:
                 prefix = _forwarded_prefix(scope) or prefix
         scope["root_path"] = prefix
-        scope["path"] = _without(prefix, scope["path"])
+        if prefix or not scope["path"]:
+            scope["path"] = _without(prefix, scope["path"])
         root_path.set(prefix)
         await app(scope, receive, send)
-
-
-class WithinRootPath:
-    """Adds the root path to ``path``, as ASGI requires."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
-        if scope["type"] == "http":
-            scope["path"] = scope.get("root_path", "") + scope["path"]
-        await self._app(scope, receive, send)
 
 
 def _forwarded_prefix(scope: Scope) -> str:
@@ -204,6 +197,8 @@ def is_forwarding(name: bytes) -> bool:
 
 def is_forwarded_by_an_untrusted_address(request: Request) -> bool:
     """Return whether a proxy that is not trusted has forwarded the request."""
-    if not any(map(is_forwarding, (name for name, _ in request.scope["headers"]))):
+    scope = request.scope
+    names = {name for name, _ in scope["headers"]}
+    if names <= _OF_CLIENTS or not any(map(is_forwarding, names)):
         return False
-    return request.scope.get("client") == getattr(request.state, "connected", None)
+    return bool(scope.get("client") == scope.get("state", {}).get("connected"))

@@ -307,8 +307,11 @@ class DecoderProcess:
         """
         loop = asyncio.get_running_loop()
         prefix = PREFIX.pack(len(header), len(data))
-        await loop.sock_sendall(self._socket, prefix + header)
-        await loop.sock_sendall(self._socket, data)  # no copy of the data
+        if len(data) <= _AT_ONCE:
+            await loop.sock_sendall(self._socket, prefix + header + data)
+        else:
+            await loop.sock_sendall(self._socket, prefix + header)
+            await loop.sock_sendall(self._socket, data)  # no copy of the data
         answer = bytearray(await self._received(PREFIX.size))
         n_header, n_data = PREFIX.unpack_from(answer)
         if n_header > _MAX_HEADER or n_data:

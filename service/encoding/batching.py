@@ -237,7 +237,8 @@ class MicroBatcher:
     async def _run(self) -> None:
         took = 0.0
         while True:
-            await self._wait_for_others(min(took, TURN_S))
+            if self._shares:
+                await self._wait_for_others(min(took, TURN_S))
             taken = self._next()
             if not taken:
                 self._more.clear()
@@ -261,8 +262,6 @@ class MicroBatcher:
 
     async def _wait_for_others(self, patience_s: float) -> None:
         """Wait until searches and decoders are idle, at most ``patience_s`` seconds."""
-        if not self._shares:
-            return
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 for _ in range(_LOOP_TURNS):
@@ -296,7 +295,8 @@ class MicroBatcher:
         if isinstance(outcome, Embeddings):
             for row, one in enumerate(taken):
                 if not one.answer.done():
-                    one.answer.set_result(outcome.at(slice(row, row + 1)))
+                    alone = outcome if len(taken) == 1 else outcome.at(slice(row, row + 1))
+                    one.answer.set_result(alone)
             return None
         stopped = isinstance(outcome, EncoderStopped)
         if len(taken) == 1:
@@ -321,7 +321,8 @@ class MicroBatcher:
             if missing:
                 blank = np.zeros((missing, *stacked.shape[1:]), dtype=stacked.dtype)
                 stacked = np.concatenate([stacked, blank])
-            return self._encoder.encode(stacked, self._size).at(slice(len(images)))
+            encoded = self._encoder.encode(stacked, self._size)
+            return encoded.at(slice(len(images))) if missing else encoded
         except Exception as error:
             return error
 

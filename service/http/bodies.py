@@ -16,11 +16,11 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Container
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from email.message import Message as Header
-from functools import partial
-from tempfile import SpooledTemporaryFile
+from functools import lru_cache, partial
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
@@ -54,8 +54,8 @@ _LIKE_ASCII = frozenset({b"iso-8859-1", b"iso-8859-15", b"windows-1252"})
 """Encodings that are identical to ASCII for ASCII characters."""
 
 _PLAIN_ENCODINGS = {
-    "content-transfer-encoding": ("7bit", "8bit", "binary"),
-    "content-encoding": ("identity",),
+    b"content-transfer-encoding": ("7bit", "8bit", "binary"),
+    b"content-encoding": ("identity",),
 }
 """Encoding headers of a part, with the values that mean "not encoded"."""
 
@@ -164,18 +164,11 @@ class _Form:
         headers = dict(part.header)
         if len(headers) < len(part.header):
             raise _refusal("a part has a header twice")
-        disposition = headers.get(b"content-disposition", b"")
-        if _n_names(disposition) > 1:
-            raise _refusal("a part has two names")
-        options = parse_options_header(disposition)[1]
-        if b"name" not in options:
-            raise _refusal('The Content-Disposition header field "name" must be provided')
-        part.name = _decoded(options[b"name"])
-        if b"filename" in options:
-            part.file_name = _decoded(options[b"filename"])
-            self._n_files += 1
-        else:
+        part.name, part.file_name = _names_in(headers.get(b"content-disposition", b""))
+        if part.file_name is None:
             self._n_fields += 1
+        else:
+            self._n_files += 1
         if self._n_files > limits.MAX_FILES:
             raise InvalidForm(
                 f"The form has more than {limits.MAX_FILES} files. Nothing was done. Send at most "
@@ -183,14 +176,13 @@ class _Form:
             )
         if self._n_fields > limits.MAX_FIELDS:
             raise _refusal(f"Too many fields. At most {limits.MAX_FIELDS} fields are read")
-        header = Headers(raw=part.header)
         for name, plain in _PLAIN_ENCODINGS.items():
-            encoding = header.get(name, "").strip().lower()
+            encoding = headers.get(name, b"").decode("latin-1").strip().lower()
             if encoding and encoding not in plain:
                 raise UnsupportedMediaType(
                     f"The part {part.name[:100]!r} is encoded as {encoding[:40]!r} "
-                    f"({name.title()}), which the service does not decode. Send its bytes "
-                    "unencoded."
+                    f"({name.decode().title()}), which the service does not decode. Send its "
+                    "bytes unencoded."
                 )
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
@@ -207,14 +199,12 @@ class _Form:
         if part.file_name is None:
             self.items.append((part.name, _text_of(part, content)))
             return
-        file: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(max_size=0)  # noqa: SIM115 - of the request
         upload = UploadFile(
-            file=file,  # type: ignore[arg-type]
-            size=file.write(content),
+            file=_InMemory(content),
+            size=len(content),
             filename=part.file_name,
             headers=Headers(raw=part.header),
         )
-        file.seek(0)
         self.items.append((part.name, upload))
 
     def _on_end(self) -> None:
@@ -231,7 +221,9 @@ def _text_of(part: _Part, content: bytes) -> str:
     """
     # Java clients declare ISO-8859-1. For ASCII text, its bytes are the same as in UTF-8.
     allowed = _UTF_8 | _LIKE_ASCII if content.isascii() else _UTF_8
-    check_charset(Headers(raw=part.header).get("content-type", ""), allowed)
+    content_type = dict(part.header).get(b"content-type", b"")
+    if content_type:
+        check_charset(content_type.decode("latin-1"), allowed)
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -256,6 +248,43 @@ def check_charset(content_type: str, allowed: frozenset[bytes] = _UTF_8) -> None
             f"Content-Type declares the charset {charset[:40].decode('latin-1')!r}; only UTF-8 is "
             "accepted. Send UTF-8, and omit the charset in Content-Type."
         )
+
+
+class _InMemory(BytesIO):
+    """A file in memory; Starlette reads it without a thread, because of its attribute."""
+
+    _rolled = False
+
+
+_MAX_CACHED_BYTES = 512
+
+
+def _names_in(disposition: bytes) -> tuple[str, str | None]:
+    """Return the name and the file name in a Content-Disposition header.
+
+    Raises
+    ------
+    InvalidForm : there is no name, or there are two names.
+    """
+    if len(disposition) <= _MAX_CACHED_BYTES:
+        return _cached_names(disposition)
+    return _read_names(disposition)
+
+
+def _read_names(disposition: bytes) -> tuple[str, str | None]:
+    # A parameter `name` contains the text "name". Only if the text occurs again, it can be another
+    # parameter. The exact count takes longer.
+    n_texts = disposition.lower().count(b"name") - disposition.count(b"filename=")
+    if n_texts > 1 and _n_names(disposition) > 1:
+        raise _refusal("a part has two names")
+    options = parse_options_header(disposition)[1]
+    if b"name" not in options:
+        raise _refusal('The Content-Disposition header field "name" must be provided')
+    file_name = options.get(b"filename")
+    return _decoded(options[b"name"]), None if file_name is None else _decoded(file_name)
+
+
+_cached_names = lru_cache(maxsize=1024)(_read_names)  # forms of one client have the same names
 
 
 def _n_names(disposition: bytes) -> int:
@@ -308,29 +337,23 @@ class _Bound:
     n_bytes : maximum bytes of the encoded content, without boundaries and other fields.
     held : noun that names the content in the error message.
     n_bytes_held : the limit that the error message states, in bytes.
+    most : maximum size of the whole body in bytes, with boundaries and other fields.
     """
 
     n_bytes: int
     held: str
     n_bytes_held: int
+    most: int = field(init=False)
 
-    @property
-    def most(self) -> int:
-        """Maximum size of the whole body in bytes, with boundaries and other fields."""
-        return self.n_bytes + limits.FORM_ALLOWANCE
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "most", self.n_bytes + limits.FORM_ALLOWANCE)
 
-    def check(self, n_bytes: int) -> None:
-        """Refuse a body if ``n_bytes``, the bytes received so far, exceed the limit.
-
-        Raises
-        ------
-        ImageTooLarge
-        """
-        if n_bytes > self.most:
-            raise ImageTooLarge(
-                f"The request has {n_bytes:,} bytes or more; {self.held} may have at most "
-                f"{self.n_bytes_held:,}. Send fewer bytes, such as smaller images."
-            )
+    def refusal(self, n_bytes: int) -> ImageTooLarge:
+        """Return the error of a body that exceeds the limit with ``n_bytes`` bytes or more."""
+        return ImageTooLarge(
+            f"The request has {n_bytes:,} bytes or more; {self.held} may have at most "
+            f"{self.n_bytes_held:,}. Send fewer bytes, such as smaller images."
+        )
 
 
 class BoundedBodies:
@@ -347,74 +370,93 @@ class BoundedBodies:
     """
 
     def __init__(self, max_image_bytes: int, max_batch_bytes: int, least_rate: float = 1.0) -> None:
-        self._least_rate = least_rate
-        self._max_image_bytes = max_image_bytes
-        self._max_batch_bytes = max_batch_bytes
-        self._room = FairShare(limits.HELD_BODIES_BYTES, limits.HELD_BODIES_BYTES // 2)
+        self.least_rate = least_rate
+        self.room = FairShare(limits.HELD_BODIES_BYTES, limits.HELD_BODIES_BYTES // 2)
+        image, vectors, text = max_image_bytes, limits.MAX_VECTOR_BYTES, limits.MAX_TEXT_BYTES
+        small = limits.FORM_ALLOWANCE
+        self._of_image = _Bound(image, "an image", image)
+        self._of_routes = {
+            **dict.fromkeys(_OF_BATCHES, _Bound(max_batch_bytes, "a batch", max_batch_bytes)),
+            **dict.fromkeys(_OF_VECTORS, _Bound(vectors, "a document of vectors", vectors)),
+            **dict.fromkeys(_OF_FEEDBACK, _Bound(0, "feedback", small)),
+            **dict.fromkeys(("", "rename"), _Bound(0, "the description of a gallery", small)),
+            "search/text": _Bound(text, "a document with a text", text),
+            "search/json": _Bound(4 * -(-image // 3), "an image", image),
+        }
 
-    @asynccontextmanager
-    async def taken_in(self, scope: Scope, receive: Receive) -> AsyncIterator[Receive]:
-        """Yield an ASGI ``receive`` function that applies the limits to the request's body.
+    def begin(self, scope: Scope, receive: Receive) -> BoundedBody:
+        """Return the body of a request, which the caller must end.
 
         Raises
         ------
-        ImageTooLarge : the declared or received size is too large.
+        ImageTooLarge : the declared size is too large.
+        """
+        route = _route_of(scope["path"])
+        bound = self._of_image if route is None else self._of_routes.get(route, self._of_image)
+        n_bytes = 0
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                n_bytes = int(value) if value.isdigit() else 0
+                break
+        if n_bytes > bound.most:
+            raise bound.refusal(n_bytes)
+        return BoundedBody(self, bound, n_bytes or bound.most, receive)
+
+
+class BoundedBody:
+    """The body of one request; see `BoundedBodies`.
+
+    Parameters
+    ----------
+    n_places : memory in bytes that a large body occupies.
+    receive : the ASGI function of the server.
+    """
+
+    def __init__(
+        self, bodies: BoundedBodies, bound: _Bound, n_places: int, receive: Receive
+    ) -> None:
+        self._bodies, self._bound, self._n_places = bodies, bound, n_places
+        self._receive = receive
+        self._received = 0
+        self._who: str | None = None
+        self._waited_s, self._is_whole = 0.0, False
+
+    async def receive(self) -> Message:
+        """Receive the next piece, as an ASGI ``receive`` function.
+
+        Raises
+        ------
+        ImageTooLarge : the received size is too large.
         UploadTooSlow : the average upload rate is below the minimum.
         """
-        bound = self._bound(scope["path"])
-        declared = Headers(scope=scope).get("content-length", "")
-        n_bytes = int(declared) if declared.isdigit() else 0
-        bound.check(n_bytes)
-        n_places, received, who = n_bytes or bound.most, 0, None
-        waited_s, is_whole = 0.0, False
-
-        async def bounded() -> Message:
-            nonlocal received, who, waited_s, is_whole
-            if is_whole:
-                return await receive()
-            began = time.monotonic()
-            allowed_s = limits.UPLOAD_GRACE_S + received / self._least_rate
-            try:
-                async with asyncio.timeout(allowed_s - waited_s):
-                    message = await receive()
-            except TimeoutError as error:
-                raise UploadTooSlow(
-                    f"The upload is too slow: {received:,} bytes in {allowed_s:.0f} s. The minimum "
-                    f"is {self._least_rate:,.0f} bytes per second. Send a smaller image or use a "
-                    "faster network."
-                ) from error
-            waited_s += time.monotonic() - began
-            is_whole = not message.get("more_body", False)
-            received += len(message.get("body", b""))
-            bound.check(received)
-            if who is None and received > limits.SMALL_BODY_BYTES:
-                who = await self._room.enter(n_places)
-            return message
-
+        if self._is_whole:
+            return await self._receive()
+        rate = self._bodies.least_rate
+        began = time.monotonic()
+        allowed_s = limits.UPLOAD_GRACE_S + self._received / rate
         try:
-            yield bounded
-        finally:
-            if who is not None:
-                self._room.leave(who, n_places)
+            async with asyncio.timeout(allowed_s - self._waited_s):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise UploadTooSlow(
+                f"The upload is too slow: {self._received:,} bytes in {allowed_s:.0f} s. The "
+                f"minimum is {rate:,.0f} bytes per second. Send a smaller image or use a "
+                "faster network."
+            ) from error
+        self._waited_s += time.monotonic() - began
+        self._is_whole = not message.get("more_body", False)
+        self._received += len(message.get("body", b""))
+        if self._received > self._bound.most:
+            raise self._bound.refusal(self._received)
+        if self._who is None and self._received > limits.SMALL_BODY_BYTES:
+            self._who = await self._bodies.room.enter(self._n_places)
+        return message
 
-    def _bound(self, path: str) -> _Bound:
-        """Return the size limit of a body sent to ``path``."""
-        route = _route_of(path)
-        if route in _OF_BATCHES:
-            return _Bound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
-        if route in _OF_VECTORS:
-            most = limits.MAX_VECTOR_BYTES
-            return _Bound(most, "a document of vectors", most)
-        if route == "search/text":
-            return _Bound(limits.MAX_TEXT_BYTES, "a document with a text", limits.MAX_TEXT_BYTES)
-        if route in _OF_FEEDBACK:
-            return _Bound(0, "feedback", limits.FORM_ALLOWANCE)
-        if route in {"", "rename"}:
-            return _Bound(0, "the description of a gallery", limits.FORM_ALLOWANCE)
-        image = self._max_image_bytes
-        in_base64 = 4 * -(-image // 3)
-        most = in_base64 if route == "search/json" else image
-        return _Bound(most, "an image", image)
+    def end(self) -> None:
+        """Release the memory of the body."""
+        if self._who is not None:
+            self._bodies.room.leave(self._who, self._n_places)
+            self._who = None
 
 
 def _route_of(path: str) -> str | None:
@@ -449,13 +491,10 @@ class BoundedRequest(Request):
     def leave_out(self, names: Container[str]) -> None:
         """Leave the empty fields with one of the ``names`` out of the form, as missing fields."""
         assert self._fields is not None  # noqa: S101 - the form has been read
-        self._fields = FormData(
-            [
-                (name, value)
-                for name, value in self._fields.multi_items()
-                if name not in names or not is_empty(value)
-            ]
-        )
+        sent = self._fields.multi_items()
+        kept = [(name, value) for name, value in sent if name not in names or not is_empty(value)]
+        if len(kept) < len(sent):
+            self._fields = FormData(kept)
 
     async def body(self) -> bytes:
         """Return the body; refuse a JSON document with too many elements."""

@@ -15,14 +15,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from urllib.parse import urlsplit, urlunsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,9 +28,10 @@ from model_store.errors import DeadlineExceeded, NotReady, Overloaded, VouchErro
 from model_store.sqlite import wanted_until
 from service import scheduling
 from service.access.access import Caller
+from service.access.hosts import AllowedHosts
 from service.http.bodies import BoundedBodies
 from service.http.problems import internal_error, problem_response
-from service.observability.logs import UNMATCHED, RequestRecord, Tracing, recorded
+from service.observability.logs import UNMATCHED, RequestRecord, Tracing, request_record
 from service.observability.metrics import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -142,19 +141,6 @@ class Admission:
             await self._app(scope, receive, send)
             return
         account = self._account_of(scope)
-        self._enter(account)
-        scheduling.caller.set(account)
-        try:
-            await _while_wanted(self._app, scope, receive, send, self._deadline_s)
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"The request was not answered within {self._deadline_s:g} s. The service is busy. "
-                "Send it again."
-            ) from error
-        finally:
-            self._leave(account)
-
-    def _enter(self, account: str) -> None:
         if self._n >= self._max_in_flight:
             raise Overloaded(
                 f"Too many concurrent requests: {self._n} are in progress, and this service allows "
@@ -168,13 +154,20 @@ class Admission:
         self._n += 1
         self._n_of[account] += 1
         self._in_flight.set(self._n)
-
-    def _leave(self, account: str) -> None:
-        self._n -= 1
-        self._n_of[account] -= 1
-        if not self._n_of[account]:
-            del self._n_of[account]
-        self._in_flight.set(self._n)
+        scheduling.caller.set(account)
+        try:
+            await _while_wanted(self._app, scope, receive, send, self._deadline_s)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"The request was not answered within {self._deadline_s:g} s. The service is busy. "
+                "Send it again."
+            ) from error
+        finally:
+            self._n -= 1
+            self._n_of[account] -= 1
+            if not self._n_of[account]:
+                del self._n_of[account]
+            self._in_flight.set(self._n)
 
 
 async def _while_wanted(
@@ -188,26 +181,24 @@ async def _while_wanted(
     ------
     TimeoutError, ClientGone
     """
+    loop = asyncio.get_running_loop()
     watch: asyncio.Task[None] | None = None
     answering = gone = False
-    until = math.inf
+    until = loop.time() + deadline_s
+    wanted_until.set(time.monotonic() + deadline_s)
 
-    def begin() -> None:
-        nonlocal until
-        until = asyncio.get_running_loop().time() + deadline_s
+    async def noting_the_end() -> Message:
+        nonlocal watch, until
+        if watch is not None:
+            return await receive()
+        if not deadline.expired():
+            deadline.reschedule(None)
+        message = await receive()
+        until = loop.time() + deadline_s
         wanted_until.set(time.monotonic() + deadline_s)
         if not deadline.expired():
             deadline.reschedule(until)
-
-    async def noting_the_end() -> Message:
-        nonlocal watch
-        if watch is None and not deadline.expired():
-            deadline.reschedule(None)
-        message = await receive()
-        if watch is None:
-            begin()
-        uploaded = message["type"] == "http.request" and not message.get("more_body")
-        if uploaded and watch is None:
+        if message["type"] == "http.request" and not message.get("more_body"):
             watch = asyncio.create_task(watching())
         return message
 
@@ -225,11 +216,10 @@ async def _while_wanted(
             pass
         if not answering and not deadline.expired():
             gone = True
-            deadline.reschedule(asyncio.get_running_loop().time())  # cancels the app now
+            deadline.reschedule(loop.time())  # cancels the app now
 
     try:
-        async with asyncio.timeout(None) as deadline:
-            begin()
+        async with asyncio.timeout_at(until) as deadline:
             await app(scope, noting_the_end, noting_the_start)
     except TimeoutError as error:
         if gone:
@@ -282,7 +272,7 @@ DOCS_POLICY = (
 PERMISSIONS_POLICY = "camera=(), display-capture=(), geolocation=(), microphone=(), usb=()"
 """The page uses none of these features. To take a photograph, the page uses a file input."""
 
-_NO_DOCUMENTS = {"text/javascript", "text/css"}
+_NO_DOCUMENTS = {b"text/javascript", b"text/css"}
 """Media types without the headers of documents: browsers ignore these headers on other files, and
 the page's first view consists mostly of small scripts."""
 
@@ -290,29 +280,17 @@ _PROBES = {"/livez", "/readyz", "/metrics"}
 """Paths that are requested every few seconds; the log shows only their failures."""
 
 
-class CompressedReads:
-    """Compresses the responses to GET for clients that accept gzip, except pictures and archives.
-
-    Searches (POST) are not compressed: their latency is more important than their size.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._compressed = GZipMiddleware(app, compresslevel=6)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
-        is_read = scope["type"] == "http" and scope["method"] == "GET"
-        await (self._compressed if is_read else self._app)(scope, receive, send)
-
-
 class RequestContext:
-    """The layer around host checks, limits and routes.
+    """The layer around limits and routes.
 
-    Each request gets an id (``request.state.request_id``, header ``X-Request-Id``). A body above
-    its limit is refused while it arrives. HEAD is answered like GET, without a body. Each request
-    is counted, logged and traced, and each answer gets security headers. An unexpected exception
-    becomes a problem document without internal details.
+    Each request gets an id (``request.state.request_id``, header ``X-Request-Id``). A request for
+    another host is refused. A body above its limit is refused while it arrives. HEAD is answered
+    like GET, without a body. Each request is counted, logged and traced, and each answer gets
+    security headers. An unexpected exception becomes a problem document without internal details.
+
+    Parameters
+    ----------
+    hosts : names of the service; None if the header Host is not checked.
     """
 
     def __init__(
@@ -322,6 +300,7 @@ class RequestContext:
         max_image_bytes: int,
         max_batch_bytes: int,
         *,
+        hosts: AllowedHosts | None = None,
         min_upload_rate: float = 1.0,
         for_other_origins: bool = False,
         policy: str | None = None,
@@ -330,10 +309,16 @@ class RequestContext:
     ) -> None:
         self._app = app
         self._telemetry = telemetry
+        self._hosts = hosts
         self._bodies = BoundedBodies(max_image_bytes, max_batch_bytes, min_upload_rate)
         # Whether pages of other origins may show images of the service, for example in an <img>.
-        self._resource_policy = "cross-origin" if for_other_origins else "same-origin"
-        self._policy = policy or content_security_policy()
+        resource_policy = b"cross-origin" if for_other_origins else b"same-origin"
+        self._of_all = (
+            (b"cross-origin-resource-policy", resource_policy),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"no-referrer"),
+        )
+        self._of_documents = _headers_of_documents(policy or content_security_policy())
         self._tracing = tracing
         self._drain = drain or Drain()
 
@@ -343,18 +328,11 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(uuid.uuid4().hex, scope["method"], scope["path"])
-        with recorded(record), ExitStack() as ends:
-            if self._tracing is not None:
-                ends.callback(self._tracing.begin(record, Headers(scope=scope)))
-            await self._answer(scope, receive, send, record)
-
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord
-    ) -> None:
-        started = time.perf_counter()
-        request_id = record.request_id
-        state = scope.setdefault("state", {})
-        state |= {"request_id": request_id, "answer_headers": {}}
+        outer = request_record.set(record)
+        tracing = self._tracing
+        end_trace = None if tracing is None else tracing.begin(record, Headers(scope=scope))
+        started, state = time.perf_counter(), scope.setdefault("state", {})
+        state |= {"request_id": record.request_id, "answer_headers": {}}
         answering = answered = False
         is_head = scope["method"] == "HEAD"
         # uvicorn keeps the original scope, and therefore sends no body for HEAD.
@@ -364,66 +342,90 @@ class RequestContext:
             nonlocal answering, answered
             if message["type"] == "http.response.start":
                 record.status, answering = message["status"], True
-                headers = MutableHeaders(scope=message)
-                headers["Cross-Origin-Resource-Policy"] = self._resource_policy
-                _add_headers(headers, record.path, request_id, self._policy, ends=self._drain.begun)
-                _add_headers_of_access(headers, state["answer_headers"])
-                if record.status == 307:
-                    headers["Location"] = _within_host(headers["Location"])
+                self._add_headers(message, record, state["answer_headers"])
             answered = message["type"] == "http.response.body" and not message.get("more_body")
             if is_head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
             await send(message)
 
-        request = Request(asked)
         try:
-            async with self._bodies.taken_in(scope, receive) as bounded:
-                await self._app(asked, bounded, send_with_headers)
+            body = self._bodies.begin(scope, receive)
+            try:
+                if self._hosts is not None:
+                    self._hosts.check(scope)
+                await self._app(asked, body.receive, send_with_headers)
+            finally:
+                body.end()
         except (ClientGone, ClientDisconnect):
             record.status, record.code = CLIENT_GONE, "client_gone"
         except (VouchError, asyncio.CancelledError) as error:
             if answering:
                 raise
             problem = error if isinstance(error, VouchError) else _STOPPED
-            await problem_response(request, problem)(scope, receive, send_with_headers)
+            await problem_response(Request(asked), problem)(scope, receive, send_with_headers)
         except Exception:
-            request_logger.exception("unhandled", extra={"fields": {"request_id": request_id}})
+            request_logger.exception(
+                "unhandled", extra={"fields": {"request_id": record.request_id}}
+            )
             if answering and not answered:
                 raise  # the server closes the connection, so that the client sees the failure
             if not answering:
-                unforeseen = internal_error(request_id)
-                await problem_response(request, unforeseen)(scope, receive, send_with_headers)
+                response = problem_response(Request(asked), internal_error(record.request_id))
+                await response(scope, receive, send_with_headers)
         finally:
             record.seconds = time.perf_counter() - started
-            record.route = getattr(asked.get("route"), "path", UNMATCHED)
-            caller: Caller | None = state.get("caller")
-            if caller is not None and caller.name is not None:
-                record.key_id, record.key_name = caller.id, caller.name
-            self._telemetry.request(record)
-            request_logger.log(_level(record), "request", extra={"fields": record.fields()})
+            self._end(record, asked, end_trace)
+            request_record.reset(outer)
+
+    def _end(
+        self, record: RequestRecord, scope: Scope, end_trace: Callable[[], None] | None
+    ) -> None:
+        """Count and log a request that has ended, and end its trace."""
+        record.route = getattr(scope.get("route"), "path", UNMATCHED)
+        caller: Caller | None = scope["state"].get("caller")
+        if caller is not None and caller.name is not None:
+            record.key_id, record.key_name = caller.id, caller.name
+        self._telemetry.request(record)
+        of_probe = record.path in _PROBES and record.status == 200
+        level = logging.DEBUG if of_probe else logging.INFO
+        request_logger.log(level, "request", extra={"fields": record.fields()})
+        if end_trace is not None:
+            end_trace()
+
+    def _add_headers(
+        self, message: Message, record: RequestRecord, of_access: Mapping[str, str]
+    ) -> None:
+        """Add the headers of all answers to the start of an answer."""
+        path, sent = record.path, list(message.get("headers", ()))
+        added = [*self._of_all, (b"x-request-id", record.request_id.encode())]
+        if self._drain.begun:
+            added.append((b"connection", b"close"))
+        media_type = next((value for name, value in sent if name == b"content-type"), b"")
+        if media_type.split(b";")[0] not in _NO_DOCUMENTS:
+            added += _OF_DOCS if path == "/docs" else self._of_documents
+        if path == "/" or path.startswith("/page/"):
+            # The browser checks every file for changes, so that it never mixes files of two
+            # releases. With ETags, an unchanged file is not sent again.
+            added.append((b"cache-control", b"no-cache"))
+        names = {name for name, _ in added}
+        message["headers"] = [one for one in sent if one[0] not in names] + added
+        if of_access:
+            _add_headers_of_access(MutableHeaders(scope=message), of_access)
+        if record.status == 307:
+            headers = MutableHeaders(scope=message)
+            headers["Location"] = _within_host(headers["Location"])
 
 
-def _level(record: RequestRecord) -> int:
-    of_probe = record.path in _PROBES and record.status == 200
-    return logging.DEBUG if of_probe else logging.INFO
+def _headers_of_documents(policy: str) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of answers that a browser may show as a page."""
+    return (
+        (b"content-security-policy", policy.encode()),
+        (b"permissions-policy", PERMISSIONS_POLICY.encode()),
+        (b"cross-origin-opener-policy", b"same-origin"),
+    )
 
 
-def _add_headers(
-    headers: MutableHeaders, path: str, request_id: str, policy: str, *, ends: bool
-) -> None:
-    if ends:
-        headers["Connection"] = "close"
-    headers["X-Request-Id"] = request_id
-    headers["X-Content-Type-Options"] = "nosniff"
-    headers["Referrer-Policy"] = "no-referrer"
-    if headers.get("Content-Type", "").split(";")[0] not in _NO_DOCUMENTS:
-        headers["Content-Security-Policy"] = DOCS_POLICY if path == "/docs" else policy
-        headers["Permissions-Policy"] = PERMISSIONS_POLICY
-        headers["Cross-Origin-Opener-Policy"] = "same-origin"
-    if path == "/" or path.startswith("/page/"):
-        # The browser checks every file for changes, so that it never mixes files of two releases.
-        # With ETags, an unchanged file is not sent again.
-        headers["Cache-Control"] = "no-cache"
+_OF_DOCS = _headers_of_documents(DOCS_POLICY)
 
 
 def _within_host(location: str) -> str:

@@ -369,7 +369,10 @@ class SearchEngine:
         EncoderError : the encoder stopped, or cannot embed the image.
         """
         started = time.perf_counter()
-        query_id = await self._hash(data)
+        if len(data) <= HASHED_AT_ONCE_BYTES:
+            query_id = hashlib.sha256(data).hexdigest()
+        else:
+            query_id = await self.compute(lambda: hashlib.sha256(data).hexdigest())
         key = self._key(query_id)
         known = await self._remembered(key)
         looked_up = {"cache": time.perf_counter() - started}
@@ -382,7 +385,7 @@ class SearchEngine:
                 looked_up,
                 versions=known.versions,
             )
-        encoded = await self._flights.do(key, lambda: self._encode(query_id, data, prepared))
+        encoded = await self._flights.do(key, lambda: self._encode(query_id, key, data, prepared))
         return replace(encoded, seconds=looked_up | encoded.seconds)
 
     async def embedded(self, query: VectorQuery) -> Encoded:
@@ -570,12 +573,6 @@ class SearchEngine:
     def _key(self, query_id: str) -> str:
         return f"{self._key_prefix}:{query_id}"
 
-    async def _hash(self, data: bytes) -> str:
-        """Return the hash of an upload; a large upload is hashed on a thread."""
-        if len(data) <= HASHED_AT_ONCE_BYTES:
-            return hashlib.sha256(data).hexdigest()
-        return await self.compute(lambda: hashlib.sha256(data).hexdigest())
-
     async def decode(
         self,
         data: bytes,
@@ -593,14 +590,17 @@ class SearchEngine:
             preview_side=preview_side,
         )
 
-    async def _encode(self, query_id: str, data: bytes, prepared: Prepared | None) -> Encoded:
+    async def _encode(
+        self, query_id: str, key: str, data: bytes, prepared: Prepared | None
+    ) -> Encoded:
         """Decode and embed an image file, and cache the result."""
         started = time.perf_counter()
         prepared = prepared or await self.decode(data)
         decoded = time.perf_counter()
         embeddings, predictive = await self._embed(prepared.pixels)
-        versions = self._versions
-        self.retained.note(query_id, embeddings, self.bundle.version)
+        version = self.bundle.version
+        versions = {self.bundle.key: version}
+        self.retained.note(query_id, embeddings, version)
         seconds = {"decode": decoded - started, "encode": time.perf_counter() - decoded}
         image = QueryImage(
             format=prepared.format,
@@ -609,7 +609,7 @@ class SearchEngine:
             warnings=list(prepared.warnings),
         )
         entry = CacheEntry(image, predictive, versions=versions)
-        await self._cache.put(self._key(query_id), entry)
+        await self._cache.put(key, entry)
         return Encoded(query_id, image, predictive, "miss", seconds, versions=versions)
 
     async def _embed(self, image: Inputs) -> tuple[Embeddings, Predictive]:

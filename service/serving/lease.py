@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
@@ -43,11 +43,19 @@ class Lease:
     engine : encodes and computes for all requests.
     bundle : the bundle, with the gallery at the start of the request or at an earlier version.
     caller : name of the caller in the drift test; empty if the caller has no drift test.
+    watch : the statistics of the queries of this kind.
     """
 
     engine: SearchEngine
     bundle: Bundle
     caller: str = ""
+    watch: Watch = field(init=False, repr=False, compare=False)
+    _retriever: Retriever = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        retriever = self.bundle.retriever
+        object.__setattr__(self, "_retriever", retriever)
+        object.__setattr__(self, "watch", self.engine.watches[retriever.kind])
 
     def at(self, version: int) -> Lease:
         """Return this lease with the gallery at ``version``."""
@@ -66,15 +74,6 @@ class Lease:
         return replace(self, bundle=replace(self.bundle, retriever=retriever))
 
     @property
-    def watch(self) -> Watch:
-        """The statistics of the queries of this kind."""
-        return self.engine.watches[self._retriever.kind]
-
-    @property
-    def _retriever(self) -> Retriever:
-        return self.bundle.retriever
-
-    @property
     def stale(self) -> str | None:
         """Why the calibration does not hold, so that no verdict is `match`; None if it holds."""
         return self._retriever.stale or self._watched_stale
@@ -82,15 +81,12 @@ class Lease:
     @property
     def drift(self) -> str | None:
         """Why the guarantees do not hold for the caller's queries; None if they hold."""
-        return self._drifted or self._retriever.not_guaranteed
-
-    @property
-    def _drifted(self) -> str | None:
-        return self.watch.drift.reason(self.caller)
+        return self.watch.drift.reason(self.caller) or self._retriever.not_guaranteed
 
     @property
     def _watched_stale(self) -> str | None:
-        withheld = self._drifted if self.engine.on_drift == "withhold" else None
+        withholds = self.engine.on_drift == "withhold"
+        withheld = self.watch.drift.reason(self.caller) if withholds else None
         return withheld or self.watch.audit.reason
 
     @property
@@ -168,9 +164,9 @@ class Lease:
         parameters, origin = self._with_share(parameters)
         answer = await self._found(encoded.predictive, parameters)
         watch = self.watch
-        before = self.drift
+        before = watch.drift.reason(self.caller)
         watch.searched(encoded.query_id, answer, self.caller)
-        if self.drift != before:  # this query changed the drift state: decide again
+        if watch.drift.reason(self.caller) != before:  # this query changed the drift: decide again
             answer = await self._found(encoded.predictive, parameters)
         await self.engine.answered(encoded, self.bundle.version)
         audit = watch.answered(encoded.query_id, answer)

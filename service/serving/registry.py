@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from model_store.errors import (
     with_reason,
 )
 from model_store.gallery import Receipt, Retry, Write
+from service.observability.logs import RequestRecord
 from service.observability.metrics import counted_as
 from service.scheduling import Tasks, run_to_its_end
 from service.serving.served import Following
@@ -92,6 +93,30 @@ checked every ``period_s`` seconds."""
 STALE_AFTER_PERIODS = 3
 """If no canary is answered for this number of periods, the gallery is not ready. A busy service may
 miss two canaries."""
+
+
+class Leasing:
+    """The lease of one gallery, as an asynchronous context manager; see `Galleries.begin_lease`.
+
+    The lease includes all changes that were acknowledged before the lease, by any process.
+    """
+
+    def __init__(
+        self, galleries: Galleries, name: str, caller: str, record: RequestRecord | None
+    ) -> None:
+        self._galleries, self._name, self._caller = galleries, name, caller
+        self._record = record
+        self._served: Served | None = None
+
+    async def __aenter__(self) -> Lease:
+        self._served = served = await self._galleries.begin_lease(self._name)
+        if self._record is not None:
+            self._record.gallery = self._name
+        return Lease(served.engine, served.engine.bundle, self._caller)
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._served is not None:
+            self._galleries.end_lease(self._served)
 
 
 class Galleries:
@@ -161,11 +186,18 @@ class Galleries:
         """Return the engines of the galleries that the service was started with."""
         return self._served.engines(created=False)
 
-    @asynccontextmanager
-    async def lease(self, name: str) -> AsyncIterator[Lease]:
-        """Yield a lease of a gallery; its engine stays open until the lease ends.
+    def lease(self, name: str, caller: str = "", record: RequestRecord | None = None) -> Leasing:
+        """Return a context manager, whose lease of a gallery keeps the gallery's engine open.
 
-        The lease includes all changes that were acknowledged before the lease, by any process.
+        Parameters
+        ----------
+        caller : see `Lease`.
+        record : record of the request, in which the name of the leased gallery is entered.
+        """
+        return Leasing(self, name, caller, record)
+
+    async def begin_lease(self, name: str) -> Served:
+        """Keep the engine of a gallery open, until `end_lease`, and load all its changes.
 
         Raises
         ------
@@ -173,9 +205,18 @@ class Galleries:
         NotReady : the gallery continues in a newer bundle, which is not open yet; see `Following`.
         StorageFailed : the gallery's changes cannot be read.
         """
-        with self._served.held(await self._answering(name)) as served:
+        served = await self._answering(name)
+        served.leases += 1
+        try:
             await served.engine.catch_up()
-            yield Lease(served.engine, served.engine.bundle)
+        except BaseException:
+            self.end_lease(served)
+            raise
+        return served
+
+    def end_lease(self, served: Served) -> None:
+        """Release an engine; a retired engine closes after its last request."""
+        self._served.release(served)
 
     async def current(self) -> list[Bundle]:
         """Return the bundles of the open galleries, as `lease` does, without opening a gallery.

@@ -86,13 +86,15 @@ class Following:
         Return None if ``bundle`` has all changes. If `CURRENT` names another bundle, the activation
         of that bundle starts.
         """
-        root, name, served = bundle.root, bundle.name, bundle.directory.name
+        root, name = bundle.root, bundle.name
         if root is None:
             return None
+        served = bundle.directory.name
         pointer = f"{root}/{CURRENT_FILE}"
         mark = file_mark(pointer)  # read before `CURRENT`: a later write changes the mark
         if mark is not None and self._confirmed.get(name) == (served, mark):
-            self._accept(name)  # a refusal no longer matters
+            if name in self.refused or name in self._refused_at:
+                self._accept(name)  # a refusal no longer matters
             return None
         named = await self.named(bundle)
         if named == served:
@@ -467,7 +469,12 @@ class ServedGalleries:
         try:
             yield served
         finally:
-            served.leases -= 1
+            self.release(served)
+
+    def release(self, served: Served) -> None:
+        """End one use of an engine; a retired engine closes after its last use."""
+        served.leases -= 1
+        if served.retired:
             self._close_if_done_with(served)
 
     def close_nameless(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import pytest
 from starlette.types import Message, Receive, Scope
@@ -36,6 +36,15 @@ def scope_of(n_declared: int | None, path: str = "/v1/galleries/a/search") -> Sc
     return {"type": "http", "path": path, "headers": headers}
 
 
+@contextmanager
+def taken_in(bodies: BoundedBodies, scope: Scope, receive: Receive) -> Iterator[Receive]:
+    body = bodies.begin(scope, receive)
+    try:
+        yield body.receive
+    finally:
+        body.end()
+
+
 def bytes_of(n: int) -> Receive:
     async def receive() -> Message:
         return {"type": "http.request", "body": bytes(n), "more_body": True}
@@ -57,7 +66,7 @@ class Upload:
         self, bodies: BoundedBodies, n_bytes: int, who: str, n_declared: int | None
     ) -> None:
         caller.set(who)
-        async with bodies.taken_in(scope_of(n_declared), bytes_of(n_bytes)) as receive:
+        with taken_in(bodies, scope_of(n_declared), bytes_of(n_bytes)) as receive:
             await receive()
             self.is_held = True
             await self._over.wait()
@@ -120,7 +129,7 @@ async def test_one_that_does_not_say_how_large_it_is_counts_as_the_largest(
 
 async def test_one_larger_than_all_the_room_has_it_to_itself(bodies: BoundedBodies) -> None:
     path = "/v1/galleries/a/search/batch"
-    async with bodies.taken_in(scope_of(5 * ALL, path), bytes_of(SMALL + 1)) as receive:
+    with taken_in(bodies, scope_of(5 * ALL, path), bytes_of(SMALL + 1)) as receive:
         await receive()
         async with uploads(Upload(bodies, SMALL + 1, "other")) as held:
             assert held == [False]
@@ -130,7 +139,7 @@ async def test_one_larger_than_all_the_room_has_it_to_itself(bodies: BoundedBodi
 async def test_a_body_beyond_its_bound_is_refused(
     bodies: BoundedBodies, n_declared: int | None
 ) -> None:
-    async with bodies.taken_in(scope_of(n_declared), bytes_of(IMAGE // 2)) as receive:
+    with taken_in(bodies, scope_of(n_declared), bytes_of(IMAGE // 2)) as receive:
         await receive()
         await receive()
         with pytest.raises(ImageTooLarge, match="675 bytes"):
@@ -145,13 +154,16 @@ def test_id_of_an_item_does_not_change_the_size_of_its_image(
     bodies: BoundedBodies, item_id: str
 ) -> None:
     path = "/v1/galleries/digits/items/"
-    assert bodies._bound(path + item_id) == bodies._bound(path + "plain")
+    nothing = bytes_of(0)
+    bounds = [
+        bodies.begin(scope_of(None, path + one), nothing)._bound for one in (item_id, "plain")
+    ]
+    assert bounds[0] == bounds[1]
 
 
 async def test_one_that_says_itself_that_it_is_too_large_is_refused(bodies: BoundedBodies) -> None:
     with pytest.raises(ImageTooLarge, match="451 bytes"):
-        async with bodies.taken_in(scope_of(IMAGE + 1), bytes_of(1)):
-            pass
+        bodies.begin(scope_of(IMAGE + 1), bytes_of(1))
 
 
 def trickle(n_bytes: int, every_s: float) -> Receive:
@@ -173,9 +185,8 @@ async def test_upload_below_the_least_rate_is_refused(
     monkeypatch: pytest.MonkeyPatch, rate: float, is_refused: bool
 ) -> None:
     monkeypatch.setattr(limits, "UPLOAD_GRACE_S", 0.05)
-    async with BoundedBodies(IMAGE, IMAGE, rate).taken_in(
-        scope_of(50), trickle(50, 0.004)
-    ) as receive:
+    bodies = BoundedBodies(IMAGE, IMAGE, rate)
+    with taken_in(bodies, scope_of(50), trickle(50, 0.004)) as receive:
         refused = pytest.raises(UploadTooSlow, match="5,000 bytes per second")
         with refused if is_refused else nullcontext():
             while (await receive())["more_body"]:
@@ -186,7 +197,8 @@ async def test_time_in_which_the_service_does_not_read_is_not_the_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "UPLOAD_GRACE_S", 0.3)
-    async with BoundedBodies(IMAGE, IMAGE, 5_000).taken_in(scope_of(3), trickle(3, 0)) as receive:
+    bodies = BoundedBodies(IMAGE, IMAGE, 5_000)
+    with taken_in(bodies, scope_of(3), trickle(3, 0)) as receive:
         for _ in range(3):
             await asyncio.sleep(0.3)
             await receive()
@@ -196,7 +208,8 @@ async def test_client_that_sent_all_may_wait_for_its_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "UPLOAD_GRACE_S", 0.02)
-    async with BoundedBodies(IMAGE, IMAGE, 1e9).taken_in(scope_of(1), trickle(1, 0)) as receive:
+    bodies = BoundedBodies(IMAGE, IMAGE, 1e9)
+    with taken_in(bodies, scope_of(1), trickle(1, 0)) as receive:
         await receive()
         with pytest.raises(TimeoutError):  # not UploadTooSlow
             await asyncio.wait_for(receive_of_one_that_stays(receive), 0.1)

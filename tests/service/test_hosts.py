@@ -8,8 +8,8 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from model_store.errors import InvalidHead
-from service.access.hosts import _host_of
+from model_store.errors import InvalidHead, MisdirectedRequest
+from service.access.hosts import AllowedHosts
 from tests.end_to_end.keys import KeysFile, bearer
 
 StartClient = Callable[..., TestClient]
@@ -96,13 +96,14 @@ def test_two_hosts_are_refused(start: StartClient) -> None:
 
 
 def test_only_http_1_0_may_leave_its_host_out() -> None:
-    named = [(b"host", b"Evil.example:8080")]
-    assert _host_of({"http_version": "1.0", "headers": []}) is None
-    assert _host_of({"http_version": "1.0", "headers": named}) == "evil.example"
+    hosts, named = AllowedHosts(["own.example"]), [(b"host", b"Evil.example:8080")]
+    hosts.check({"http_version": "1.0", "headers": [], "path": "/"})
+    for version in ({}, {"http_version": "1.0"}, {"http_version": "1.1"}, {"http_version": "2"}):
+        with pytest.raises(MisdirectedRequest, match="'evil.example'"):
+            hosts.check({**version, "headers": named, "path": "/"})
     for version in ({}, {"http_version": "1.1"}, {"http_version": "2"}):
-        assert _host_of({**version, "headers": named}) == "evil.example"
         with pytest.raises(InvalidHead, match="0 received"):
-            _host_of({**version, "headers": []})
+            hosts.check({**version, "headers": [], "path": "/"})
 
 
 def test_a_slash_too_many_is_sent_on_within_the_host(start: StartClient) -> None:

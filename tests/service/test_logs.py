@@ -31,7 +31,7 @@ from service.observability.logs import (
     RequestRecord,
     SearchRecord,
     log_as_json,
-    recorded,
+    request_record,
 )
 from service.observability.metrics import Telemetry
 from tests.end_to_end.questions import assess, picture, search, truncated
@@ -211,10 +211,11 @@ class TestWhomALineConcerns:
                     raise EncoderStopped("stopped")
                 return super().encode(images)
 
-        with recorded(RequestRecord("activation", "POST", "/")):
-            batcher = MicroBatcher(Stops())
-            with pytest.raises(EncoderStopped):
-                await batcher.encode(np.zeros((5, 5, 3), np.uint8))
+        outer = request_record.set(RequestRecord("activation", "POST", "/"))
+        batcher = MicroBatcher(Stops())
+        with pytest.raises(EncoderStopped):
+            await batcher.encode(np.zeros((5, 5, 3), np.uint8))
+        request_record.reset(outer)
         await batcher.encode(np.zeros((5, 5, 3), np.uint8))
         await batcher.close()
         [stopped] = [line for line in lines() if line["message"] == "encoder stopped"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Form, Query, Request
@@ -21,14 +20,14 @@ from service.http.cursors import MAX_ITEMS_LENGTH
 from service.http.middleware import Drain
 from service.http.problems import responses
 from service.http.routing import MULTIPART, CheckedRoute, ModelT, validated
-from service.observability.logs import current_record
+from service.observability.logs import request_record
 from service.observability.metrics import Telemetry
 from service.serving.calibration_runs import CalibrationRuns
 from service.serving.created import CreatedGalleries
 from service.serving.curation import GalleryPlanes, Rankings
 from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
-from service.serving.registry import Galleries
+from service.serving.registry import Galleries, Leasing
 from service.serving.shadows import Shadows
 from service.serving.unknown import QueryGrouper
 from service.serving.writer import ItemWriter
@@ -117,18 +116,10 @@ async def state_of(request: Request) -> ServiceState:
 StateOf = Annotated[ServiceState, Depends(state_of)]
 
 
-@asynccontextmanager
-async def leased(
-    gallery: str, state: ServiceState, request: Request | None = None
-) -> AsyncIterator[Lease]:
+def leased(gallery: str, state: ServiceState, request: Request | None = None) -> Leasing:
     """Lease a gallery for a request. The request uses the same bundle until its answer."""
-    async with state.galleries.lease(gallery) as lease:
-        if request is not None:
-            lease = replace(lease, caller=request.state.caller.stream)  # noqa: PLW2901
-        record = current_record()
-        if record is not None:
-            record.gallery = gallery
-        yield lease
+    caller = "" if request is None else request.scope["state"]["caller"].stream
+    return state.galleries.lease(gallery, caller, request_record.get())
 
 
 async def lease_of(gallery: str, state: StateOf, request: Request) -> AsyncIterator[Lease]:
