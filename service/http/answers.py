@@ -11,7 +11,7 @@ from model_store.gallery import Item
 from model_store.messages import Message, message
 from service import schemas, serializers
 from service.access.hosts import root_path
-from service.http.cursors import SearchCursor, write
+from service.http.cursors import to_results_after
 from service.observability.logs import SearchRecord, current_record
 from service.observability.metrics import Telemetry, counted_as
 from service.serializers import PictureUrls
@@ -24,6 +24,7 @@ from service.serving.queries import (
 )
 
 _PLAIN = re.compile(r"[\w.~/-]*", re.ASCII)
+"""Names that `quote`, which is slow, would not change."""
 
 
 def bundle_state(lease: Lease) -> schemas.BundleState:
@@ -58,7 +59,8 @@ def item_detail(item: Item, urls: PictureUrls) -> schemas.ItemDetail:
 
 def gallery_url(bundle: Bundle) -> str:
     """Return the URL path of a gallery, with the path prefix of the client's proxy."""
-    return f"{root_path.get()}/v1/galleries/{_quoted(bundle.name)}"
+    name = bundle.name
+    return f"{root_path.get()}/v1/galleries/{name if _PLAIN.fullmatch(name) else quote(name)}"
 
 
 def picture_urls(bundle: Bundle) -> PictureUrls:
@@ -72,15 +74,11 @@ def picture_urls(bundle: Bundle) -> PictureUrls:
     has_previews = bundle.retriever.gallery.preview_side is not None
 
     def urls(item_id: str) -> tuple[str, str | None]:
-        thumbnail = f"{items}{_quoted(item_id)}/thumbnail"
+        name = item_id if _PLAIN.fullmatch(item_id) else quote(item_id)
+        thumbnail = f"{items}{name}/thumbnail"
         return thumbnail, f"{thumbnail}?size=preview" if has_previews else None
 
     return urls
-
-
-def _quoted(text: str) -> str:
-    """Percent-encode an id; call `quote`, which is slow, only for an id with special characters."""
-    return text if _PLAIN.fullmatch(text) else quote(text)
 
 
 def search_answer(
@@ -102,21 +100,19 @@ def search_answer(
     decision = answer.decision
     end = len(answer.matches)
     refused = serializers.is_refused(answer, options.on_uncertain)
-    more = not refused and end < answer.n_listed
-    cursor = (
-        SearchCursor(
-            bundle=bundle.manifest.id,
-            version=bundle.version,
-            query_id=found.query_id,
-            start=end,
-            options=options.model_copy(
-                update={"expected_absent": decision.absent_share, "order": answer.order}
-            ),
-            share_origin=found.share_origin,
+    cursor = None
+    if not refused and end < answer.n_listed:
+        cursor = to_results_after(
+            end,
+            bundle.manifest.id,
+            bundle.version,
+            found.query_id,
+            options,
+            decision.absent_share,
+            answer.order,
+            found.share_origin,
+            lease.engine.secret,
         )
-        if more
-        else None
-    )
     return serializers.search_answer(
         answer,
         query(bundle, found, decision.assessment, answer.alpha),
@@ -131,7 +127,7 @@ def search_answer(
         cache=found.cache,
         skipped=skipped,
         gone=found.gone,
-        next_cursor=None if cursor is None else write(cursor, lease.engine.secret),
+        next_cursor=cursor,
         audit=found.audit and not skipped,
     )
 
