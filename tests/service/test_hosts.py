@@ -99,7 +99,7 @@ def test_only_http_1_0_may_leave_its_host_out() -> None:
     hosts, named = AllowedHosts(["own.example"]), [(b"host", b"Evil.example:8080")]
     hosts.check({"http_version": "1.0", "headers": [], "path": "/"})
     for version in ({}, {"http_version": "1.0"}, {"http_version": "1.1"}, {"http_version": "2"}):
-        with pytest.raises(MisdirectedRequest, match="'evil.example'"):
+        with pytest.raises(MisdirectedRequest, match=r"'evil\.example'"):
             hosts.check({**version, "headers": named, "path": "/"})
     for version in ({}, {"http_version": "1.1"}, {"http_version": "2"}):
         with pytest.raises(InvalidHead, match="0 received"):
