@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from index_builder.commands.all_steps import AllOptions, run_all
+from index_builder.commands.command_line import limits_of
 from index_builder.commands.index import IndexOptions, run_index
 from index_builder.commands.outcome import OutcomeReport
 from index_builder.progress import console, messages_shown, set_output
@@ -18,7 +20,7 @@ from vouch_search.gallery import Gallery, open_gallery, opened
 from vouch_search.protocol import require_path
 
 Place = str | os.PathLike[str]
-Options = TypeVar("Options", AllOptions, IndexOptions)
+OptionsT = TypeVar("OptionsT", AllOptions, IndexOptions)
 
 
 def build(
@@ -140,33 +142,32 @@ def _text(name: str, value: object) -> str:
     return str(os.fspath(value))
 
 
-def _options(command: type[Options], **given: Any) -> Options:  # noqa: ANN401 - checked here
+def _options(command: type[OptionsT], **given: Any) -> OptionsT:  # noqa: ANN401 - checked here
     """Make the options of a command; the types of its fields are the wanted types.
 
     Raises
     ------
     TypeError, ValueError : an argument is unknown, or its value is wrong.
     """
-    wanted, annotated = get_type_hints(command), get_type_hints(command, include_extras=True)
+    wanted = command.model_fields
     for name in given:
         if name not in wanted:
             raise TypeError(f"{name}: is not an option. Options: {', '.join(wanted)}.")
-    values = {name: _value(name, one, wanted[name]) for name, one in given.items()}
+    values = {name: _value(name, one, wanted[name].annotation) for name, one in given.items()}
     for name, value in values.items():
-        _require_in_range(name, value, annotated[name])
+        _require_in_range(name, value, wanted[name])
     return command(**values)
 
 
-def _require_in_range(name: str, value: object, annotation: object) -> None:
+def _require_in_range(name: str, value: object, option: FieldInfo) -> None:
     """Raise `ValueError` if the command line would refuse the value as too small or too large."""
-    if not isinstance(value, int | float):
-        return
-    for option in getattr(annotation, "__metadata__", ()):
-        least, most = option.min, option.max
-        if not (least is None or value >= least) or not (most is None or value <= most):
-            limits = [] if least is None else [f"at least {least:g}"]
-            limits += [] if most is None else [f"at most {most:g}"]
-            raise ValueError(f"{name}: {value} is out of range; wanted {' and '.join(limits)}.")
+    least, most = limits_of(option)
+    if isinstance(value, int | float) and not (
+        (least is None or value >= least) and (most is None or value <= most)
+    ):
+        limits = [] if least is None else [f"at least {least:g}"]
+        limits += [] if most is None else [f"at most {most:g}"]
+        raise ValueError(f"{name}: {value} is out of range; wanted {' and '.join(limits)}.")
 
 
 def _value(name: str, value: object, wanted: Any) -> Any:  # noqa: ANN401 - an annotation

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 from rich.markup import escape
 
-from index_builder.commands.command_line import CommandLine, given_options, with_options
+from index_builder.commands.command_line import CommandLine, Options, given_options, with_options
 from index_builder.commands.index import DatabaseOptionOfAll, declared
 from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
 from index_builder.commands.steps import (
@@ -43,8 +43,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import OutputError, UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class AllOptions:
+class AllOptions(Options):
     """Options of the command."""
 
     config: Annotated[
@@ -56,47 +55,28 @@ class AllOptions:
             f"the name of a built-in configuration: {', '.join(builtin_configs())}.",
         ),
     ] = None
-    images: Annotated[
-        str | None,
-        typer.Option(
-            help="A folder with a sub-folder of images for each label. Alternatively, any other "
-            "source of images that `index` reads, for example a URL; these images are first "
-            "copied to the run directory."
-        ),
-    ] = None
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Encoder for --images: {FORMS}, or a path. For --vectors: the path of an encoder "
-            "that takes vectors. [default: MobileNetV2, which comes with Vouch]"
-        ),
-    ] = None
-    vectors: Annotated[
-        Path | None,
-        typer.Option(
-            help="Instead of --images: a table of vectors with labels (.npy, .npz, .parquet, "
-            ".arrow)."
-        ),
-    ] = None
-    items: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --vectors: a manifest (id, label, metadata) with one line for each row of "
-            "the table."
-        ),
-    ] = None
-    encoder_name: Annotated[
-        str | None,
-        typer.Option(help="With --vectors: name of the model that produced the vectors."),
-    ] = None
-    labels: Annotated[bool, typer.Option(help="Use the sub-folders of --images as labels.")] = True
-    name: Annotated[
-        str | None, typer.Option(help="Name of the gallery. [default: the name of the source]")
-    ] = None
+    images: str | None = None
+    """A folder with a sub-folder of images for each label. Alternatively, any other source of
+    images that `index` reads, for example a URL; these images are first copied to the run
+    directory."""
+    encoder: str | None = Field(
+        None,
+        description=f"Encoder for --images: {FORMS}, or a path. For --vectors: the path of an "
+        "encoder that takes vectors. [default: MobileNetV2, which comes with Vouch]",
+    )
+    vectors: Path | None = None
+    """Instead of --images: a table of vectors with labels (.npy, .npz, .parquet, .arrow)."""
+    items: Path | None = None
+    """With --vectors: a manifest (id, label, metadata) with one line for each row of the table."""
+    encoder_name: str | None = None
+    """With --vectors: name of the model that produced the vectors."""
+    labels: bool = True
+    """Use the sub-folders of --images as labels."""
+    name: str | None = None
+    """Name of the gallery. [default: the name of the source]"""
     database: DatabaseOptionOfAll = None
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan of the build; build nothing.")
-    ] = False
+    dry_run: bool = False
+    """Print the plan of the build; build nothing."""
     run: RunOption = None
     bundles: BundlesOption = None
     require: RequireOption = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from index_builder.commands.command_line import Options, with_options
 from index_builder.configuration.environment import (
     BUNDLE_KEYS_VARIABLE,
     SIGNING_KEY_VARIABLE,
@@ -400,59 +401,54 @@ def pull_command(
     say_what_is_next(root)
 
 
-def certify_command(
+class CertifyOptions(Options):
+    """Options of ``certify``."""
+
     bundle: Annotated[
         Path | None,
         typer.Argument(help="A bundle, or a directory of bundles with a current bundle."),
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(help="Private key to sign with. [default: not signed]")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for certificate.json and certificate.html. [default: certificates/<id>]"
-        ),
-    ] = None,
-    feedback: Annotated[
-        Path | None,
-        typer.Option(help="Feedback file of the service, to report errors since the calibration."),
-    ] = None,
+    ] = None
+    key: Path | None = None
+    """Private key to sign with. [default: not signed]"""
+    output: Path | None = None
+    """Directory for certificate.json and certificate.html. [default: certificates/<id>]"""
+    feedback: Path | None = None
+    """Feedback file of the service, to report errors since the calibration."""
     day: Annotated[
         str | None, typer.Option("--date", help="Date of the certificate. [default: today, in UTC]")
-    ] = None,
-    new_key: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a new private key to this file, and its public key to <file>.pub."
-        ),
-    ] = None,
-) -> None:
+    ] = None
+    new_key: Path | None = None
+    """Write a new private key to this file, and its public key to <file>.pub."""
+
+
+@with_options(CertifyOptions)
+def certify_command(options: CertifyOptions) -> None:
     """Write the guarantees of a bundle and their evidence as JSON and as an HTML page."""
-    if new_key is not None:
-        print(importlib.import_module("model_store.bundles.signatures").new_key(new_key))
-        if bundle is None:
+    key = options.key
+    if options.new_key is not None:
+        print(importlib.import_module("model_store.bundles.signatures").new_key(options.new_key))
+        if options.bundle is None:
             return
-        key = key or new_key
-    if bundle is None:
+        key = key or options.new_key
+    if options.bundle is None:
         raise UsageError("certify needs BUNDLE, or --new-key FILE to make a key.")
     # Imported late, because other commands and --help do not need these modules.
     contents = importlib.import_module("index_builder.certificates.content")
     files = importlib.import_module("index_builder.certificates.verification")
     signing = importlib.import_module("model_store.bundles.signatures")
     with working("verifying"):
-        opened = contents.open_certified(bundle)
-    directory = output or Path("certificates") / opened.manifest.id
-    if directory.resolve().is_relative_to(locate(bundle).resolve()):
+        opened = contents.open_certified(options.bundle)
+    directory = options.output or Path("certificates") / opened.manifest.id
+    if directory.resolve().is_relative_to(locate(options.bundle).resolve()):
         raise UsageError(
             f"--output {directory} is in the bundle, but a bundle must not change. Name another "
             "directory."
         )
     seen = None
-    if feedback is not None:
+    if options.feedback is not None:
         since = importlib.import_module("index_builder.certificates.content")
-        seen = since.observed(feedback, opened.manifest.id, opened.calibration)
-    content = contents.content(opened, _day(day), seen)
+        seen = since.observed(options.feedback, opened.manifest.id, opened.calibration)
+    content = contents.content(opened, _day(options.day), seen)
     signed_by = None if key is None else signing.read_private_key(key)
     print(files.write_certificate(content, signed_by, directory))
 

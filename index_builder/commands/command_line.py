@@ -12,43 +12,70 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import typer
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ParameterInfo
 
 from index_builder.progress import error_console, set_output
 from model_store.errors import UsageError
 from model_store.programs import INTERRUPTED
 
-Options = TypeVar("Options")
+
+class Options(BaseModel):
+    """The options of a command: one field for each option, with its help in the docstring below it.
+
+    An annotation with `typer.Option` or `typer.Argument` is used as it is.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_LIMITS = "ge", "le"
 
 
 def with_options(
-    options: type[Options],
-) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Return a decorator that makes the fields of ``options`` the parameters of a command.
+    options: type[OptionsT],
+) -> Callable[[Callable[[OptionsT], None]], Callable[..., None]]:
+    """Return a decorator that makes the fields of ``options`` the parameters of a command."""
 
-    Parameters
-    ----------
-    options : a dataclass with typer annotations.
-    """
-
-    def decorated(command: Callable[[Options], None]) -> Callable[..., None]:
+    def decorated(command: Callable[[OptionsT], None]) -> Callable[..., None]:
         @wraps(command)
         def called(**given: Any) -> None:  # noqa: ANN401 - typer has checked them
             command(options(**given))
 
-        hints = get_type_hints(options, include_extras=True)
-        called.__annotations__.update(hints)
-        signature = inspect.signature(options)
-        parameters = [
-            one.replace(annotation=hints[one.name]) for one in signature.parameters.values()
-        ]
-        vars(called)["__signature__"] = signature.replace(parameters=parameters)
+        parameters = [_parameter(name, field) for name, field in options.model_fields.items()]
+        vars(called)["__signature__"] = inspect.Signature(parameters)
         return called
 
     return decorated
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Return the parameter of a command for a field of its options."""
+    default = inspect.Parameter.empty if field.is_required() else field.default
+    explicit = [one for one in field.metadata if isinstance(one, ParameterInfo)]
+    if not explicit:
+        flag = ["--" + name.replace("_", "-")] if default is False else []  # without --no-…
+        text = " ".join((field.description or "").split())
+        least, most = limits_of(field)
+        explicit = [typer.Option(*flag, help=text, min=least, max=most)]
+    annotated: Any = Annotated  # for mypy, which takes the annotation to be a type of this line
+    kind = annotated[field.annotation, explicit[0]]
+    return inspect.Parameter(name, _KEYWORD, default=default, annotation=kind)
+
+
+def limits_of(field: FieldInfo) -> tuple[float | None, float | None]:
+    """Return the least and the greatest value of a field; None for no limit."""
+    found = {
+        name: getattr(one, name) for one in field.metadata for name in _LIMITS if hasattr(one, name)
+    }
+    return found.get("ge"), found.get("le")
 
 
 PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
@@ -379,7 +406,7 @@ def _with_output_options(function: Callable[..., None]) -> Callable[..., None]:
 
     signature = inspect.signature(function, eval_str=True)
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        inspect.Parameter(name, _KEYWORD, default=False, annotation=kind)
         for name, kind in {"verbose": VerboseOption, "quiet": QuietOption}.items()
     ]
     parameters: Sequence[inspect.Parameter] = [*signature.parameters.values(), *added]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from pydantic import Field
 from rich.markup import escape
 from rich.table import Table
 
-from index_builder.commands.command_line import with_options
+from index_builder.commands.command_line import Options, with_options
 from index_builder.commands.index import declared
 from index_builder.encoders import ENCODERS, file_name
 from index_builder.foreign_encoders.choices import Door, Pooling, Precision
@@ -20,115 +18,59 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import OutputError, UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderOptions:
+class EncoderOptions(Options):
     """Options of the command."""
 
-    timm: Annotated[
-        str | None, typer.Option(help="A timm model, or hf-hub:NAME (extra `timm`).")
-    ] = None
-    open_clip: Annotated[
-        str | None,
-        typer.Option(
-            help="Image tower of an OpenCLIP model: MODEL/PRETRAINED (extra `open-clip`)."
-        ),
-    ] = None
-    hf: Annotated[
-        str | None,
-        typer.Option(
-            help="A transformers model: a name on the hub, or a directory (extra `transformers`). "
-            "Code from the repository is never run."
-        ),
-    ] = None
-    torchvision: Annotated[str | None, typer.Option(help="A model of torchvision.")] = None
-    torch: Annotated[
-        str | None,
-        typer.Option(
-            help="FILE.py:FACTORY; the factory returns a torch.nn.Module. The file is run."
-        ),
-    ] = None
-    onnx: Annotated[str | None, typer.Option(help="A foreign ONNX file.")] = None
-    vectors: Annotated[
-        Path | None,
-        typer.Option(
-            help="Instead of a model: a table of vectors. The written encoder takes vectors of "
-            "this size as queries; --encoder-name names the encoder."
-        ),
-    ] = None
-    encoder_name: Annotated[
-        str | None,
-        typer.Option(help="With --vectors: name of the model that produced the vectors."),
-    ] = None
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="A local file of weights; for --torchvision, also a name of torchvision's weights."
-        ),
-    ] = None
-    preprocess: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of the preprocessing, from OpenCLIP (preprocess_cfg.json), timm "
-            "(config.json) or transformers (preprocessor_config.json). [default: the model's "
-            "preprocessing; for --torch and --onnx, a file of this name beside the model]"
-        ),
-    ] = None
-    pooling: Annotated[
-        Pooling,
-        typer.Option(help="Pooling of tokens or a feature map; default: the model's own."),
-    ] = Pooling.default
-    prefix_tokens: Annotated[
-        int, typer.Option(min=0, help="With --onnx: number of tokens before the first patch.")
-    ] = 0
-    output: Annotated[
-        str | None,
-        typer.Option(
-            help="With --onnx: name of the output to use, if the graph has several outputs."
-        ),
-    ] = None
-    untrained: Annotated[
-        bool, typer.Option("--untrained", help="Use random weights, to test the export.")
-    ] = False
-    seed: Annotated[int, typer.Option(min=0, help="Seed of random weights.")] = 0
-    reduced_decoding: Annotated[
-        bool,
-        typer.Option(
-            "--reduced-decoding",
-            help="Decode large JPEGs at reduced size: up to five times faster, but the pixels "
-            "differ from the pixels that the library decodes.",
-        ),
-    ] = False
-    text: Annotated[
-        bool,
-        typer.Option(
-            "--text",
-            help="Also export the text tower, for text queries. Needs --open-clip, --hf, or a "
-            "--torch module with `text_tower` and `tokenizer` (extra `text`).",
-        ),
-    ] = False
-    precision: Annotated[
-        Precision,
-        typer.Option(
-            help="Number format of the weights. For formats other than float32, the command "
-            "measures the loss of recall."
-        ),
-    ] = Precision.float32
-    recall_tolerance: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Maximum loss of recall at 1 that a lower precision may cause."
-        ),
-    ] = 0.01
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of images for the comparison. A lower precision needs labelled images, "
-            "one sub-folder for each label. [default: photographs from scikit-learn]"
-        ),
-    ] = None
-    out: Annotated[
-        Path | None, typer.Option(help="Directory to write. [default: encoders/<name>]")
-    ] = None
+    timm: str | None = None
+    """A timm model, or hf-hub:NAME (extra `timm`)."""
+    open_clip: str | None = None
+    """Image tower of an OpenCLIP model: MODEL/PRETRAINED (extra `open-clip`)."""
+    hf: str | None = None
+    """A transformers model: a name on the hub, or a directory (extra `transformers`). Code from the
+    repository is never run."""
+    torchvision: str | None = None
+    """A model of torchvision."""
+    torch: str | None = None
+    """FILE.py:FACTORY; the factory returns a torch.nn.Module. The file is run."""
+    onnx: str | None = None
+    """A foreign ONNX file."""
+    vectors: Path | None = None
+    """Instead of a model: a table of vectors. The written encoder takes vectors of this size as
+    queries; --encoder-name names the encoder."""
+    encoder_name: str | None = None
+    """With --vectors: name of the model that produced the vectors."""
+    weights: str | None = None
+    """A local file of weights; for --torchvision, also a name of torchvision's weights."""
+    preprocess: Path | None = None
+    """File of the preprocessing, from OpenCLIP (preprocess_cfg.json), timm (config.json) or
+    transformers (preprocessor_config.json). [default: the model's preprocessing; for --torch and
+    --onnx, a file of this name beside the model]"""
+    pooling: Pooling = Pooling.default
+    """Pooling of tokens or a feature map; default: the model's own."""
+    prefix_tokens: int = Field(0, ge=0)
+    """With --onnx: number of tokens before the first patch."""
+    output: str | None = None
+    """With --onnx: name of the output to use, if the graph has several outputs."""
+    untrained: bool = False
+    """Use random weights, to test the export."""
+    seed: int = Field(0, ge=0)
+    """Seed of random weights."""
+    reduced_decoding: bool = False
+    """Decode large JPEGs at reduced size: up to five times faster, but the pixels differ from the
+    pixels that the library decodes."""
+    text: bool = False
+    """Also export the text tower, for text queries. Needs --open-clip, --hf, or a --torch module
+    with `text_tower` and `tokenizer` (extra `text`)."""
+    precision: Precision = Precision.float32
+    """Number format of the weights. For formats other than float32, the command measures the loss
+    of recall."""
+    recall_tolerance: float = Field(0.01, ge=0, le=1)
+    """Maximum loss of recall at 1 that a lower precision may cause."""
+    images: Path | None = None
+    """Folder of images for the comparison. A lower precision needs labelled images, one sub-folder
+    for each label. [default: photographs from scikit-learn]"""
+    out: Path | None = None
+    """Directory to write. [default: encoders/<name>]"""
 
     @property
     def door(self) -> tuple[Door, str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 from rich.table import Table
 
-from index_builder.commands.command_line import PROMISES, given_options, with_options
+from index_builder.commands.command_line import PROMISES, Options, given_options, with_options
 from index_builder.commands.index import (
     LevelsOption,
     ParentsOption,
@@ -78,50 +78,31 @@ _OF_QUERIES = "items", "gallery", "gallery_items"
 _OF_LABELS = "parents", "levels", "within"
 
 
-@dataclass(frozen=True, slots=True)
 class CalibrateOptions(PromiseOptions):
     """Options of ``calibrate``."""
 
     bundles: BundlesArgument = None
     queries: QueriesOption = None
     items: ItemsOption = None
-    gallery: Annotated[
-        str | None,
-        typer.Option(
-            help="With --queries: the source that the gallery was indexed from. This option is "
-            "needed if the bundle was never calibrated, or if fewer than 50 queries have no match."
-        ),
-    ] = None
+    gallery: str | None = None
+    """With --queries: the source that the gallery was indexed from. This option is needed if the
+    bundle was never calibrated, or if fewer than 50 queries have no match."""
     gallery_items: ItemsOption = None
-    captions: Annotated[
-        Path | None,
-        typer.Option(
-            help="With BUNDLES, instead of --queries: a table of texts (.csv, .jsonl, .parquet), "
-            "to calibrate only text queries. Columns: `text`; the `id` of the item or the "
-            "`label` that the text describes; optionally `group` and `source`. A text without "
-            "id and label has no match."
-        ),
-    ] = None
+    captions: Path | None = None
+    """With BUNDLES, instead of --queries: a table of texts (.csv, .jsonl, .parquet), to calibrate
+    only text queries. Columns: `text`; the `id` of the item or the `label` that the text describes;
+    optionally `group` and `source`. A text without id and label has no match."""
     parents: ParentsOption = None
     levels: LevelsOption = None
     within: WithinOption = None
     config: ConfigOption = None
     run: RunOption = None
-    feedback: Annotated[
-        Path | None,
-        typer.Option(
-            help="Feedback file of the service, to correct match probabilities by users' "
-            "decisions. Give this option with --config, with --captions, or with BUNDLES and no "
-            "queries."
-        ),
-    ] = None
-    decisions: Annotated[
-        Path | None,
-        typer.Option(
-            help="With only BUNDLES: feedback file of the service. Randomly drawn queries with a "
-            "decision also become calibration queries."
-        ),
-    ] = None
+    feedback: Path | None = None
+    """Feedback file of the service, to correct match probabilities by users' decisions. Give this
+    option with --config, with --captions, or with BUNDLES and no queries."""
+    decisions: Path | None = None
+    """With only BUNDLES: feedback file of the service. Randomly drawn queries with a decision also
+    become calibration queries."""
     require: RequireOption = None
     as_json: JsonOption = False
 
@@ -392,10 +373,12 @@ def _module() -> Any:  # noqa: ANN401 - imported late: --help needs none of it
 _N_SHOWN = 10
 
 
-def unknown_command(
+class UnknownOptions(Options):
+    """Options of ``unknown``."""
+
     bundles: Annotated[
         Path, typer.Argument(help="A directory of bundles; the command uses its current bundle.")
-    ],
+    ]
     queries: Annotated[
         str,
         typer.Option(
@@ -404,46 +387,41 @@ def unknown_command(
             help="Queries as for `evaluate`. The columns `item` and `label` of a manifest are "
             "ignored.",
         ),
-    ],
-    items: ItemsOption = None,
-    precision: Annotated[
-        float,
-        typer.Option(
-            min=0.5,
-            max=1.0,
-            help="Minimum expected share of pairs that show one identity, among all pairs of a "
-            "group's queries.",
-        ),
-    ] = 0.9,
-    expected_absent: Annotated[
-        float | None,
-        typer.Option(
-            help="Assumed share of queries without a match. [default: the share that the bundle "
-            "assumes]",
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the groups to this JSON file.")] = None,
-    table: Annotated[
-        Path | None, typer.Option(help="Write the members of the groups to this CSV file.")
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option(help="Write an HTML page of the groups, with pictures.")
-    ] = None,
-) -> None:
+    ]
+    items: ItemsOption = None
+    precision: float = Field(0.9, ge=0.5, le=1)
+    """Minimum expected share of pairs that show one identity, among all pairs of a group's queries.
+    """
+    expected_absent: float | None = None
+    """Assumed share of queries without a match. [default: the share that the bundle assumes]"""
+    out: Path | None = None
+    """Write the groups to this JSON file."""
+    table: Path | None = None
+    """Write the members of the groups to this CSV file."""
+    page: Path | None = None
+    """Write an HTML page of the groups, with pictures."""
+
+
+@with_options(UnknownOptions)
+def unknown_command(options: UnknownOptions) -> None:
     """Group queries without a match into probable new identities.
 
     The similarity of two images of one identity is learned from labels that the encoder was not
     trained on. At least four such labels must have two images each.
     """
-    wanted = [path.absolute() for path in (out, table, page) if path is not None]
+    wanted = [
+        path.absolute() for path in (options.out, options.table, options.page) if path is not None
+    ]
     if len(set(wanted)) < len(wanted):
         raise UsageError("--out, --table and --page name the same file. Name a file for each.")
-    if expected_absent is not None:
-        parse_promises({"expected_absent": expected_absent})
+    if options.expected_absent is not None:
+        parse_promises({"expected_absent": options.expected_absent})
     with working("grouping"):
         module = importlib.import_module("index_builder.indexing.unknown")  # slow
-        evidence = module.EvidenceSource(queries, items)
-        found = module.group_unknown(bundles, evidence, precision, expected_absent)
+        evidence = module.EvidenceSource(options.queries, options.items)
+        found = module.group_unknown(
+            options.bundles, evidence, options.precision, options.expected_absent
+        )
     report = found.report()
     shown = Table("group", "queries", "P(same)", "medoid")
     for group in report["groups"][:_N_SHOWN]:
@@ -455,9 +433,9 @@ def unknown_command(
         f"{report['n_grouped']:,} of them in {len(report['groups']):,} groups"
     )
     contents = (
-        (out, lambda: json.dumps(report, indent=1) + "\n"),
-        (table, found.table),
-        (page, found.page),
+        (options.out, lambda: json.dumps(report, indent=1) + "\n"),
+        (options.table, found.table),
+        (options.page, found.page),
     )
     for path, written in contents:
         if path is not None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -38,7 +37,7 @@ from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE, ImageLimits
 from model_store.machine import ProviderChoice, usable_processors
 from model_store.text_values import as_list
 
-from .command_line import PROMISES, given_options, with_options
+from .command_line import PROMISES, Options, given_options, with_options
 
 if TYPE_CHECKING:
     from index_builder.datasets.image_files import LeftOut
@@ -85,8 +84,7 @@ def promise(name: str) -> Any:  # noqa: ANN401 - typer's
     return typer.Option(help=f"{field.description}{default}")
 
 
-@dataclass(frozen=True, slots=True)
-class PromiseOptions:
+class PromiseOptions(Options):
     """Options that are settings of ``[calibration]``."""
 
     max_error: Annotated[float | None, promise("max_error")] = None
@@ -102,7 +100,6 @@ class PromiseOptions:
         return {name: value for name, value in named.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
 class IndexOptions(PromiseOptions):
     """Options of the command."""
 
@@ -116,27 +113,16 @@ class IndexOptions(PromiseOptions):
             ".parquet, .arrow), with --encoder-name or an --encoder that takes vectors."
         ),
     ] = None
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Encoder of SOURCE: {FORMS}; or a path: an exported encoder, a bundle, a "
-            "directory of bundles, an .onnx file. [default: MobileNetV2, which comes with Vouch]"
-        ),
-    ] = None
-    encoder_name: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the model that produced the vectors of SOURCE. The model itself is not "
-            "required."
-        ),
-    ] = None
-    items: Annotated[
-        Path | None,
-        typer.Option(
-            help="Manifest (.csv, .jsonl, .parquet) with one line for each row of SOURCE, if "
-            "SOURCE has vectors. Columns: id and optionally label, metadata, group, source."
-        ),
-    ] = None
+    encoder: str | None = Field(
+        None,
+        description=f"Encoder of SOURCE: {FORMS}; or a path: an exported encoder, a bundle, a "
+        "directory of bundles, an .onnx file. [default: MobileNetV2, which comes with Vouch]",
+    )
+    encoder_name: str | None = None
+    """Name of the model that produced the vectors of SOURCE. The model itself is not required."""
+    items: Path | None = None
+    """Manifest (.csv, .jsonl, .parquet) with one line for each row of SOURCE, if SOURCE has
+    vectors. Columns: id and optionally label, metadata, group, source."""
     config: Annotated[
         str | None,
         typer.Option(
@@ -146,116 +132,63 @@ class IndexOptions(PromiseOptions):
             "gallery of this build.",
         ),
     ] = None
-    name: Annotated[
-        str | None, typer.Option(help="Name of the gallery. [default: the name of the source]")
-    ] = None
-    description: Annotated[str, typer.Option(help="Description of the gallery.")] = ""
-    labels: Annotated[
-        bool,
-        typer.Option(
-            help="Use the first sub-folder of each path, or the column `label` of a manifest, as "
-            "labels. Otherwise each image is its own class, and the column `label` is "
-            "metadata."
-        ),
-    ] = True
-    root: Annotated[
-        str | None,
-        typer.Option(
-            help="Base folder or URL for the relative paths of a manifest. Paths and links may "
-            "not lead out of this folder. [default: the folder of SOURCE]"
-        ),
-    ] = None
-    run: Annotated[
-        Path | None, typer.Option("--run", help="Directory to work in. [default: runs/<name>]")
-    ] = None
-    bundles: Annotated[
-        Path | None,
-        typer.Option("--bundles", help="Directory to publish into. [default: bundles/<name>]"),
-    ] = None
-    resume: Annotated[bool, typer.Option(help="Reuse the embeddings of an interrupted run.")] = True
-    max_bad: Annotated[str, typer.Option(help="Maximum number or share of unreadable images.")] = (
-        "1%"
-    )
-    strict: Annotated[bool, typer.Option("--strict", help="Same as --max-bad 0.")] = False
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the source and print estimates; index nothing.")
-    ] = False
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes. [default: usable processors]")
-    ] = None
-    engine: Annotated[
-        Literal["local", "ray"],
-        typer.Option(help="local: this machine; ray: a Ray cluster (extra `ray`)."),
-    ] = "local"
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate",
-            help="Fit probabilities and verdicts. With labels, a fifth of each label's images, at "
-            "most 2,000 in total, become queries and are not in the gallery. Without labels, "
-            "queries are augmented views. The encoder must not have been trained on the "
-            "images.",
-        ),
-    ] = False
+    name: str | None = None
+    """Name of the gallery. [default: the name of the source]"""
+    description: str = ""
+    """Description of the gallery."""
+    labels: bool = True
+    """Use the first sub-folder of each path, or the column `label` of a manifest, as labels.
+    Otherwise each image is its own class, and the column `label` is metadata."""
+    root: str | None = None
+    """Base folder or URL for the relative paths of a manifest. Paths and links may not lead out of
+    this folder. [default: the folder of SOURCE]"""
+    run: Path | None = None
+    """Directory to work in. [default: runs/<name>]"""
+    bundles: Path | None = None
+    """Directory to publish into. [default: bundles/<name>]"""
+    resume: bool = True
+    """Reuse the embeddings of an interrupted run."""
+    max_bad: str = "1%"
+    """Maximum number or share of unreadable images."""
+    strict: bool = False
+    """Same as --max-bad 0."""
+    dry_run: bool = False
+    """Check the source and print estimates; index nothing."""
+    workers: int | None = Field(None, ge=1)
+    """Number of processes. [default: usable processors]"""
+    engine: Literal["local", "ray"] = "local"
+    """local: this machine; ray: a Ray cluster (extra `ray`)."""
+    calibrate: bool = False
+    """Fit probabilities and verdicts. With labels, a fifth of each label's images, at most 2,000 in
+    total, become queries and are not in the gallery. Without labels, queries are augmented views.
+    The encoder must not have been trained on the images."""
     parents: ParentsOption = None
     levels: LevelsOption = None
-    index: Annotated[
-        Literal["auto", "flat", "ivf_sq8", "ivf_pq", "hnsw"],
-        typer.Option(
-            help="Kind of index. auto: exact for small galleries, else by size and memory budget."
-        ),
-    ] = "auto"
-    memory_budget: Annotated[
-        str,
-        typer.Option(help="Maximum memory of the index: 512MiB, 4GiB, or bytes."),
-    ] = "4GiB"
-    min_recall: Annotated[
-        float,
-        typer.Option(
-            min=0.01,
-            max=1,
-            help="Minimum recall of the index. Recall is the share of the ten nearest items that a "
-            "search finds.",
-        ),
-    ] = DEFAULT_SETTINGS.min_recall
-    filter_field: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Metadata fields to index for filters, for example brand.name,year. [default: the "
-            "fields that most items have]"
-        ),
-    ] = None
-    previews: Annotated[
-        int | None,
-        typer.Option(
-            min=THUMBNAIL_SIDE + 1,
-            max=MOST_PREVIEW_SIDE,
-            help="Longest side of previews in pixels. The bundle stores previews in addition to "
-            "thumbnails. At 1024 pixels, the preview of a photograph takes 100 to 250 kB. "
-            "[default: no previews]",
-        ),
-    ] = None
+    index: Literal["auto", "flat", "ivf_sq8", "ivf_pq", "hnsw"] = "auto"
+    """Kind of index. auto: exact for small galleries, else by size and memory budget."""
+    memory_budget: str = "4GiB"
+    """Maximum memory of the index: 512MiB, 4GiB, or bytes."""
+    min_recall: float = Field(DEFAULT_SETTINGS.min_recall, ge=0.01, le=1)
+    """Minimum recall of the index. Recall is the share of the ten nearest items that a search
+    finds."""
+    filter_field: list[str] | None = None
+    """Metadata fields to index for filters, for example brand.name,year. [default: the fields that
+    most items have]"""
+    previews: int | None = Field(None, ge=THUMBNAIL_SIDE + 1, le=MOST_PREVIEW_SIDE)
+    """Longest side of previews in pixels. The bundle stores previews in addition to thumbnails. At
+    1024 pixels, the preview of a photograph takes 100 to 250 kB. [default: no previews]"""
     database: DatabaseOption = None
-    max_pixels: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Maximum width × height of an image. The memory limit for decoding grows with "
-            "this number: 1 GiB for 40 million pixels.",
-        ),
-    ] = ImageLimits().max_pixels
-    max_bytes: Annotated[
-        str, typer.Option(help="Maximum size of an image file: 200MB, or bytes.")
-    ] = "20MiB"
-    fetch_seconds: Annotated[
-        float,
-        typer.Option(min=1, help="Timeout to fetch an image from a URL, including retries."),
-    ] = PATIENCE.file_s
+    max_pixels: int = Field(ImageLimits().max_pixels, ge=1)
+    """Maximum width × height of an image. The memory limit for decoding grows with this number: 1
+    GiB for 40 million pixels."""
+    max_bytes: str = "20MiB"
+    """Maximum size of an image file: 200MB, or bytes."""
+    fetch_seconds: float = Field(PATIENCE.file_s, ge=1)
+    """Timeout to fetch an image from a URL, including retries."""
     require: RequireOption = None
     as_json: JsonOption = False
-    provider: Annotated[ProviderChoice, typer.Option(help="Execution provider of the encoder.")] = (
-        "auto"
-    )
+    provider: ProviderChoice = "auto"
+    """Execution provider of the encoder."""
 
     @property
     def settings(self) -> IndexSettings:
@@ -281,8 +214,9 @@ class IndexOptions(PromiseOptions):
         if self.config is not None:
             if self.source is not None:
                 raise UsageError("SOURCE and --config exclude each other. Give one of them.")
-            of_source = (one.name for one in fields(self) if one.name not in _OF_CONFIG)
-            excluded = self._given(*of_source)
+            excluded = self._given(
+                *(name for name in type(self).model_fields if name not in _OF_CONFIG)
+            )
             if excluded:
                 raise UsageError(
                     f"{excluded} cannot be given with --config. Set it in the file: the gallery in "
@@ -351,7 +285,7 @@ class IndexOptions(PromiseOptions):
 
     def _given(self, *names: str) -> str:
         """Return the options among ``names`` that differ from their defaults."""
-        defaults = {one.name: one.default for one in fields(self)}
+        defaults = {name: type(self).model_fields[name].default for name in names}
         values = {name: getattr(self, name) for name in names}
         return given_options({n: v for n, v in values.items() if v != defaults[n]})
 

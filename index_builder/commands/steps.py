@@ -13,7 +13,9 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
+from pydantic import Field
 
+from index_builder.commands.command_line import Options, with_options
 from index_builder.configuration.build import BuildConfig, builtin_configs, load_config
 from index_builder.encoders import as_named, with_encoder
 from index_builder.pipeline.run import Run
@@ -194,63 +196,51 @@ def _require_labels(folder: Path, withheld: tuple[str, ...]) -> None:
     )
 
 
-def reproduce_command(
-    protocol: Annotated[
-        str, typer.Option(help="Protocol: fashion-mnist, …; or objectives, or stereo.")
-    ],
-    methods: Annotated[str, typer.Option(help="Comma-separated names of methods, or all.")] = "all",
-    objective: Annotated[
-        str | None,
-        typer.Option(help="Training objective: supcon, el_nivmf, … [default: contrastive]"),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2, …")] = 5,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs of each training. [default: the protocol's]")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of data sets. [default: VOUCH_DATA_DIR]")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Output directory. [default: runs/reproduce/<protocol>[-<objective>]]"),
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(help="Weights of the pretrained trunk. [default: torchvision's]"),
-    ] = None,
-    device: Annotated[str, typer.Option(help="Device for training: auto, cpu or cuda.")] = "auto",
-    precision: Annotated[
-        str, typer.Option(help="Precision of training: full, mixed, or auto (mixed on a GPU).")
-    ] = "auto",
-    jobs: Annotated[int, typer.Option(min=1, help="Number of parallel processes.")] = 1,
-    allow_partial: Annotated[
-        bool,
-        typer.Option("--allow-partial", help="Accept less data than the published protocol uses."),
-    ] = False,
-    download: Annotated[
-        bool, typer.Option("--download", help="Download missing data, if torchvision offers it.")
-    ] = False,
-) -> None:
+class ReproduceOptions(Options):
+    """Options of ``reproduce``."""
+
+    protocol: str
+    """Protocol: fashion-mnist, …; or objectives, or stereo."""
+    methods: str = "all"
+    """Comma-separated names of methods, or all."""
+    objective: str | None = None
+    """Training objective: supcon, el_nivmf, … [default: contrastive]"""
+    seeds: int = Field(5, ge=1)
+    """Number of seeds: 0, 1, 2, …"""
+    epochs: int | None = Field(None, ge=1)
+    """Epochs of each training. [default: the protocol's]"""
+    data: Path | None = None
+    """Folder of data sets. [default: VOUCH_DATA_DIR]"""
+    out: Path | None = None
+    """Output directory. [default: runs/reproduce/<protocol>[-<objective>]]"""
+    weights: str | None = None
+    """Weights of the pretrained trunk. [default: torchvision's]"""
+    device: str = "auto"
+    """Device for training: auto, cpu or cuda."""
+    precision: str = "auto"
+    """Precision of training: full, mixed, or auto (mixed on a GPU)."""
+    jobs: int = Field(1, ge=1)
+    """Number of parallel processes."""
+    allow_partial: bool = False
+    """Accept less data than the published protocol uses."""
+    download: bool = False
+    """Download missing data, if torchvision offers it."""
+
+
+@with_options(ReproduceOptions)
+def reproduce_command(options: ReproduceOptions) -> None:
     """Evaluate published methods on a published protocol; write a table, report.json, report.html.
 
     After an interruption, the same command continues.
     """
     with working("loading libraries"):
         reproduction = importlib.import_module("index_builder.reproduction.command")
-    directory = Path("runs/reproduce") / "-".join(filter(None, (protocol, objective)))
+    named = "-".join(filter(None, (options.protocol, options.objective)))
     report = reproduction.reproduce(
-        protocol,
-        methods,
-        seeds,
-        out or directory,
-        objective=objective,
-        epochs=epochs,
-        data=data,
-        weights=weights,
-        device=device,
-        precision=precision,
-        jobs=jobs,
-        allow_partial=allow_partial,
-        download=download,
+        options.protocol,
+        options.methods,
+        options.seeds,
+        options.out or Path("runs/reproduce") / named,
+        **options.model_dump(exclude={"protocol", "methods", "seeds", "out"}),
     )
     print(report)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -35,6 +34,6 @@ def test_every_command_and_every_option_says_what_it_does(name: str) -> None:
 
 def test_the_options_of_index_are_the_fields_of_their_class() -> None:
     index = COMMANDS["index"]
-    defaults = {field.name: field.default for field in fields(IndexOptions)}
+    defaults = {name: field.default for name, field in IndexOptions.model_fields.items()}
     shared = {"verbose": False, "quiet": False}
     assert {option.name: option.default for option in index.params} == defaults | shared
