@@ -280,13 +280,20 @@ class DriftTest:
     Parameters
     ----------
     reference : reference of the calibration; several tests can share one reference.
+
+    Attributes
+    ----------
+    log_capital : evidence of drift in nats, initially 0.
+    n_served : number of served queries since the last restart of the test.
     """
+
+    log_capital: float
+    n_served: int
 
     def __init__(self, reference: DriftReference) -> None:
         self._reference = reference
         self._alarm = ALARM + (max(ENOUGH / reference.n - 1, 0) if reference.n else 0)
         self._alarmed_for = 0
-        self._log_capital: float
         self._begin()
 
     @classmethod
@@ -300,33 +307,23 @@ class DriftTest:
         """True during an alarm, see `CALM`."""
         return self._alarmed_for > 0
 
-    @property
-    def log_capital(self) -> float:
-        """Evidence of drift in nats, initially 0."""
-        return self._log_capital
-
-    @property
-    def n_served(self) -> int:
-        """Number of served queries since the last restart of the test."""
-        return int(sum(self._counts))
-
     def observe(self, outlier_score: float) -> None:
         """Count a served query."""
-        if self.n_served >= PERIOD or self._log_capital >= self._alarm:
+        if self.n_served >= PERIOD or self.log_capital >= self._alarm:
             self._begin()
-        place, n, t = bisect_left(self._reference.edges, outlier_score), self._reference.n, self._t
+        place, n = bisect_left(self._reference.edges, outlier_score), self._reference.n
         factors = [of_bet[place] for of_bet in self._factors]
-        fading = n / (n + t) if n else 1.0
+        fading = n / (n + self.n_served) if n else 1.0
         self._present.grow([1 - fading + fading * factor for factor in factors])
         self._later.grow([1.0, *factors])
         self._counts[place] += 1
-        self._t += 1
-        if self._t % _LEARNED_EVERY == 0:
+        self.n_served += 1
+        if self.n_served % _LEARNED_EVERY == 0:
             self._learn(self._counts)
-        self._log_capital = _log_mixture(self._present.log_capital, self._later.log_capital)
+        self.log_capital = _log_mixture(self._present.log_capital, self._later.log_capital)
         self._alarmed_for = max(self._alarmed_for - 1, 0)
-        if self._log_capital >= self._alarm:
-            self._alarmed_for = max(CALM, 2 * self._t)
+        if self.log_capital >= self._alarm:
+            self._alarmed_for = max(CALM, 2 * self.n_served)
 
     def acknowledge(self) -> None:
         """End an alarm and restart the test."""
@@ -348,21 +345,21 @@ class DriftTest:
         if state.numbers["edges"] != self._reference.edges:
             return
         self._begin()
-        self._counts, self._t = list(state.counts), int(sum(state.counts))
+        self._counts, self.n_served = list(state.counts), int(sum(state.counts))
         self._learn(state.learned)
         parts = (self._present, self._later)
         for part, (log_capital, shares) in zip(parts, state.numbers["capital"], strict=True):
             part.log_capital, part.shares = log_capital, shares
-        self._log_capital = _log_mixture(self._present.log_capital, self._later.log_capital)
+        self.log_capital = _log_mixture(self._present.log_capital, self._later.log_capital)
         self._alarmed_for = state.numbers["alarmed_for"]
 
     def _begin(self) -> None:
-        self._counts, self._t = [0.0] * (len(self._reference.edges) + 1), 0
+        self._counts, self.n_served = [0.0] * (len(self._reference.edges) + 1), 0
         self._learn(self._counts)
         n = len(self._factors)
         self._present = Jumper([1 / n] * n, rate=0)
         self._later = Jumper([1 / (1 + n)] * (1 + n), rate=_JUMP)
-        self._log_capital = 0.0
+        self.log_capital = 0.0
 
     def _learn(self, counts: list[float]) -> None:
         self._learned = list(counts)

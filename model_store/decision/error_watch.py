@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from model_store.decision.calibration import Calibration
 
@@ -277,7 +276,8 @@ class ReviewDraws:
         if calibration.outdated is not None:
             return cls(share, math.inf, math.inf)
         evidence = calibration.evidence.of_order(calibration.order)
-        doubts = _doubt(calibration.feedback.of(evidence.first_probabilities))
+        probabilities = calibration.feedback.of(evidence.first_probabilities)
+        doubts = np.sqrt(probabilities * (1 - probabilities))
         accepted = calibration.promises().accepted
         everyone = float(doubts.mean()) or math.inf
         means = (
@@ -301,8 +301,3 @@ class ReviewDraws:
     def predicted_error(self, wrong: float, probability: float) -> float:
         """Return f of `MatchDraw`: the served error probability, limited to π / (4 least)."""
         return min(wrong, probability / (4 * self.least))
-
-
-def _doubt(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    doubts: NDArray[np.float64] = np.sqrt(probabilities * (1 - probabilities))
-    return doubts

@@ -7,7 +7,7 @@ example the genus of a species, or the assembly of a part.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -187,9 +187,7 @@ class Evidence(Table):
     lone_share: float | None = field(default=None, metadata=SHARED)
 
     def __post_init__(self) -> None:
-        lengths = {len(getattr(self, name)) for name in ARRAYS}
-        if self.outlier_p_values is not None:
-            lengths.add(len(self.outlier_p_values))
+        lengths = {len(column) for _, column in self._columns() if column is not None}
         if len(lengths) > 1:
             raise ValueError(f"evidence of {sorted(lengths)} queries; wanted arrays of one length")
         if self.absence not in get_args(Absence):
@@ -247,6 +245,3 @@ class Evidence(Table):
     def of_source(self, name: str) -> Evidence:
         """Return the evidence of the queries from the known source ``name``."""
         return self.at(self.sources == list(self.source_names).index(name))
-
-
-ARRAYS = tuple(one.name for one in fields(Evidence) if not one.metadata and one.default is MISSING)
