@@ -199,7 +199,7 @@ class SharedFile(ABC):
         if self._damage is not None:
             raise self._damage
         with self._watching:
-            if self._watcher is None and not os.path.exists(self.path):  # noqa: PTH110 - faster
+            if self._watcher is None and not self.path.exists():
                 return 0, 0
             try:
                 if self._watcher is None:

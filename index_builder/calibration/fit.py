@@ -307,7 +307,7 @@ def _evidence(
         rivals=rivals,
         outlier_p_values=_outlier_p_values(groups, queries.n_put),
         levels=levels,
-        lone_share=gallery.lone_share() if queries.are_items else None,
+        lone_share=gallery.lone_share() if queries.origin == "left_out_items" else None,
     )
 
 

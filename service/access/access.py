@@ -335,11 +335,7 @@ class Access:
         ------
         Unauthenticated : callers from this address need a key.
         """
-        client = request.scope.get("client")
-        # A program of this machine, unless an unknown proxy has forwarded the request.
-        if not self._local_only or (
-            is_loopback(client[0] if client else "") and not is_forwarded_by_an_untrusted_address(request)
-        ):
+        if not self._local_only or _is_local(request):
             return self.keyless or "read"
         if self._elsewhere is None:
             raise self._challenge(
@@ -490,6 +486,14 @@ def open_access(settings: Settings) -> Access:
         elsewhere="write" if settings.anonymous else None,
         # In a container with a published port, all clients seem to be on other machines.
         local_only=keyless == "admin" and settings.published_host is None,
+    )
+
+
+def _is_local(request: Request) -> bool:
+    """Return whether the request seems to come from a program of this machine."""
+    client = request.scope.get("client")
+    return is_loopback(client[0] if client else "") and not is_forwarded_by_an_untrusted_address(
+        request
     )
 
 
