@@ -5,6 +5,8 @@ A terminal sends Ctrl+C to every process of a command.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -31,6 +33,18 @@ def end_silently() -> None:
     """Let Ctrl+C end this child process without a traceback; call it after the imports."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def end_with_parent() -> None:
+    """End this child process when its parent ends; otherwise it would wait for work forever."""
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 _STARTING = threading.Lock()

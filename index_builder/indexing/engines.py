@@ -6,10 +6,8 @@ prepared in threads.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -24,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from index_builder.child_processes import SpawnedContext, children_unreached
+from index_builder.child_processes import SpawnedContext, children_unreached, end_with_parent
 from index_builder.indexing.catalogue import Catalogue
 from index_builder.output import writing
 from index_builder.progress import progress_bar
@@ -347,15 +345,7 @@ def _begin() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Exit when the parent ends; otherwise the decoders of a killed run would wait forever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    end_with_parent()
 
 
 Task = tuple[Block, str]

@@ -24,7 +24,7 @@ from typing import Any
 import faiss
 import torch
 
-from index_builder.child_processes import children_unreached, end_silently
+from index_builder.child_processes import children_unreached, end_silently, end_with_parent
 from index_builder.pipeline.run import Run, write_json
 from index_builder.pipeline.steps import export_step, fit_step, train_step
 from index_builder.progress import console
@@ -264,6 +264,7 @@ def _side_by_side(
 def _prepare_process(threads: int) -> None:
     """Limit the threads of a child process, and switch off its output."""
     end_silently()
+    end_with_parent()
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
     console.quiet = True
