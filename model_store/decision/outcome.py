@@ -144,7 +144,7 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
         "The observed error of matches is {match_error}, above the bound of {max_error}.",
         "Calibrate with queries like these: `vouch-build calibrate BUNDLES --queries FILE`.",
     ),
-    "match_not_guaranteed": ("The verdict `match` has no guarantee.", "{reason}"),
+    "match_not_guaranteed": ("The verdict `match` is not guaranteed for all queries.", "{reason}"),
     "false_match_rate_unknown": ("The false-match rate is not known: {reason}.",),
     "false_match_rate_uncertain": ("The false-match rate may be higher: {reason}.",),
     "only_views": (

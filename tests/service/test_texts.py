@@ -156,7 +156,7 @@ class TestCalibrated:
         self, judged: TestClient, calibrated: Bundle
     ) -> None:
         verdicts = set()
-        for text in ("a nice seven", "the digit two one", "the digit four five"):
+        for text in ("a nice seven", "the digit two one", "the digit five seven"):
             answer = answered(ask(judged, text, limit=5))
             wanted = search_text(calibrated.retriever, text, 5)
             verdicts.add(answer["verdict"])
@@ -171,7 +171,7 @@ class TestCalibrated:
         answer = answered(ask(judged, "a seven", **options))
         assert {result["label"] for result in answer["results"]} <= {"1", "2"}
         assert answer["query"]["ood"]["alpha"] == 0.5
-        refused = answered(ask(judged, "the digit four five", on_uncertain="refuse"))
+        refused = answered(ask(judged, "the digit five seven", on_uncertain="refuse"))
         assert (refused["verdict"], refused["results"]) == ("ambiguous", [])
 
     def test_it_is_remembered_for_the_next_page(self, judged: TestClient) -> None:

@@ -124,7 +124,7 @@ export const LATER = {
   "About {0} more labels, with as many queries per label, would allow `match`.": "Etwa {0} weitere Labels, mit je ebenso vielen Anfragen, würden es erlauben.",
   "The verdict is never `match` at {0} error: too many first results are wrong.": "Das Urteil ist bei {0} Fehler nie „Treffer“: Zu viele erste Ergebnisse sind falsch.",
   "The verdict is never `match`.": "Das Urteil ist nie „Treffer“.",
-  "The verdict `match` has no guarantee.": "Das Urteil „Treffer“ ist ohne Gewähr.",
+  "The verdict `match` is not guaranteed for all queries.": "Das Urteil „Treffer“ ist nicht für alle Anfragen gewährleistet.",
   "The limit of {0} on the false-match rate allows `match` for {1} of queries.": "Die Grenze von {0} für Anfragen ohne Treffer erlaubt das Urteil „Treffer“ bei {1} der Anfragen.",
   "Without this limit, {0} of queries would get `match`.": "Ohne diese Grenze erhielten es {0}.",
   "The calibration queries are too few for more matches at {0} error.": "Für mehr Treffer bei {0} Fehler gibt es zu wenige Anfragen zur Kalibrierung.",

@@ -124,7 +124,7 @@ export const LATER = {
   "About {0} more labels, with as many queries per label, would allow `match`.": "Environ {0} étiquettes de plus, avec autant de requêtes chacune, le permettraient.",
   "The verdict is never `match` at {0} error: too many first results are wrong.": "Le verdict n’est jamais « trouvé » à {0} d’erreur : trop de premiers résultats sont faux.",
   "The verdict is never `match`.": "Le verdict n’est jamais « trouvé ».",
-  "The verdict `match` has no guarantee.": "Le verdict « trouvé » n’a pas de garantie.",
+  "The verdict `match` is not guaranteed for all queries.": "Le verdict « trouvé » n’est pas garanti pour toutes les requêtes.",
   "The limit of {0} on the false-match rate allows `match` for {1} of queries.": "La limite de {0} sur le taux de fausses correspondances permet « trouvé » pour {1} des requêtes.",
   "Without this limit, {0} of queries would get `match`.": "Sans cette limite, {0} l’obtiendraient.",
   "The calibration queries are too few for more matches at {0} error.": "Les requêtes d’étalonnage sont trop peu nombreuses pour plus de correspondances à {0} d’erreur.",
