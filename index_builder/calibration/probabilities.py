@@ -449,7 +449,7 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     ------
     CalibrationError : too few decisions on answers with the current probabilities.
     """
-    pairs = log.pairs(calibration.match_fingerprint())
+    pairs = log.pairs(calibration.match_fingerprint)
     n_confirmed = int(pairs.correct.sum())
     _require_enough(pairs, n_confirmed)
     judged = _judged(pairs)

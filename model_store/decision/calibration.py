@@ -260,17 +260,14 @@ class Calibration:
         at_least = n - bisect_left(self.outlier_scores, score)
         return (1 + at_least) / (n + 1)
 
+    @cached_property
     def match_fingerprint(self) -> str:
-        """Return a digest of the settings that determine uncorrected match probabilities.
+        """A digest of the settings that determine uncorrected match probabilities.
 
         Feedback refers to the probabilities of one calibration. Another calibration uses this
         feedback only if both calibrations have the same digest. The fitted numbers are not hashed,
         because a new fit to the same queries changes the rounding of these numbers.
         """
-        return self._match_fingerprint
-
-    @cached_property
-    def _match_fingerprint(self) -> str:
         origin = {
             "encoder": self.encoder_fingerprint,
             "search": dict(self.search),

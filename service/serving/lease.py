@@ -356,7 +356,7 @@ class Lease:
 
     def _fingerprint(self) -> str | None:
         calibration = self._retriever.calibration
-        return None if calibration is None else calibration.match_fingerprint()
+        return None if calibration is None else calibration.match_fingerprint
 
     def _answer_to(self, predictive: Predictive) -> Answer:
         """Return the answer that a reviewer decides on."""
@@ -403,7 +403,7 @@ class Lease:
             match.rank,
             match.match_probability,
             float(uncorrected[place]),
-            calibration.match_fingerprint(),
+            calibration.match_fingerprint,
         )
 
 

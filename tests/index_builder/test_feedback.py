@@ -68,7 +68,7 @@ def told(
             number,
             float(log_odds[number]),
             correct=bool(correct[number]),
-            origin=calibration.match_fingerprint(),
+            origin=calibration.match_fingerprint,
         )
         log.decide(one)
     return log_odds
@@ -141,7 +141,7 @@ def test_what_foretells_no_better_is_not_applied(
 def test_too_little_is_refused(
     calibration: Calibration, log: FeedbackLog, n: int, n_confirmed: int, n_queries: int
 ) -> None:
-    origin = calibration.match_fingerprint()
+    origin = calibration.match_fingerprint
     for number in range(n):
         one = said(number, 0.5, correct=number < n_confirmed, origin=origin)
         log.decide(replace(one, query_id=f"query-{number % n_queries}"))
@@ -166,7 +166,7 @@ def test_words_on_other_probabilities_are_left_aside(
 def test_probabilities_fitted_otherwise_are_others(
     calibration: Calibration, other: dict[str, Any]
 ) -> None:
-    assert replace(calibration, **other).match_fingerprint() != calibration.match_fingerprint()
+    assert replace(calibration, **other).match_fingerprint != calibration.match_fingerprint
 
 
 def test_a_pair_that_two_bundles_served_counts_once_with_the_last_word(log: FeedbackLog) -> None:

@@ -533,4 +533,4 @@ def test_a_calibration_goes_along(digits_bundle: Path, tmp_path: Path) -> None:
     others = np.delete(calibration.means.directions, code, axis=0)
     np.testing.assert_allclose(others, old_calibration.means.directions, atol=1e-6)
     np.testing.assert_array_equal(calibration.means.directions, label_means(new).directions)
-    assert calibration.match_fingerprint() == old_calibration.match_fingerprint()
+    assert calibration.match_fingerprint == old_calibration.match_fingerprint

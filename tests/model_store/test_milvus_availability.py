@@ -77,7 +77,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def reached(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collection]:
     module = SimpleNamespace(MilvusClient=Client, MilvusException=MilvusException)
-    monkeypatch.setattr(collection, "_pymilvus", lambda: module)
+    monkeypatch.setattr(collection, "import_client", lambda *_: module)
     monkeypatch.setattr(remote, "LOOK_EVERY_S", 0.02)
     made = Collection("shoes", MilvusAccess(f"http://127.0.0.1:{server.port}"))
     yield made

@@ -69,7 +69,7 @@ def test_what_was_served_is_kept_with_what_is_said(
     )
     calibration = bundle.retriever.calibration
     assert calibration is not None
-    assert row[9] == calibration.match_fingerprint()
+    assert row[9] == calibration.match_fingerprint
     assert 1 / (1 + math.exp(-row[8])) == pytest.approx(served["match_probability"])
 
 

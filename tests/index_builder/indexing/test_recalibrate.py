@@ -359,7 +359,7 @@ def test_decisions_correct_a_bundle_and_can_be_taken_back(root: Path, tmp_path: 
     before = root / str(current_id(root))
     log = FeedbackLog(tmp_path / "feedback.sqlite3")
     generator = np.random.default_rng(0)
-    fingerprint = calibration(before).match_fingerprint()
+    fingerprint = calibration(before).match_fingerprint
     said = []
     for number in range(120):
         log_odds = float(generator.normal(1.5, 1.5))

@@ -604,13 +604,13 @@ def test_unknown_source_is_refused_with_the_known_ones(source: str) -> None:
 )
 def test_probabilities_of_another_fit_are_known_as_such(change: dict[str, Any]) -> None:
     fitted = calibration()
-    assert replace(fitted, **change).match_fingerprint() != fitted.match_fingerprint()
+    assert replace(fitted, **change).match_fingerprint != fitted.match_fingerprint
 
 
 def test_probabilities_are_those_of_the_fit_whatever_is_promised_of_them() -> None:
     one = replace(calibration(), search={"a": 1, "b": 2})
     other = replace(one, search={"b": 2, "a": 1}, max_error=0.2, expected_absent=0.3)
-    assert other.match_fingerprint() == one.match_fingerprint()
+    assert other.match_fingerprint == one.match_fingerprint
 
 
 def test_outlier_scores_are_known_by_all_that_makes_them() -> None:
