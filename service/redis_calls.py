@@ -170,7 +170,7 @@ class RedisConnections:
 
 
 async def _is_spent(connection: AbstractConnection) -> bool:
-    """Return whether Redis has closed a connection, or has sent bytes that nobody requested."""
+    """Return whether Redis has closed a connection, or has sent bytes without a command."""
     # redis 6 and 7 have another name for this method.
     can_read = getattr(connection, "can_read", None) or connection.can_read_destructive
     try:

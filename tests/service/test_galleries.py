@@ -356,7 +356,7 @@ async def test_current_that_can_be_read_again_is_complained_of_no_more(
 
     await galleries.require_current()
     with monkeypatch.context() as patched:
-        patched.setattr("service.serving.served._mark", lambda _: None)
+        patched.setattr("service.serving.served.file_mark", lambda _: None)
         patched.setattr("service.serving.served.current_id", away)
         await galleries.require_current()
         assert "cannot be read" in galleries.refused["digits"]

@@ -823,7 +823,7 @@ def test_in_a_crowd_every_request_that_computes_is_answered_as_documented(
 ) -> None:
     client = start(deadline_s=0.01, max_in_flight=1)
     application: Any = client.app
-    admission = application._app._app._app
+    admission = application._app._app
     document = client.get("/openapi.json").json()
     admission._n = 1 if status == "503" else 0
     monkeypatch.setattr(admission, "_app", lambda *_: asyncio.sleep(60))
