@@ -359,8 +359,9 @@ def test_annotation_that_cannot_be_imported_is_listed_alone(
 
 
 def test_export_of_label_studio_with_many_tasks_is_imported(
-    client: TestClient, digit: bytes
+    start: StartClient, log: Path, digit: bytes
 ) -> None:
+    client = start(feedback=log, deadline_s=120, **EVERYTHING)  # each task is answered again
     query_id = search(client, digit).json()["query"]["id"]
     [task] = client.get(f"{REVIEW}/export", params={"format": "label_studio"}).json()
     result = [
