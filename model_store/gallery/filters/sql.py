@@ -32,7 +32,7 @@ from model_store.gallery.filters.grammar import And, Condition, Field, Filter, N
 _readers = threading.local()
 
 OPERATORS: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
-"""The operators of comparisons that need an order, in SQL and in Milvus."""
+"""The operators of comparisons that need an order; databases with other filters use them, too."""
 
 Sql = tuple[str, list[Any]]
 """A condition, and the values of its parameters."""
