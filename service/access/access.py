@@ -130,7 +130,7 @@ class Caller:
 
     def sees(self, gallery: str) -> bool:
         """Return whether the caller can see the gallery with this name."""
-        return self.limits.galleries is None or self.limits.sees(gallery)
+        return self.limits.sees(gallery)
 
 
 @lru_cache(maxsize=1024)  # one call in each request, mostly with the same addresses
@@ -155,7 +155,6 @@ def account_of_key(key_id: str) -> str:
     return f"key {key_id}"
 
 
-@lru_cache(maxsize=1024)
 def account_of_address(address: str) -> str:
     """Return the name under which the requests of an address are counted."""
     return f"address {address}"

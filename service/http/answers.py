@@ -24,7 +24,6 @@ from service.serving.queries import (
 )
 
 _PLAIN = re.compile(r"[\w.~/-]*", re.ASCII)
-"""Names that `quote`, which is slow, would not change."""
 
 
 def bundle_state(lease: Lease) -> schemas.BundleState:
@@ -59,8 +58,7 @@ def item_detail(item: Item, urls: PictureUrls) -> schemas.ItemDetail:
 
 def gallery_url(bundle: Bundle) -> str:
     """Return the URL path of a gallery, with the path prefix of the client's proxy."""
-    name = bundle.name
-    return f"{root_path.get()}/v1/galleries/{name if _PLAIN.fullmatch(name) else quote(name)}"
+    return f"{root_path.get()}/v1/galleries/{_quoted(bundle.name)}"
 
 
 def picture_urls(bundle: Bundle) -> PictureUrls:
@@ -74,11 +72,15 @@ def picture_urls(bundle: Bundle) -> PictureUrls:
     has_previews = bundle.retriever.gallery.preview_side is not None
 
     def urls(item_id: str) -> tuple[str, str | None]:
-        name = item_id if _PLAIN.fullmatch(item_id) else quote(item_id)
-        thumbnail = f"{items}{name}/thumbnail"
+        thumbnail = f"{items}{_quoted(item_id)}/thumbnail"
         return thumbnail, f"{thumbnail}?size=preview" if has_previews else None
 
     return urls
+
+
+def _quoted(text: str) -> str:
+    """Percent-encode an id; call `quote`, which is slow, only for an id with special characters."""
+    return text if _PLAIN.fullmatch(text) else quote(text)
 
 
 def search_answer(

@@ -93,8 +93,7 @@ class Following:
         pointer = f"{root}/{CURRENT_FILE}"
         mark = file_mark(pointer)  # read before `CURRENT`: a later write changes the mark
         if mark is not None and self._confirmed.get(name) == (served, mark):
-            if name in self.refused or name in self._refused_at:
-                self._accept(name)  # a refusal no longer matters
+            self._accept(name)  # a refusal no longer matters
             return None
         named = await self.named(bundle)
         if named == served:

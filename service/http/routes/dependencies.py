@@ -20,7 +20,7 @@ from service.http.cursors import MAX_ITEMS_LENGTH
 from service.http.middleware import Drain
 from service.http.problems import responses
 from service.http.routing import MULTIPART, CheckedRoute, ModelT, validated
-from service.observability.logs import request_record
+from service.observability.logs import current_record
 from service.observability.metrics import Telemetry
 from service.serving.calibration_runs import CalibrationRuns
 from service.serving.created import CreatedGalleries
@@ -119,7 +119,7 @@ StateOf = Annotated[ServiceState, Depends(state_of)]
 def leased(gallery: str, state: ServiceState, request: Request | None = None) -> Leasing:
     """Lease a gallery for a request. The request uses the same bundle until its answer."""
     caller = "" if request is None else request.scope["state"]["caller"].stream
-    return state.galleries.lease(gallery, caller, request_record.get())
+    return state.galleries.lease(gallery, caller, current_record())
 
 
 async def lease_of(gallery: str, state: StateOf, request: Request) -> AsyncIterator[Lease]:
