@@ -10,10 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from redis.asyncio.connection import AbstractConnection
+from typing import Literal
 
 REST_AFTER_FAILURE_S = 1.0
 """Seconds after a failure in which no request waits for Redis."""
@@ -111,69 +108,3 @@ class RedisCalls:
         self._rest.end()
         self._refused.discard(command)
         return answer
-
-
-class RedisConnections:
-    """Sends single commands to Redis, each on an idle connection or on a new one.
-
-    `redis.asyncio.Redis` runs each command through its own retries, locks, timeouts and telemetry,
-    about sixty functions. None of them is needed here, because the caller (`RedisCalls`) limits the
-    time and makes no second attempt.
-
-    Parameters
-    ----------
-    connect_timeout_s : timeout in seconds for a new connection.
-    """
-
-    def __init__(self, url: str, connect_timeout_s: float) -> None:
-        # Slow to import, and only a service with Redis needs it.
-        from redis.asyncio.connection import ConnectionPool  # noqa: PLC0415
-        from redis.asyncio.retry import Retry  # noqa: PLC0415
-        from redis.backoff import NoBackoff  # noqa: PLC0415
-        from redis.exceptions import ResponseError  # noqa: PLC0415
-
-        pool = ConnectionPool.from_url(
-            url, socket_connect_timeout=connect_timeout_s, retry=Retry(NoBackoff(), 0)
-        )
-        self._new_connection: Callable[[], AbstractConnection] = pool.make_connection
-        self._idle: list[AbstractConnection] = []
-        self._response_error = ResponseError
-
-    async def execute(self, *command: str | bytes | int) -> object:
-        """Return the reply to one command.
-
-        Raises
-        ------
-        redis.exceptions.RedisError, OSError, ValueError and others : there is no valid reply.
-        """
-        connection = self._idle.pop() if self._idle else self._new_connection()
-        try:
-            if connection.is_connected and await _is_spent(connection):
-                await connection.disconnect(nowait=True)
-            if not connection.is_connected:
-                await connection.connect()  # type: ignore[no-untyped-call]
-            await connection.send_command(*command)
-            reply: object = await connection.read_response()
-        except self._response_error:  # a complete reply
-            self._idle.append(connection)
-            raise
-        except BaseException:  # the reply may still arrive
-            await connection.disconnect(nowait=True)
-            raise
-        self._idle.append(connection)
-        return reply
-
-    async def close(self) -> None:
-        """Close the idle connections."""
-        while self._idle:
-            await self._idle.pop().disconnect()
-
-
-async def _is_spent(connection: AbstractConnection) -> bool:
-    """Return whether Redis has closed a connection, or has sent bytes without a command."""
-    # redis 6 and 7 have another name for this method.
-    can_read = getattr(connection, "can_read", None) or connection.can_read_destructive
-    try:
-        return bool(await can_read())
-    except Exception:  # closed
-        return True

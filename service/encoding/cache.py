@@ -15,7 +15,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from pydantic import TypeAdapter
@@ -23,7 +22,7 @@ from pydantic import TypeAdapter
 from model_store.decision.calibration import FILES
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
-from service.redis_calls import RedisCalls, RedisConnections
+from service.redis_calls import RedisCalls
 from service.schemas import QueryImage, QueryText
 from service.settings import Settings
 
@@ -73,7 +72,9 @@ class CacheEntry:
 def _seal(key: str, body: bytes | memoryview, secret: bytes) -> bytes:
     """Return an HMAC of the key and the entry; only owners of ``secret`` can compute the HMAC."""
     named = hashlib.sha256(key.encode()).digest()
-    return hmac.digest(hashlib.sha256(secret).digest(), named + body, "sha256")
+    seal = hmac.new(hashlib.sha256(secret).digest(), named, "sha256")
+    seal.update(body)
+    return seal.digest()
 
 
 class Cache(Protocol):
@@ -184,7 +185,17 @@ class RedisCache:
         max_bytes: int = 0,
         counting: RedisCalls | None = None,
     ) -> None:
-        self._redis = RedisConnections(url, timeout_s)
+        # Slow to import, and only this class needs it.
+        from redis.asyncio import Redis  # noqa: PLC0415
+        from redis.asyncio.retry import Retry  # noqa: PLC0415
+        from redis.backoff import NoBackoff  # noqa: PLC0415
+
+        self._redis = Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+        )
         self._calls = RedisCalls(timeout_s, "answering")
         self._writers = [self._calls, *([] if counting is None else [counting])]
         self._ttl_s = ttl_s
@@ -206,7 +217,7 @@ class RedisCache:
 
     async def get(self, key: str) -> CacheEntry | None:
         """Return the entry; None if there is no valid entry."""
-        data = await self._calls.ask(partial(self._redis.execute, "GET", key))
+        data = await self._calls.ask(lambda: self._redis.get(key))
         found = CacheEntry.from_bytes(data, key, self._secret) if isinstance(data, bytes) else None
         if found is None:
             found = await self._not_taken.get(key)
@@ -217,9 +228,9 @@ class RedisCache:
     async def put(self, key: str, entry: CacheEntry) -> None:
         """Store the entry in Redis, or in memory if Redis does not store it."""
         data = entry.to_bytes(key, self._secret)
-        store = partial(self._redis.execute, "SET", key, data, "EX", self._ttl_s)
+        taken = await self._calls.ask(lambda: self._redis.set(key, data, ex=self._ttl_s), "write")
         kept, other = self._copies, self._not_taken
-        if await self._calls.ask(store, "write") != b"OK":
+        if taken is not True:
             kept, other = other, kept
         await kept.put(key, entry)
         await other.remove(key)
@@ -228,11 +239,11 @@ class RedisCache:
         """Delete the entry in memory, and also in Redis if Redis is reachable."""
         for held in (self._copies, self._not_taken):
             await held.remove(key)
-        await self._calls.ask(partial(self._redis.execute, "DEL", key), "delete")
+        await self._calls.ask(lambda: self._redis.delete(key), "delete")
 
     async def close(self) -> None:
         """Close connections."""
-        await self._redis.close()
+        await self._redis.aclose()
 
 
 def open_cache(settings: Settings, counting: RedisCalls | None = None) -> Cache:
