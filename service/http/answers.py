@@ -11,7 +11,7 @@ from model_store.gallery import Item
 from model_store.messages import Message, message
 from service import schemas, serializers
 from service.access.hosts import root_path
-from service.http.cursors import to_results_after
+from service.http.cursors import SearchCursor, write
 from service.observability.logs import SearchRecord, current_record
 from service.observability.metrics import Telemetry, counted_as
 from service.serializers import PictureUrls
@@ -104,17 +104,17 @@ def search_answer(
     refused = serializers.is_refused(answer, options.on_uncertain)
     cursor = None
     if not refused and end < answer.n_listed:
-        cursor = to_results_after(
-            end,
-            bundle.manifest.id,
-            bundle.version,
-            found.query_id,
-            options,
-            decision.absent_share,
-            answer.order,
-            found.share_origin,
-            lease.engine.secret,
+        next_results = SearchCursor(
+            bundle=bundle.manifest.id,
+            version=bundle.version,
+            query_id=found.query_id,
+            start=end,
+            options=options.model_copy(
+                update={"expected_absent": decision.absent_share, "order": answer.order}
+            ),
+            share_origin=found.share_origin,
         )
+        cursor = write(next_results, lease.engine.secret)
     return serializers.search_answer(
         answer,
         query(bundle, found, decision.assessment, answer.alpha),

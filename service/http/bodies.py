@@ -272,10 +272,7 @@ def _names_in(disposition: bytes) -> tuple[str, str | None]:
 
 
 def _read_names(disposition: bytes) -> tuple[str, str | None]:
-    # A parameter `name` contains the text "name". Only if the text occurs again, it can be another
-    # parameter. The exact count takes longer.
-    n_texts = disposition.lower().count(b"name") - disposition.count(b"filename=")
-    if n_texts > 1 and _n_names(disposition) > 1:
+    if _n_names(disposition) > 1:
         raise _refusal("a part has two names")
     options = parse_options_header(disposition)[1]
     if b"name" not in options:

@@ -17,11 +17,9 @@ from dataclasses import asdict, dataclass
 from typing import Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import to_json
 
 from model_store.curation import Place
 from model_store.errors import InvalidCursor, OutdatedCursor
-from model_store.messages import Order
 from model_store.search import N_CANDIDATES
 from service.schemas import SearchFields, ShareOrigin
 
@@ -117,42 +115,8 @@ CursorT = TypeVar("CursorT", ItemsCursor, RankedCursor, SearchCursor)
 
 def write(cursor: ItemsCursor | RankedCursor | SearchCursor, secret: bytes) -> str:
     """Serialise and sign a cursor. All bundles of a directory have the same ``secret``."""
-    return _signed(cursor.model_dump_json(exclude_none=True).encode(), secret)
-
-
-def _signed(fields: bytes, secret: bytes) -> str:
+    fields = cursor.model_dump_json(exclude_none=True).encode()
     return base64.urlsafe_b64encode(_signature(fields, secret) + fields).decode().rstrip("=")
-
-
-def to_results_after(
-    start: int,
-    bundle: str,
-    version: int,
-    query_id: str,
-    options: SearchFields,
-    absent: float | None,
-    order: Order,
-    share_origin: ShareOrigin,
-    secret: bytes,
-) -> str:
-    """Return the `SearchCursor` to the results after the first ``start`` results of a query.
-
-    The text is that of `write`, but no `SearchCursor` is created: most answers contain a cursor,
-    and their clients never send it.
-    """
-    chosen = vars(options) | {"expected_absent": absent, "order": order}
-    sent = {name: chosen[name] for name in SearchFields.model_fields if chosen[name] is not None}
-    fields = {
-        "of": "search",
-        "bundle": bundle,
-        "version": version,
-        "query_id": query_id,
-        "start": start,
-        "options": sent,
-        "share_origin": share_origin,
-        "at": int(time.time()),
-    }
-    return _signed(to_json(fields), secret)
 
 
 def read(text: str, kind: type[CursorT], bundle: str, secret: bytes) -> CursorT:
