@@ -28,7 +28,7 @@ from model_store.programs import INTERRUPTED
 class Options(BaseModel):
     """The options of a command: one field for each option, with its help in the docstring below it.
 
-    An annotation with `typer.Option` or `typer.Argument` is used as it is.
+    An annotation with `typer.Option` or `typer.Argument` is used unchanged.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
