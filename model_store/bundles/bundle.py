@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_store.bundles.changes import open_writable, require_files
@@ -40,9 +40,6 @@ class Bundle:
     hold : lock that prevents other processes from removing the open bundle.
     entry : the gallery's entry in its `GalleryFolder`; None for a gallery built by the command
         line.
-    name : name of the gallery.
-    built_as : the name that the gallery had when it was built.
-    key : the key of the gallery in other data, for example in feedback; a rename keeps the key.
 
     Examples
     --------
@@ -57,15 +54,21 @@ class Bundle:
     live: Writable | None = None
     hold: Hold | None = None
     entry: GalleryEntry | None = None
-    name: str = field(init=False, repr=False, compare=False)
-    built_as: str = field(init=False, repr=False, compare=False)
-    key: str = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        entry, built_as = self.entry, str(self.manifest.gallery["name"])
-        object.__setattr__(self, "built_as", built_as)
-        object.__setattr__(self, "name", built_as if entry is None else entry.name)
-        object.__setattr__(self, "key", built_as if entry is None else entry.id)
+    @property
+    def name(self) -> str:
+        """Name of the gallery."""
+        return self.built_as if self.entry is None else self.entry.name
+
+    @property
+    def built_as(self) -> str:
+        """The name that the gallery had when it was built."""
+        return str(self.manifest.gallery["name"])
+
+    @property
+    def key(self) -> str:
+        """The key of the gallery in other data, for example in feedback; a rename keeps the key."""
+        return self.built_as if self.entry is None else self.entry.id
 
     @property
     def description(self) -> str:
