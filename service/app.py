@@ -263,12 +263,12 @@ def _shadows(settings: Settings, resources: EngineResources, open_more: OpenBund
 async def _calibration_runs(
     stack: AsyncExitStack, settings: Settings, galleries: Galleries
 ) -> CalibrationRuns:
-    """Return the calibrations that clients start; refit stale calibrations, if that is wanted."""
+    """Return the calibrations of the service; refit stale calibrations, if that is wanted."""
     command = CalibrateCommand(None, settings.signing, settings.feedback)
     runs = CalibrationRuns(galleries, command)
     stack.push_async_callback(runs.close)
     if settings.recalibrate:
-        watching = Recalibrator(command, settings.canary_period_s).watch(galleries.engines)
+        watching = Recalibrator(runs, settings.canary_period_s).watch(galleries.engines)
         stack.push_async_callback(_ended, asyncio.create_task(watching))
     return runs
 

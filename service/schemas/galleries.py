@@ -556,10 +556,10 @@ class CalibrationWanted(RequestModel):
 
 
 class CalibrationRun(BaseModel):
-    """The last calibration that was started over HTTP, and the items that can be queries."""
+    """The last calibration that the service ran, and the items that can be queries."""
 
     state: Literal["none", "running", "succeeded", "failed"] = Field(
-        description="`none`: no calibration was started over HTTP."
+        description="`none`: the service has not calibrated the gallery."
     )
     started_at: str | None = Field(description="ISO 8601.")
     ended_at: str | None = Field(description="ISO 8601.")

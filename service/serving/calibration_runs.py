@@ -48,11 +48,11 @@ LABELS_S = 600.0
 """Minimum seconds between two refits for changed labels; each refit writes a new bundle."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Attempt:
     bundle_id: str
     at: float
-    succeeded: bool = False
+    succeeded: bool
 
 
 class Recalibrator:
@@ -60,12 +60,12 @@ class Recalibrator:
 
     Parameters
     ----------
-    command : the command that calibrates; if it is not installed, nothing is refitted.
+    runs : runs the calibrations; if the command is not installed, nothing is refitted.
     period_s : seconds between checks.
     """
 
-    def __init__(self, command: CalibrateCommand, period_s: float) -> None:
-        self._command = command
+    def __init__(self, runs: CalibrationRuns, period_s: float) -> None:
+        self._runs = runs
         self._period_s = period_s
         self._attempts: dict[str, _Attempt] = {}
         self._seen: dict[str, tuple[str, int]] = {}
@@ -80,33 +80,43 @@ class Recalibrator:
     async def look(self, engine: SearchEngine) -> bool | None:
         """Refit a calibration if needed.
 
-        Returns whether the refit succeeded; None if no refit was started.
+        Returns whether the refit succeeded; None if no refit was started. While the gallery is
+        being calibrated, no refit is started.
         """
-        bundle = engine.bundle
+        bundle, now = engine.bundle, time.monotonic()
         root, name = bundle.root, bundle.name
-        if not self._command.is_installed or root is None:
+        if root is None or not self._is_needed(bundle, now):
             return None
-        in_files = isinstance(bundle.live, LiveGallery)  # else in a database
-        if not in_files or not (bundle.directory / ITEM_FEATURES_FILE).exists():
-            return None
-        if not bundle.retriever.gallery.n_items:  # an empty gallery cannot be calibrated
-            return None
-        last = self._attempts.get(name)
-        now = time.monotonic()
-        if bundle.retriever.stale is None and not self._has_other_labels(bundle, last, now):
-            return None
-        if last and last.bundle_id == bundle.manifest.id and now - last.at < RETRY_S:
-            return None
-        self._attempts[name] = attempt = _Attempt(bundle.manifest.id, now)
-        reason = self._command.signing.objection(root) or await self._command.run(bundle)
+        reason = self._runs.command.signing.objection(root)
+        if reason is None:
+            try:
+                reason = await self._runs.refit(bundle, root)
+            except WriteRefused:
+                return None
+            except VouchError as error:
+                reason = str(error)
         fields = {"gallery": name, "bundle": bundle.manifest.id, "seconds": time.monotonic() - now}
-        attempt.succeeded = reason is None
+        self._attempts[name] = attempt = _Attempt(bundle.manifest.id, now, reason is None)
         if attempt.succeeded:
             logger.info("calibrated again", extra={"fields": fields})
         else:
             fields["reason"] = reason
             logger.error("not calibrated again", extra={"fields": fields})
         return attempt.succeeded
+
+    def _is_needed(self, bundle: Bundle, now: float) -> bool:
+        """Return whether the gallery needs a refit, and can be refitted."""
+        in_files = isinstance(bundle.live, LiveGallery)  # else in a database
+        if not (self._runs.command.is_installed and in_files):
+            return False
+        if not (bundle.directory / ITEM_FEATURES_FILE).exists():
+            return False
+        if not bundle.retriever.gallery.n_items:  # an empty gallery cannot be calibrated
+            return False
+        last = self._attempts.get(bundle.name)
+        if bundle.retriever.stale is None and not self._has_other_labels(bundle, last, now):
+            return False
+        return not last or last.bundle_id != bundle.manifest.id or now - last.at >= RETRY_S
 
     def _has_other_labels(self, bundle: Bundle, last: _Attempt | None, now: float) -> bool:
         """Return whether a refit may start now because labels changed after the calibration."""
@@ -128,11 +138,11 @@ RunState = Literal["none", "running", "succeeded", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class LastCalibration:
-    """The last calibration of a gallery that a client started.
+    """The last calibration of a gallery that the service ran.
 
     Attributes
     ----------
-    state : ``none`` if no calibration was ever started over HTTP.
+    state : ``none`` if the service never calibrated the gallery.
     started_at, ended_at : ISO 8601, or None.
     bundle_id : the new bundle; None unless the run succeeded.
     reason : why the run failed.
@@ -146,7 +156,7 @@ class LastCalibration:
 
 
 class CalibrationRuns:
-    """Starts calibrations, and returns their state.
+    """Runs calibrations, and returns their state.
 
     Parameters
     ----------
@@ -155,7 +165,7 @@ class CalibrationRuns:
     """
 
     def __init__(self, galleries: Galleries, command: CalibrateCommand) -> None:
-        self._galleries, self._command = galleries, command
+        self._galleries, self.command = galleries, command
         self._tasks = Tasks()
 
     async def begin(self, lease: Lease, promises: Mapping[str, float]) -> LastCalibration:
@@ -171,24 +181,24 @@ class CalibrationRuns:
         WriteError : the state of the run cannot be written.
         """
         root = self._require_possible(lease.bundle)
-        try:
-            lock = lock_between_processes(root / LOCK_FILE)
-            await asyncio.to_thread(lock.acquire, blocking=False)
-        except Timeout:
-            raise WriteRefused(
-                f"The gallery {lease.bundle.name!r} is being calibrated already. Wait until that "
-                "calibration has ended."
-            ) from None
-        except OSError as error:
-            raise of_the_system(error) from error
-        run = LastCalibration("running", started_at=_now())
-        try:
-            await asyncio.to_thread(_write, root, run)
-        except BaseException:
-            lock.release()
-            raise
+        run, lock = await _begun(lease.bundle.name, root)
         self._tasks.start(self._calibrate(lease.bundle, root, run, promises, lock))
         return run
+
+    async def refit(self, bundle: Bundle, root: Path) -> str | None:
+        """Calibrate a gallery with its own error bounds; return the reason of a failure, or None.
+
+        Parameters
+        ----------
+        root : directory of the gallery's bundles.
+
+        Raises
+        ------
+        WriteRefused : the gallery is being calibrated.
+        WriteError : the state of the run cannot be written.
+        """
+        run, lock = await _begun(bundle.name, root)
+        return await self._calibrate(bundle, root, run, {}, lock)
 
     @staticmethod
     def last(bundle: Bundle) -> LastCalibration:
@@ -216,12 +226,12 @@ class CalibrationRuns:
     def _require_possible(self, bundle: Bundle) -> Path:
         """Return the directory of the gallery's bundles."""
         root = bundle.root
-        if not self._command.is_installed:
+        if not self.command.is_installed:
             raise WriteRefused(
                 "This service cannot calibrate, because `vouch-build` is not installed beside it. "
                 f"The operator runs `vouch-build calibrate {root or 'BUNDLES'}`."
             )
-        if (objection := self._command.signing.objection(root)) is not None:
+        if (objection := self.command.signing.objection(root)) is not None:
             raise WriteRefused(objection)
         if root is None or not isinstance(bundle.live, LiveGallery):
             raise WriteRefused(
@@ -243,10 +253,12 @@ class CalibrationRuns:
         run: LastCalibration,
         promises: Mapping[str, float],
         lock: FileLock,
-    ) -> None:
+    ) -> str | None:
+        """Calibrate, record the end of the run, and release the lock; see `refit`."""
+        reason = None
         try:
             try:
-                reason = await self._command.run(bundle, promises)
+                reason = await self.command.run(bundle, promises)
             except OSError as error:
                 reason = f"`vouch-build` cannot be started: {error}."
             bundle_id = None
@@ -271,6 +283,7 @@ class CalibrationRuns:
             logger.error("calibration not recorded", extra={"fields": fields})  # noqa: TRY400
         finally:
             lock.release()
+        return reason
 
 
 def n_item_queries(bundle: Bundle) -> int | None:
@@ -286,6 +299,27 @@ def n_item_queries(bundle: Bundle) -> int | None:
     codes = gallery.label_codes(gallery.rows())
     counts = np.bincount(codes[codes >= 0])
     return int(counts[counts > 1].sum())
+
+
+async def _begun(name: str, root: Path) -> tuple[LastCalibration, FileLock]:
+    """Lock a gallery, and record the start of a run; the caller releases the lock."""
+    lock = lock_between_processes(root / LOCK_FILE)
+    try:
+        await asyncio.to_thread(lock.acquire, blocking=False)
+    except Timeout:
+        raise WriteRefused(
+            f"The gallery {name!r} is being calibrated already. Wait until that calibration has "
+            "ended."
+        ) from None
+    except OSError as error:
+        raise of_the_system(error) from error
+    run = LastCalibration("running", started_at=_now())
+    try:
+        await asyncio.to_thread(_write, root, run)
+    except BaseException:
+        lock.release()
+        raise
+    return run, lock
 
 
 def _write(root: Path, run: LastCalibration) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from model_store.bundles.directory import CURRENT_FILE
 from model_store.bundles.kept_queries import ITEM_FEATURES_FILE
-from model_store.bundles.signatures import Signing
+from model_store.bundles.signatures import UNSIGNED, Signing
+from model_store.files import lock_between_processes
 from model_store.gallery import LiveGallery
 from service.serving.builder import CalibrateCommand, installed_command
-from service.serving.calibration_runs import Recalibrator
+from service.serving.calibration_runs import LOCK_FILE, CalibrationRuns, Recalibrator
 from service.settings import Settings
 
 pytestmark = pytest.mark.process
@@ -37,6 +40,7 @@ def engine(
 ) -> Any:
     if keeps:
         (root / ITEM_FEATURES_FILE).touch()
+    (root / CURRENT_FILE).write_text("c" * 16)
     bundle = SimpleNamespace(
         root=root,
         name="g",
@@ -54,15 +58,29 @@ def engine(
     return SimpleNamespace(bundle=bundle)
 
 
-def command(
-    code: str, signing_key: Path | None = None, decisions: Path | None = None
-) -> CalibrateCommand:
-    return CalibrateCommand((sys.executable, "-c", code), Signing(signing_key), decisions)
+class Served:
+    """Galleries that serve every new bundle."""
+
+    @asynccontextmanager
+    async def lease(self, name: str) -> Any:
+        yield
+
+
+def recalibrator(
+    code: str | None,
+    period_s: float = 1.0,
+    signing: Signing = UNSIGNED,
+    decisions: Path | None = None,
+) -> Recalibrator:
+    command = () if code is None else (sys.executable, "-c", code)
+    galleries: Any = Served()
+    runs = CalibrationRuns(galleries, CalibrateCommand(command, signing, decisions))
+    return Recalibrator(runs, period_s)
 
 
 def test_what_is_stale_is_calibrated_with_one_thread_and_the_services_key(tmp_path: Path) -> None:
     for variable, said in (("OMP_NUM_THREADS", "1"), ("VOUCH_SIGNING_KEY", "the.key")):
-        again = Recalibrator(command(WRITES.format(variable), Path("the.key")), 1.0)
+        again = recalibrator(WRITES.format(variable), signing=Signing(Path("the.key")))
         assert asyncio.run(again.look(engine(tmp_path))) is True
         assert (tmp_path / "said").read_text() == said
 
@@ -71,7 +89,7 @@ def test_what_reviewers_decided_is_evidence_where_there_is_any(tmp_path: Path) -
     """With that file, or what was learned of it before would be forgotten."""
     file = tmp_path / "feedback.sqlite3"
     writes = "import pathlib, sys; pathlib.Path(sys.argv[-1], 'said').write_text(sys.argv[1])"
-    again = Recalibrator(command(writes, decisions=file), 1.0)
+    again = recalibrator(writes, decisions=file)
     assert asyncio.run(again.look(engine(tmp_path))) is True
     assert (tmp_path / "said").read_text() == str(tmp_path)
     file.touch()
@@ -80,18 +98,18 @@ def test_what_reviewers_decided_is_evidence_where_there_is_any(tmp_path: Path) -
 
 
 def test_nothing_is_started_where_there_is_no_need_or_no_means(tmp_path: Path) -> None:
-    again = Recalibrator(command(FAILS), 1.0)
+    again = recalibrator(FAILS)
     assert asyncio.run(again.look(engine(tmp_path, keeps=False))) is None
     assert asyncio.run(again.look(engine(tmp_path, stale=None))) is None
     assert asyncio.run(again.look(engine(tmp_path, n_items=0))) is None
     assert asyncio.run(again.look(engine(tmp_path, in_files=False))) is None
-    assert asyncio.run(Recalibrator(CalibrateCommand(()), 1.0).look(engine(tmp_path))) is None
+    assert asyncio.run(recalibrator(None).look(engine(tmp_path))) is None
 
 
 def test_labels_that_it_does_not_know_are_learned_once_no_more_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    again = Recalibrator(command("pass"), 1.0)
+    again = recalibrator("pass")
 
     def look(version: int, *, n_new: int = 1, bundle: str = "b") -> bool | None:
         return asyncio.run(
@@ -118,7 +136,7 @@ def test_labels_that_it_does_not_know_are_learned_once_no_more_come(
 def test_labels_whose_fit_was_overtaken_by_a_compaction_are_learned_from_its_bundle(
     tmp_path: Path,
 ) -> None:
-    again = Recalibrator(command(FAILS), 1.0)
+    again = recalibrator(FAILS)
 
     def look(bundle: str) -> bool | None:
         served = engine(tmp_path, stale=None, has_other_labels=True, bundle_id=bundle * 16)
@@ -131,7 +149,7 @@ def test_labels_whose_fit_was_overtaken_by_a_compaction_are_learned_from_its_bun
 def test_a_failure_is_logged_and_not_tried_again_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    again = Recalibrator(command(FAILS), 1.0)
+    again = recalibrator(FAILS)
     with caplog.at_level(logging.ERROR):
         assert asyncio.run(again.look(engine(tmp_path))) is False
     (record,) = caplog.records
@@ -140,7 +158,7 @@ def test_a_failure_is_logged_and_not_tried_again_at_once(
 
 
 def test_a_process_ends_with_the_service(tmp_path: Path) -> None:
-    again = Recalibrator(command("import time; time.sleep(600)"), 0.0)
+    again = recalibrator("import time; time.sleep(600)", 0.0)
 
     async def stopped() -> None:
         watching = asyncio.create_task(again.watch(lambda: [engine(tmp_path)]))
@@ -157,5 +175,31 @@ def test_the_builder_is_found_and_only_what_could_be_signed_is_made(tmp_path: Pa
     assert Settings().signing.objection() is None
     assert Settings(bundle_keys=(Path("k"),)).signing.objection() is not None
     assert Settings(bundle_keys=(Path("k"),), signing_key=Path("s")).signing.objection() is None
-    unsigned = CalibrateCommand((sys.executable, "-c", "pass"), Signing(is_required=True))
-    assert asyncio.run(Recalibrator(unsigned, 1.0).look(engine(tmp_path))) is False
+    unsigned = recalibrator("pass", signing=Signing(is_required=True))
+    assert asyncio.run(unsigned.look(engine(tmp_path))) is False
+
+
+def test_automatic_run_is_reported_like_one_that_a_client_started(tmp_path: Path) -> None:
+    served = engine(tmp_path)
+
+    async def ran() -> None:
+        look = asyncio.create_task(recalibrator("import time; time.sleep(1)").look(served))
+        while (run := CalibrationRuns.last(served.bundle)).state == "none":  # noqa: ASYNC110 - a file says so
+            await asyncio.sleep(0.02)
+        assert (run.state, run.ended_at) == ("running", None)
+        assert await recalibrator("pass").look(served) is None, "another worker is at it"
+        assert await look is True
+        run = CalibrationRuns.last(served.bundle)
+        assert (run.state, run.bundle_id) == ("succeeded", "c" * 16)
+        assert await recalibrator(FAILS).look(served) is False
+        run = CalibrationRuns.last(served.bundle)
+        assert (run.state, run.reason) == ("failed", "too few queries")
+
+    asyncio.run(asyncio.wait_for(ran(), 60))
+
+
+def test_refit_waits_for_a_calibration_that_a_client_started(tmp_path: Path) -> None:
+    again = recalibrator("pass")
+    with lock_between_processes(tmp_path / LOCK_FILE):
+        assert asyncio.run(again.look(engine(tmp_path))) is None
+    assert asyncio.run(again.look(engine(tmp_path))) is True

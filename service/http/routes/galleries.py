@@ -521,7 +521,7 @@ async def calibrate_gallery(
     responses=responses(GalleryNotFound),
 )
 async def get_calibration_run(lease: LeaseOf, state: StateOf) -> schemas.CalibrationRun:
-    """Return the state of the last calibration that was started over HTTP."""
+    """Return the state of the last calibration: started over HTTP, or automatically."""
     last = state.calibrations.last
     return await lease.engine.compute(lambda: _described(last(lease.bundle), lease))
 
