@@ -202,7 +202,7 @@ def bundle_state(
         id=bundle_id,
         calibration=schemas.CalibrationState(
             status="missing" if calibration is None else status,
-            n_queries=0 if calibration is None else calibration.n_queries,
+            n_queries=0 if calibration is None else calibration.n_matched,
             reason=stale or drift,
         ),
     )

@@ -97,7 +97,7 @@ def text_described(retriever: Retriever) -> dict[str, Any]:
 def summarise(calibration: Calibration) -> dict[str, Any]:
     """Return the summary of a calibration for the manifest."""
     return {
-        "n_queries": calibration.n_queries,
+        "n_queries": calibration.n_matched,
         "alpha": calibration.alpha,
         "max_error": calibration.max_error,
         "max_false_match_rate": calibration.max_false_match_rate,

@@ -72,7 +72,8 @@ class Calibration:
         this encoder.
     search : search settings of the fit; with other settings the calibration is stale.
     n_candidates : number of items in a query's result list, in the fit and in service.
-    n_queries : calibration queries that have a match.
+    n_queries : calibration queries that have a match, without items of the gallery that are
+        additional queries; `match_fingerprint` uses it. `n_matched` counts all.
     alpha : default false-alarm rate of the outlier flag.
     coverage : default coverage of result sets.
     max_error : maximum error: share of wrong results among the first items with verdict `match`.
@@ -214,6 +215,11 @@ class Calibration:
     def _promises(self) -> Callable[[float, str | None, Order, float], Promises]:
         # A bound method would make a cycle of references, which `freeze_garbage` would keep.
         return lru_cache(_MOST_PROMISES)(partial(Calibration._compute_promises, proxy(self)))
+
+    @cached_property
+    def n_matched(self) -> int:
+        """The number of calibration queries with a match, including items of the gallery."""
+        return int((~self.evidence.absent).sum())
 
     def classes_of(self, label_codes: NDArray[np.int32]) -> NDArray[np.int8]:
         """Return the size classes (g,) of the labels that have the given codes (g,).

@@ -201,7 +201,10 @@ class CalibrationReport(BaseModel):
     """The evidence for the gallery's probabilities, and the error rates at each threshold."""
 
     status: CalibrationStatus
-    n_queries: int
+    n_queries: int = Field(
+        description="Calibration queries with a match, including items of the gallery that were "
+        "queries."
+    )
     queries: Literal["held_out_images", "left_out_items", "views_of_items", "captions"] | None = (
         Field(
             description="The calibration queries. `held_out_images`: images that the gallery does "
@@ -360,7 +363,10 @@ class CalibrationState(HasReason):
     """
 
     status: CalibrationStatus
-    n_queries: int
+    n_queries: int = Field(
+        description="Calibration queries with a match, including items of the gallery that were "
+        "queries."
+    )
     reason: str | None = Field(
         description="Why the calibration is stale or drifting, and what to do."
     )

@@ -48,8 +48,11 @@ def test_held_out_images_are_matches(place: Path, tmp_path: Path) -> None:
     assert sum(right) >= 0.95 * len(matches)
     assert min(first["match_probability"] for first, _ in matches) > 0.5
     assert {answer["bundle"]["calibration"]["status"] for answer in answers} == {"valid"}
+    manifest = read_manifest(locate(place / "bundles" / "shelf"))
+    assert manifest.calibration is not None
+    n_items = manifest.calibration["report"]["n_leave_one_out"]
     assert (described["n_queries"], described["queries"]) == (
-        len(held_out),
+        len(held_out) + n_items,
         "held_out_images",
     )
 

@@ -29,6 +29,16 @@ def of_calibration(bundle: Bundle, **changes: Any) -> Bundle:
 
 
 class TestTheCalibration:
+    def test_it_counts_the_items_among_its_queries(
+        self, start: StartClient, bundle: Bundle
+    ) -> None:
+        """As `GET …/bundles` does."""
+        fitted = bundle.retriever.calibration
+        assert fitted is not None
+        client = start(of_calibration(bundle, n_queries=fitted.n_queries - 100))
+        report = client.get("/v1/galleries/digits/calibration").json()
+        assert report["n_queries"] == int((~fitted.evidence.absent).sum())
+
     def test_it_shows_what_the_bundle_was_calibrated_with(
         self, client: TestClient, bundle: Bundle
     ) -> None:

@@ -124,10 +124,12 @@ def test_half_of_the_items_replaced_and_new_labels_put_end_its_staleness(root: P
     report = after.report
     assert report["n_matched"] == len(OF_QUERIES)
     assert report["n_leave_one_out"] > len(OF_QUERIES)
+    assert after.n_matched == report["n_matched"] + report["n_leave_one_out"]
     assert len(after.outlier_scores) > after.n_queries, "what is ordinary, new items say too"
     manifest = read_manifest(directory)
     assert manifest.calibration is not None
     assert manifest.calibration["report"]["n_leave_one_out"] == report["n_leave_one_out"]
+    assert manifest.calibration["n_queries"] == after.n_matched
     kept = ItemFeatures.load(directory)
     assert kept is not None
     assert kept.was_put.sum() == len(new)
