@@ -89,6 +89,9 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "queries_needed": "about {n_needed} would be enough",
         "absent_labels_needed": "but queries without a match have only {n_labels} labels; about "
         "{n_more} more labels would be enough",
+        "feedback_lowers_probabilities": "but the feedback on {n_pairs} results lowers the match "
+        "probabilities, possibly because more than a share of {share} of the queries was absent; "
+        "`vouch-build rollback BUNDLES` returns to the previous bundle",
         "too_many_first_results_wrong": "but too many first results are wrong",
         "absent_share_too_large": "but a share of {share} absent queries is too large; a share of "
         "{possible} is small enough",

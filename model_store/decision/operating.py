@@ -208,6 +208,7 @@ class Stream:
     absent_as_likely : whether FPIR is replaced by its upper bound at confidence ½. If it is
         replaced, nothing is guaranteed for absent queries.
     lone_share : see `Evidence`; 0 if it is None.
+    uncorrected : the stream without the correction by feedback; None if nothing is corrected.
     """
 
     probabilities: Floats
@@ -225,6 +226,7 @@ class Stream:
     absent_times: float = 1.0
     absent_as_likely: bool = False
     lone_share: float = 0.0
+    uncorrected: Stream | None = None
 
     @classmethod
     def of(
@@ -262,6 +264,9 @@ class Stream:
             math.inf if feedback.is_identity else float(feedback.n_pairs),
             delta,
             lone_share=evidence.lone_share or 0.0,
+            uncorrected=None
+            if feedback.is_identity
+            else cls.of(evidence, assumed, expected, Recalibration(), delta, alpha),
         )
 
     def at_rows(self, rows: Bools) -> Stream:
@@ -530,6 +535,14 @@ class Stream:
         if not is_kept(last):
             return None
         return max(float(candidates[first_where(is_kept, 0, last)]), LEAST_THRESHOLD)
+
+    def is_lowered_by_feedback(self, max_error: float) -> bool:
+        """Return whether only the correction by feedback prevents an error of ``max_error``."""
+        if self.uncorrected is None or self.can_keep_error(max_error):
+            return False
+        before = self.uncorrected.at_rows(self.chosen)
+        streams = before, before.taking_absent_as_likely()
+        return any(one.can_keep_error(max_error) for one in streams)
 
     def taking_absent_as_likely(self) -> Stream:
         """Return the stream with `absent_as_likely`."""

@@ -513,9 +513,13 @@ class Promises:
     def _needed(self, stream: Stream, max_error: float) -> Message:
         """Return a message with the queries or labels that a bound of the error needs.
 
+        If there would be a bound without the correction by feedback, the message names this cause.
         If no number of queries and labels is enough, the message is about the share of absent
         queries or about wrong first items.
         """
+        if stream.is_lowered_by_feedback(max_error):
+            n_pairs = int(stream.most_effective)
+            return message("feedback_lowers_probabilities", n_pairs=n_pairs, share=self.expected)
         n = stream.n_answered
         needed = stream.queries_needed(max_error) if n else None
         if needed is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_store.decision import Evidence, outcome_of
+from model_store.decision import Evidence, Recalibration, outcome_of
 from model_store.decision.outcome import (
     LEAST_RECALL,
     MOST_LINES,
@@ -305,6 +305,13 @@ def test_errors_that_no_number_of_queries_makes_up_for() -> None:
         "error of 30 %"
     )
     assert never.parameters["accepted_share"] == 1
+
+
+def test_feedback_after_which_nothing_is_a_match_is_the_cause() -> None:
+    found = outcome(surely(400), feedback=Recalibration(1.0, -4.0, 300))
+    never = line(found, "match_never_bounded")
+    assert "but the feedback on 300 results lowers the match probabilities" in never.sentence
+    assert "match_never_errors" not in codes(found)
 
 
 def test_promised_false_match_rate_that_cannot_be_kept_is_the_cause() -> None:

@@ -305,6 +305,21 @@ def test_an_error_without_a_bound_names_what_is_missing() -> None:
     assert reason in str(given._promise_of_level("genus", 2, given.stream).shortfall)
 
 
+def test_feedback_that_lowers_all_probabilities_is_the_cause_and_not_the_first_results() -> None:
+    """As that of a stream of which half is absent: the first results are as right as before."""
+    lowered = Recalibration(1.0, -3.0, 400)
+    of = evidence(correct=np.arange(600) < 300)
+    assert promises(of).gives_matches
+    never = promises(of, feedback=lowered)
+    assert not never.gives_matches
+    said = str(never.matches[2].shortfall)
+    assert "but the feedback on 400 results lowers the match probabilities" in said
+    assert "more than a share of 0.05 of the queries was absent" in said
+    wrong = evidence(correct=np.zeros(600, dtype=bool))
+    said = str(promises(wrong, feedback=lowered).matches[2].shortfall)
+    assert "feedback" not in said, "there were no matches before it"
+
+
 def test_enough_absent_labels_give_a_guarantee() -> None:
     given = promises(of_labels(22))
     assert given.unknown_rate is None

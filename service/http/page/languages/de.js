@@ -693,6 +693,7 @@ export const SERVICE = {
   "at least {0} answered queries are needed": "nötig sind mindestens {0}, die beantwortet werden",
   "about {0} would be enough": "etwa {0} würden reichen",
   "but queries without a match have only {0} labels; about {1} more labels would be enough": "aber Anfragen ohne Treffer haben nur {0} Labels; etwa {1} weitere Labels würden reichen",
+  "but the feedback on {0} results lowers the match probabilities, possibly because more than a share of {1} of the queries was absent; `vouch-build rollback BUNDLES` returns to the previous bundle": "aber die Rückmeldungen zu {0} Ergebnissen senken die Trefferwahrscheinlichkeiten, vielleicht weil mehr als ein Anteil von {1} der Anfragen keinen Treffer hatte; `vouch-build rollback BUNDLES` kehrt zum vorigen Bundle zurück",
   "but too many first results are wrong": "aber zu viele erste Ergebnisse sind falsch",
   "but a share of {0} absent queries is too large; a share of {1} is small enough": "aber ein Anteil von {0} Anfragen ohne Treffer ist zu groß; ein Anteil von {1} ist klein genug",
   "A match for at most {0} of the absent queries cannot be promised: {1}.": "Treffer für höchstens {0} der Anfragen ohne Treffer lassen sich nicht versprechen: {1}.",

@@ -693,6 +693,7 @@ export const SERVICE = {
   "at least {0} answered queries are needed": "il en faut au moins {0} qui reçoivent une réponse",
   "about {0} would be enough": "environ {0} suffiraient",
   "but queries without a match have only {0} labels; about {1} more labels would be enough": "mais les requêtes sans correspondance n’ont que {0} étiquettes ; environ {1} étiquettes de plus suffiraient",
+  "but the feedback on {0} results lowers the match probabilities, possibly because more than a share of {1} of the queries was absent; `vouch-build rollback BUNDLES` returns to the previous bundle": "mais les avis sur {0} résultats abaissent les probabilités de correspondance, peut-être parce que plus d’une part de {1} des requêtes était sans correspondance ; `vouch-build rollback BUNDLES` revient au paquet précédent",
   "but too many first results are wrong": "mais trop de premiers résultats sont faux",
   "but a share of {0} absent queries is too large; a share of {1} is small enough": "mais une part de {0} de requêtes absentes est trop grande ; une part de {1} est assez petite",
   "A match for at most {0} of the absent queries cannot be promised: {1}.": "Une correspondance pour au plus {0} des requêtes absentes ne peut être promise : {1}.",
