@@ -171,3 +171,23 @@ def test_items_are_taken_from_an_iterator() -> None:
 
 def unreached(request: httpx2.Request) -> httpx2.Response:
     raise AssertionError(f"{request} was sent")
+
+
+def test_many_annotated_tasks_are_sent_in_parts() -> None:
+    """The service answers the query of each again, within the deadline of one request."""
+    seen: list[int] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        part = json.loads(request.read())
+        seen.append(len(part))
+        problems = [{"query_id": str(part[0]["id"]), "detail": "unknown"}] if part else []
+        done = {"n_new": max(len(part) - 2, 0), "n_known": min(len(part), 1), "problems": problems}
+        return httpx2.Response(200, json=done)
+
+    with VouchClient("http://service", transport=httpx2.MockTransport(respond)) as client:
+        done = client.review_queue("g").import_label_studio([{"id": n} for n in range(450)])
+        assert seen == [200, 200, 50]
+        assert (done.n_new, done.n_known) == (444, 3)
+        assert [one.query_id for one in done.problems] == ["0", "200", "400"]
+        assert client.review_queue("g").import_label_studio([]).n_new == 0
+        assert seen[3:] == [0]

@@ -395,7 +395,8 @@ async def import_decisions(
     """Import the annotations of a Label Studio project (JSON export) as decisions.
 
     An annotation that is sent again is ignored. The answer lists annotations that cannot be
-    imported; all other annotations are imported.
+    imported; all other annotations are imported. For each annotation, the service answers the query
+    again, in about 10 ms. So send at most 200 tasks in one request.
     """
     kept = require_feedback(state)
     decided: list[Decided] = []
