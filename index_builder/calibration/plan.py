@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from index_builder.calibration.retrieval import hideable_labels
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import Splits
 from index_builder.progress import console
-from model_store.decision.operating import least_queries
+from model_store.decision.calibration import DEFAULT_ABSENT
+from model_store.decision.operating import MANY_TIMES, Stream, least_queries
 from model_store.errors import DatasetError
 
 
@@ -43,6 +44,8 @@ class Plan:
         they have no augmented views.
     n_hidden : number of calibration queries with a match that also become queries without a match,
         with their own label hidden; None if this number is not known.
+    n_lone : number of labels with one item, if the items are the queries. Photographs of these
+        labels count as queries without a match in the bounds, see `Evidence.lone_share`.
     largest_label : the label with the most items of the gallery, and the number of these items.
     is_estimate : whether the numbers of items and queries may change, because similar images are
         held out together and are found only after the embedding.
@@ -62,6 +65,7 @@ class Plan:
     is_estimate: bool = False
     n_hidden: int | None = None
     largest_label: tuple[str, int] = ("", 0)
+    n_lone: int = 0
 
     @classmethod
     def of_splits(
@@ -82,6 +86,7 @@ class Plan:
             hideable = hideable_labels(splits.gallery.labels)
             share = sum(label in hideable for label in matched) / len(matched)
             n_hidden = round(share * n_matched[0])  # of more items, a random sample is queries
+        of_labels = Counter(splits.gallery.labels)
         return cls(
             len(splits.gallery) + n_outside + len(withheld),
             len(labels | set(withheld)),
@@ -95,7 +100,8 @@ class Plan:
             promises,
             of_vectors,
             n_hidden=n_hidden,
-            largest_label=Counter(splits.gallery.labels).most_common(1)[0],
+            largest_label=of_labels.most_common(1)[0],
+            n_lone=[*of_labels.values()].count(1) if splits.items_are_queries else 0,
         )
 
     @property
@@ -126,7 +132,41 @@ class Plan:
                 f"an error of {100 * error:g} % (afterwards, `vouch-build calibrate BUNDLES "
                 f"--max-error {error:g}`)"
             )
+        elif self.n_lone and not self._allows_lone:
+            guarantee += (
+                f". With {self.n_lone:,} labels of one image, this error cannot be guaranteed: add "
+                "images of these labels"
+            )
         return [*lines, guarantee]
+
+    @property
+    def _allows_lone(self) -> bool:
+        """Whether the error can be guaranteed with many more queries, if no verdict is wrong.
+
+        Also True if labels with one item are not the cause.
+        """
+        n_labels = self.n_gallery_labels - self.n_lone
+        if self.n_withheld[0]:
+            n_labels += self.n_withheld_labels
+        n, promises = self.n_matched[0], self.promises
+        present = np.arange(n + n_labels) < n
+        share, given = promises.expected_absent, promises.max_error
+        without = Stream(
+            probabilities=present.astype(np.float64),
+            no_match=(~present).astype(np.float64),
+            wrong=(~present).astype(np.float64),
+            counted=present,
+            labels=np.where(present, -1, np.arange(n + n_labels) - n),
+            chosen=np.ones(n + n_labels, dtype=bool),
+            expected=DEFAULT_ABSENT if share is None else share,
+            absence_known=True,
+            rivals=1.0,
+            most_effective=math.inf,
+            delta=promises.delta,
+            times=MANY_TIMES,
+        )
+        with_lone = replace(without, lone_share=self.n_lone / self.n_gallery)
+        return with_lone.keeps_error(present, given) or not without.keeps_error(present, given)
 
     def show(self) -> None:
         """Print the plan."""
@@ -210,5 +250,7 @@ class Plan:
             hidden = "the same queries with their own label hidden"
             if self.n_hidden is not None and self.n_hidden < self.n_matched[0]:
                 hidden = f"{self.n_hidden:,} of the same queries, with their own label hidden"
+            if self.n_lone:
+                hidden += f", and photographs of the {self.n_lone:,} labels with one image"
             return f"{hidden}; {withheld}" if withheld else hidden
         return withheld

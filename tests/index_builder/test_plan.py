@@ -45,6 +45,27 @@ def test_plan_of_items_counts_every_kind_of_query() -> None:
     OF_ITEMS.require_feasible()
 
 
+def test_plan_counts_labels_with_one_image_as_the_bounds_do() -> None:
+    plan = replace(OF_ITEMS, n_gallery=430, n_gallery_labels=122, n_lone=100, n_withheld=(0, 0))
+    lines = plan.lines()
+    assert lines[2] == (
+        "queries without a match: the same queries with their own label hidden, and photographs "
+        "of the 100 labels with one image"
+    )
+    # Of 22 labels, FPIR is at most 10 %; a quarter of the queries have no other photograph.
+    assert lines[3].endswith(
+        ". With 100 labels of one image, this error cannot be guaranteed: add images of these "
+        "labels"
+    )
+    for other in (
+        replace(plan, n_gallery_labels=400),
+        replace(plan, promises=CalibrationConfig(max_error=0.2)),
+        replace(plan, n_lone=0),
+        replace(plan, promises=CalibrationConfig(expected_absent=0.5)),  # is the cause alone
+    ):
+        assert "cannot be guaranteed" not in other.lines()[3]
+
+
 def test_plan_with_too_few_queries_for_the_error_names_the_error_they_allow() -> None:
     few = replace(OF_ITEMS, n_matched=(60, 0), promises=CalibrationConfig(max_error=0.01))
     said = few.lines()[-1]
