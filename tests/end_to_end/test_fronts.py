@@ -46,19 +46,30 @@ def haproxy_release() -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def behind(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def keys(tmp_path_factory: pytest.TempPathFactory) -> KeysFile:
+    return KeysFile(tmp_path_factory.mktemp("behind") / "keys.json")
+
+
+@pytest.fixture(scope="module")
+def behind(digits_bundle: Path, keys: KeysFile) -> Iterator[Service]:
     """A service that trusts proxies on this machine."""
-    folder = tmp_path_factory.mktemp("behind")
-    keys = KeysFile(folder / "keys.json")
     settings = {
         "VOUCH_TRUSTED_PROXIES": "127.0.0.1",
         "VOUCH_KEYS": str(keys.path),
         "VOUCH_MAX_IN_FLIGHT": "1",
     }
     secret = keys.make("admin")
-    with Service(digits_bundle, folder / "log", settings) as service:
+    with Service(digits_bundle, keys.path.with_name("log"), settings) as service:
         service.http.headers |= bearer(secret)
         yield service
+
+
+@pytest.fixture
+def limited(behind: Service, keys: KeysFile) -> dict[str, str]:
+    """The header of a key that may send no more requests."""
+    key = bearer(keys.make("read", rate_limit="1/day"))
+    wait_until(lambda: behind.http.post(SEARCH, headers=key).status_code == 429, behind)
+    return key
 
 
 @pytest.fixture(params=FRONTS)
@@ -76,14 +87,17 @@ def upload(size: int) -> Iterator[bytes]:
         yield os.urandom(2**18)
 
 
-def test_refusals_of_uploads_reach_the_client(front: Front, behind: Service) -> None:
-    """Of 413, 415, 404 and 401, while the rest of an upload is still to come."""
+def test_refusals_of_uploads_reach_the_client(
+    front: Front, behind: Service, limited: dict[str, str]
+) -> None:
+    """Of 413, 415, 404, 401 and 429, while the rest of an upload is still to come."""
     key = {"Authorization": behind.http.headers["Authorization"]}
     refused = {
         413: (SEARCH, {**key, **FORM}, 25 * 2**20),
         415: (SEARCH, {**key, "Content-Type": "text/plain"}, 5 * 2**20),
         404: ("/nothing", {**key, **FORM}, 5 * 2**20),
         401: (SEARCH, FORM, 5 * 2**20),
+        429: (SEARCH, {**limited, **FORM}, 5 * 2**20),
     }
     found = Counter[tuple[int, int]]()
     for wanted, (path, headers, size) in refused.items():
@@ -234,6 +248,9 @@ class Forgetful(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         self.do_POST()
 
+    def do_DELETE(self) -> None:
+        self.do_POST()
+
     def _answer(self) -> None:
         self.send_response(200)
         self.send_header("Content-Length", "0")
@@ -243,6 +260,19 @@ class Forgetful(BaseHTTPRequestHandler):
         """The tests read `received`."""
 
 
+GALLERY = "/v1/galleries/digits"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        *[("POST", f"{GALLERY}/{one}", 200) for one in ("search/raw", "assess", "decide")],
+        ("POST", f"{GALLERY}/items", 502),
+        ("PUT", f"{GALLERY}/items{GALLERY}/search", 502),
+        ("DELETE", f"{GALLERY}/items/x", 502),
+    ],
+    ids=["search", "assess", "decide", "POST of items", "PUT", "DELETE"],
+)
 @pytest.mark.parametrize(
     ("kind", "prefix"),
     [
@@ -253,12 +283,10 @@ class Forgetful(BaseHTTPRequestHandler):
     ],
     ids=["nginx", "nginx below a path", "HAProxy", "HAProxy behind a proxy with a path"],
 )
-def test_searches_alone_are_sent_to_another_replica(tmp_path: Path, kind: str, prefix: str) -> None:
-    item = "/v1/galleries/digits/items/v1/galleries/digits/search"
-    requests = [
-        *[("POST", f"/v1/galleries/digits/{one}") for one in ("search/raw", "assess", "decide")],
-        *[("POST", "/v1/galleries/digits/items"), ("PUT", item)],
-    ]
+def test_searches_alone_are_sent_to_another_replica(
+    tmp_path: Path, kind: str, prefix: str, method: str, path: str, status: int
+) -> None:
+    """Each request has a front of its own: after two failures, a proxy tries no replica at all."""
     with ExitStack() as stack:
         replicas = [
             stack.enter_context(ThreadingHTTPServer(("127.0.0.1", free_port()), Forgetful))
@@ -268,17 +296,21 @@ def test_searches_alone_are_sent_to_another_replica(tmp_path: Path, kind: str, p
             stack.callback(one.shutdown)
             threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.05}).start()
         front = stack.enter_context(Front(kind, [one.server_port for one in replicas], tmp_path))
-        found = []
         Forgetful.received.clear()
-        root = front.url.removesuffix(prefix) + prefix
-        for method, path in requests:
-            answer = httpx2.request(
-                method, root + path, content=b"x", trust_env=False, timeout=TIMEOUT_S, verify=False
-            )
-            found.append(answer.status_code)
-    assert found == [200, 200, 200, 502, 502]
-    for path, headers in Forgetful.received:
-        assert path.startswith(f"{prefix}/v1/")
+        answer = httpx2.request(
+            method,
+            front.url.removesuffix(prefix) + prefix + path,
+            content=b"x",
+            trust_env=False,
+            timeout=TIMEOUT_S,
+            verify=False,
+        )
+    assert answer.status_code == status
+    assert len(Forgetful.received) == (2 if status == 200 else 1)
+    if status != 200:
+        assert answer.json()["code"] == "replica_lost"
+    for received, headers in Forgetful.received:
+        assert received == prefix + path
         assert headers["Connection"] != "close"
         if kind == BELOW_A_PATH:
             assert headers["X-Forwarded-Prefix"] == prefix
