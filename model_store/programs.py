@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
+from model_store.errors import ConfigError
 from model_store.installation import installed_version
 
 INTERRUPTED = 130
@@ -18,6 +21,9 @@ INTERRUPTED = 130
 
 PREFIX = "VOUCH_"
 """Prefix of the names of all environment variables."""
+
+SECRETS_DIR = "VOUCH_SECRETS_DIR"
+"""Variable with the directory of files that can replace variables, one file for each variable."""
 
 _OF_OTHER_PROGRAMS = frozenset({"trusted_proxy", "api_key", "allowed_origins"})
 """Variables of other programs, for example of the load balancer and of clients, without ``PREFIX``,
@@ -107,6 +113,36 @@ def misspelt_variables(
         elif plain not in _OF_OTHER_PROGRAMS:
             for meant in get_close_matches(plain, known, n=1, cutoff=_NEARLY):
                 yield name, meant
+
+
+def variable(name: str) -> str | None:
+    """Return the value of a variable, or else the text of its file in ``VOUCH_SECRETS_DIR``.
+
+    The service reads its settings in the same way. An empty value counts as not set.
+
+    Parameters
+    ----------
+    name : name of the variable; the name of the file is the same, in any case.
+
+    Raises
+    ------
+    ConfigError : the directory or the file cannot be read. The message does not contain the value.
+    """
+    folder = os.environ.get(SECRETS_DIR)
+    if os.environ.get(name) or not folder:
+        return os.environ.get(name) or None
+    try:
+        files = [one for one in Path(folder).iterdir() if one.name.lower() == name.lower()]
+    except (OSError, ValueError):
+        raise ConfigError(
+            f"{SECRETS_DIR} must be a directory that can be read, with a file for each secret."
+        ) from None
+    for file in sorted(files):
+        with suppress(OSError, ValueError):
+            if file.is_file():  # reading a pipe would not end
+                return file.read_text(encoding="utf-8").strip() or None
+        raise ConfigError(f"{file} must be a text file in UTF-8 that can be read.")
+    return None
 
 
 def add_global_options(parser: argparse.ArgumentParser) -> None:

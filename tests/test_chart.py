@@ -177,6 +177,24 @@ def test_kubernetes_schemas_refuse_a_misspelt_field(helm: str, tmp_path: Path) -
         kubernetes_validate.validate(deployment, "1.37", strict=True)
 
 
+def test_commands_reach_the_database_of_the_service(helm: str, tmp_path: Path) -> None:
+    values = {**WRITTEN, "secret": "vouch"}
+    for uri, more in (
+        (None, {"backup": {"enabled": True}}),
+        ("http://milvus:19530", {"milvus": {"uri": "http://milvus:19530"}}),
+    ):
+        manifests = rendered(helm, tmp_path, values | more)
+        for kind in {"Deployment", "CronJob", "Job"} & set(manifests):
+            found = pod(manifests, kind)
+            (secret,) = [one for one in found["volumes"] if one["name"] == "secrets"]
+            assert secret["secret"] == {"secretName": "vouch"}
+            for container in [*found["containers"], *found.get("initContainers", [])]:
+                given = variables(container)
+                mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+                assert mounts[given["VOUCH_SECRETS_DIR"]] == "secrets"
+                assert given.get("VOUCH_MILVUS_URI") == uri
+
+
 def test_upgrade_signs_with_the_key_of_the_service(helm: str, tmp_path: Path) -> None:
     settings = {"VOUCH_SIGNING_KEY": "/more/publisher.key"}
     manifests = rendered(helm, tmp_path, {**EVERYTHING, "settings": settings})

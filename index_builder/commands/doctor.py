@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -40,6 +39,7 @@ from model_store.gallery import ChangesFile
 from model_store.gallery.opening import DATABASE_CLIENTS, is_in_database
 from model_store.installation import how_to_install
 from model_store.machine import usable_processors
+from model_store.programs import variable
 from model_store.queries import CANARY_PICTURE, canary_vector
 from model_store.text_values import split_address
 
@@ -135,7 +135,7 @@ def _installation() -> Iterator[CheckResult]:
             yield CheckResult("note", f"{package} is not installed", how_to_install(extra))
     yield from _sandbox()
     yield CheckResult("good", f"{usable_processors()} processors may be used")
-    url = os.environ.get("VOUCH_REDIS_URL")
+    url = variable("VOUCH_REDIS_URL")
     if url:
         yield _redis(url)
 

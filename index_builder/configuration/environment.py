@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from model_store.bundles.signatures import Signing, read_public_key
 from model_store.errors import ConfigError, UsageError, VouchError, with_reason
 from model_store.gallery.opening import ACCESS_VARIABLES, DatabaseAccess
 from model_store.machine import ProviderChoice
-from model_store.programs import PREFIX, misspelt_variables
+from model_store.programs import PREFIX, misspelt_variables, variable
 from model_store.text_values import passwords_in, split_list
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def explained(error: VouchError) -> str:
     """Return an error's message with its reason, without passwords of the environment."""
     text = with_reason(error)
     for name in ACCESS_VARIABLES:
-        value = os.environ.get(PREFIX + name.upper(), "")
+        value = ""
+        with suppress(ConfigError):
+            value = variable(PREFIX + name.upper()) or ""
         for secret in passwords_in(value) | ({value} if name.endswith("token") else set()):
             text = text.replace(secret, "…") if secret else text
     return text
@@ -54,7 +57,7 @@ SIGNING_KEY_VARIABLE = "VOUCH_SIGNING_KEY"
 BUNDLE_KEYS_VARIABLE = "VOUCH_BUNDLE_KEYS"
 
 READ_VARIABLES = (
-    *("allowed_origins", "bundle_keys", "data_dir", "redis_url", "signing_key"),
+    *("allowed_origins", "bundle_keys", "data_dir", "redis_url", "secrets_dir", "signing_key"),
     *ACCESS_VARIABLES,
 )
 """The variables that commands read, without ``PREFIX``, in lower case."""

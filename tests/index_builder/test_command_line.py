@@ -362,3 +362,16 @@ def test_a_secret_in_a_variable_or_an_address_is_not_printed(
     assert "hunter2" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert variable in done.stdout + done.stderr or variable == "NO_COLOR"
+
+
+def test_a_secret_in_a_file_is_read_and_not_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    (secrets / "vouch_milvus_log").write_text("mysql://u:hunter2@h/db\n")
+    monkeypatch.setenv("VOUCH_SECRETS_DIR", str(secrets))
+    done = vouch_build("doctor", ".", cwd=tmp_path)
+    assert "VOUCH_MILVUS_LOG must begin with postgresql://" in done.stdout + done.stderr
+    assert "hunter2" not in done.stdout + done.stderr

@@ -23,7 +23,6 @@ killed server. Milvus 2.3 loses properties that are set after the creation of a 
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ from model_store.gallery.remote import (
     import_client,
     takes_connections,
 )
+from model_store.programs import variable
 from model_store.text_values import require_no_user, split_address
 
 logger = logging.getLogger(__name__)
@@ -115,6 +115,8 @@ class MilvusAccess:
     def of_environment(cls, named: str | None, timeout_s: float) -> MilvusAccess:
         """Return the access that the environment describes, with the variables of the service.
 
+        A variable can be a file, see `model_store.programs.variable`.
+
         Parameters
         ----------
         named : address from a configuration; ``VOUCH_MILVUS_URI`` overrides this address. The token
@@ -125,9 +127,7 @@ class MilvusAccess:
         ConfigError : a variable is not an address. The message does not contain the value, which
             may contain a password.
         """
-        uri, token, log = (
-            os.environ.get(f"VOUCH_MILVUS_{name}") or None for name in ("URI", "TOKEN", "LOG")
-        )
+        uri, token, log = (variable(f"VOUCH_MILVUS_{name}") for name in ("URI", "TOKEN", "LOG"))
         for name, value, check in (("URI", uri, check_address), ("LOG", log, check_log)):
             try:
                 if value is not None:

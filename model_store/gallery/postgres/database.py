@@ -22,7 +22,6 @@ need no lock, and a reader of an old state finds what it found before.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -52,6 +51,7 @@ from model_store.gallery.remote import (
     takes_connections,
     write_error,
 )
+from model_store.programs import variable
 from model_store.text_values import require_no_user, split_address
 
 POSTGRES_FILE = "postgres.json"
@@ -83,12 +83,14 @@ class PostgresAccess:
     def of_environment(cls, named: str | None, timeout_s: float) -> PostgresAccess:
         """Return the access that ``VOUCH_POSTGRES_URI`` describes; else of the address ``named``.
 
+        The variable can be a file, see `model_store.programs.variable`.
+
         Raises
         ------
         ConfigError : the variable is not an address. The message does not contain the value, which
             may contain a password.
         """
-        uri = os.environ.get("VOUCH_POSTGRES_URI") or None
+        uri = variable("VOUCH_POSTGRES_URI")
         try:
             if uri is not None:
                 check_address(uri)

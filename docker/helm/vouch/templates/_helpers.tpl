@@ -147,6 +147,12 @@ env:
   {{- with .root.Values.settings.VOUCH_SIGNING_KEY }}
   - { name: VOUCH_SIGNING_KEY, value: {{ . | quote }} }
   {{- end }}
+  {{- if .root.Values.secret }}
+  - { name: VOUCH_SECRETS_DIR, value: /secrets }
+  {{- end }}
+  {{- with .root.Values.milvus.uri }}
+  - { name: VOUCH_MILVUS_URI, value: {{ . | quote }} }
+  {{- end }}
 {{- with .root.Values.bundle.credentialsSecret }}
 envFrom:
   - secretRef: { name: {{ . }} }
@@ -160,6 +166,9 @@ volumeMounts:
   - { name: tmp, mountPath: /tmp }
   {{- if .root.Values.bundle.trust }}
   - { name: trust, mountPath: /trust, readOnly: true }
+  {{- end }}
+  {{- if .root.Values.secret }}
+  - { name: secrets, mountPath: /secrets, readOnly: true }
   {{- end }}
   {{- with .mounts }}
   {{- toYaml . | nindent 2 }}
@@ -181,6 +190,10 @@ volumeMounts:
 {{- if .Values.bundle.trust }}
 - name: trust
   secret: { secretName: {{ .Values.bundle.trust }} }
+{{- end }}
+{{- if .Values.secret }}
+- name: secrets
+  secret: { secretName: {{ .Values.secret }} }
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
