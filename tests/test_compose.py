@@ -154,8 +154,8 @@ def test_replicas_are_a_setting_that_every_start_keeps(services: dict[str, Any])
     assert services["service"]["deploy"]["replicas"] == "${VOUCH_REPLICAS:-1}"
 
 
-def test_start_refuses_an_old_bundle_before_it_stops_the_service(services: dict[str, Any]) -> None:
-    """Compose waits for `bundle` before it replaces the service."""
+def test_start_refuses_an_old_bundle_with_the_command_to_run(services: dict[str, Any]) -> None:
+    """Compose (2.40) removes the old service first, and then waits for `bundle`."""
     depends = services["service"]["depends_on"]["bundle"]["condition"]
     assert depends == "service_completed_successfully"
     command = services["bundle"]["command"][0]
