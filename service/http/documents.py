@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -86,7 +87,12 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def description_route(app: FastAPI, path: str) -> Route:
-    """Return the route of the OpenAPI document. The document is cached for each root path."""
+    """Return the route of the OpenAPI document. The document is cached for each root path.
+
+    FastAPI needs about a second to make the document. So one thread makes it, at the first request,
+    while the event loop answers other requests.
+    """
+    making = asyncio.Lock()
 
     @lru_cache(maxsize=16)
     def written(root_path: str) -> bytes:
@@ -94,7 +100,9 @@ def description_route(app: FastAPI, path: str) -> Route:
         return json.dumps({**app.openapi(), **servers}, separators=(",", ":")).encode()
 
     async def describe(request: Request) -> Response:
-        return Response(written(request.scope["root_path"]), media_type="application/json")
+        async with making:
+            text = await asyncio.to_thread(written, request.scope["root_path"])
+        return Response(text, media_type="application/json")
 
     return Route(path, describe, include_in_schema=False)
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 import service
@@ -30,11 +32,13 @@ from model_store.errors import EncoderError
 from model_store.feedback import CASE_REASONS
 from service.app import create_app
 from service.http import cursors
+from service.http.documents import description_route
 from service.http.limits import MAX_BATCH
 from service.http.routes.dependencies import ServiceState
 from service.schemas import SearchFields
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile
+from tests.end_to_end.processes import TIMEOUT_S
 from tests.end_to_end.questions import (
     assess,
     embed,
@@ -940,3 +944,31 @@ def test_what_nobody_foresaw_is_documented_where_it_may_happen(
         assert failed == ("500" in operation["responses"]), (path, response.text)
         if failed:
             assert response.json()["code"] == "internal_error"
+
+
+def test_event_loop_answers_others_while_the_document_is_made() -> None:
+    """FastAPI needs about a second to make it; a request for it must not delay health checks."""
+    app, begun, goes_on = FastAPI(), threading.Event(), threading.Event()
+    makers = []
+
+    def make() -> dict[str, Any]:
+        makers.append(threading.get_ident())
+        begun.set()
+        assert goes_on.wait(TIMEOUT_S)
+        return {"openapi": "3.1.0"}
+
+    app.openapi = make  # type: ignore[method-assign]
+    app.router.routes.insert(0, description_route(app, "/openapi.json"))
+
+    async def ask() -> list[httpx2.Response]:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://vouch") as client:
+            asked = [asyncio.create_task(client.get("/openapi.json")) for _ in range(2)]
+            assert await asyncio.to_thread(begun.wait, TIMEOUT_S)
+            goes_on.set()
+            return await asyncio.gather(*asked)
+
+    answers = asyncio.run(ask())
+    assert [one.json() for one in answers] == [{"openapi": "3.1.0"}] * 2
+    assert len(makers) == 1
+    assert makers != [threading.get_ident()]
