@@ -89,8 +89,10 @@ def _rows(report: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         label = f"{prefix}{name.replace('_', ' ')}"
         if isinstance(value, Mapping):
             rows += _rows(value, f"{label}: ")
-        elif isinstance(value, list):  # intervals are printed, curves are not
-            if len(value) == 2 and all(isinstance(one, float) for one in value):
+        elif isinstance(value, list):  # intervals and names are printed, curves are not
+            if value and all(isinstance(one, str) for one in value):
+                rows.append((label, ", ".join(value)))
+            elif len(value) == 2 and all(isinstance(one, float) for one in value):
                 rows.append((label, f"{value[0]:.4f} to {value[1]:.4f}"))
         elif isinstance(value, float):
             rows.append((label, f"{value:.4f}"))

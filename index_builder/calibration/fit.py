@@ -31,6 +31,7 @@ from index_builder.metrics import (
     error_auroc,
     reliability,
 )
+from index_builder.progress import console
 from model_store.decision import (
     SIGNALS,
     Calibration,
@@ -56,6 +57,9 @@ service answers a query, it converts the probabilities to the expected share of 
 a share of a few per cent, the fit would almost ignore absent queries. The probabilities would be
 wrong for a service with many absent queries. If the available absent queries are not
 representative, the fit uses `DEFAULT_ABSENT` instead."""
+
+_SIGNALS_OF_CERTAINTY = {"log_distance_ratio", "mean_margin", "mean_agreement"}
+"""Signals that are larger if the first result is more certain."""
 
 N_RESAMPLED = 30
 """Number of bootstrap samples to estimate how often a calibration gives a guarantee."""
@@ -129,6 +133,8 @@ def fit_calibration(
         absent_outlier_scores=absent_scores,
         largest_similarity=float(matched.similarities[:, 0].max()),
     )
+    alone = signals_alone(examples, fitted.n_signals)
+    say_signals(alone)
     report = {
         "n_matched": len(matched),
         "n_leave_one_out": sum(len(one.observed) for one in queries.of("items")),
@@ -136,6 +142,7 @@ def fit_calibration(
         "absence": queries.absence,
         "queries": queries.origin,
         "signals": list(SIGNALS[: fitted.n_signals]),
+        "signals_alone": alone,
         "cross_fitted": {
             **_measured(calibration, examples, fitted),
             "outlier_auroc": {"near": auroc(absent_scores, calibration.outlier_scores)},
@@ -143,6 +150,41 @@ def fit_calibration(
         "guarantee_share": _guarantee_share(calibration, seed),
     }
     return replace(calibration, report=report)
+
+
+def signals_alone(examples: Examples, n_signals: int) -> dict[str, dict[str, float | None]]:
+    """Measure how well each of the first ``n_signals`` of `SIGNALS` detects two problems alone.
+
+    Returns
+    -------
+    By signal, two AUROCs of its value for the nearest label: ``error_auroc`` for wrong first
+    results, among queries with a match, and ``absent_auroc`` for absent queries. None if there is
+    only one kind of query.
+    """
+    first, absent = examples.values[examples.starts], examples.absent
+    is_right = examples.matches[examples.starts][~absent]
+    found = {}
+    for place, name in enumerate(SIGNALS[:n_signals]):
+        doubt = first[:, place] * (-1 if name in _SIGNALS_OF_CERTAINTY else 1)
+        found[name] = {
+            "error_auroc": error_auroc(doubt[~absent], is_right),
+            "absent_auroc": auroc(doubt[absent], doubt[~absent]),
+        }
+    return found
+
+
+def say_signals(alone: Mapping[str, Mapping[str, float | None]]) -> None:
+    """Print the signals of the match model, with the AUROCs of `signals_alone`."""
+    shown = [
+        f"{name.replace('_', ' ')} "
+        + " and ".join("–" if value is None else f"{value:.2f}" for value in of_signal.values())
+        for name, of_signal in alone.items()
+    ]
+    console.print(
+        f"The probabilities use {len(alone)} signals. The AUROC of each signal alone, for wrong "
+        f"first results and for absent queries: {', '.join(shown)}.",
+        soft_wrap=True,
+    )
 
 
 def _guarantee_share(calibration: Calibration, seed: int) -> float:

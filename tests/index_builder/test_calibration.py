@@ -178,6 +178,29 @@ def test_queries_that_hide_their_label_say_little_where_the_encoder_knows_it() -
     assert (trained.match.weights[4:] == 0).all(), "of others these say nothing"
 
 
+def test_calibration_prints_the_signals_with_what_each_tells_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = calibrated().report
+    alone = report["signals_alone"]
+    assert list(alone) == report["signals"]
+    matched, absent = QUERIES.matched, WITHHELD.observed
+    of_first = -matched.similarities[:, 0]
+    right = matched.matches[:, 0]
+    assert alone["log_distance"] == {
+        "error_auroc": pytest.approx(auroc(of_first[~right], of_first[right])),
+        "absent_auroc": pytest.approx(auroc(-absent.similarities[:, 0], of_first)),
+    }
+    assert alone["outlier_score"]["absent_auroc"] == pytest.approx(
+        auroc(absent.outlier_scores, matched.outlier_scores)
+    )
+    values = [one for of_signal in alone.values() for one in of_signal.values()]
+    assert min(values) > 0.5, "the sign of each is that of certainty or of doubt"
+    first = alone["log_distance"]
+    shown = f"log distance {first['error_auroc']:.2f} and {first['absent_auroc']:.2f}"
+    assert shown in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("coverage", [0.8, 0.95])
 def test_result_sets_hold_a_match_as_often_as_promised(coverage: float) -> None:
