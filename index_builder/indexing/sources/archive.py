@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
+from shlex import quote
 from typing import IO, Any, cast
 
 from index_builder.datasets.image_files import (
@@ -166,7 +167,8 @@ class Archive:
 
         Raises
         ------
-        DatasetError : the file is not a tar or is truncated, or unpacking needs too much space.
+        DatasetError : the file is not a tar, is damaged or truncated, or contains a second tar; or
+            unpacking needs too much space.
         """
         try:
             plain = self._plain(scratch)
@@ -220,7 +222,33 @@ class Archive:
                 place = Place(str(plain), member.offset_data, member.size, changed_ns)
                 sample.images.append((name, place, f"{self.path.name} at byte {member.offset}"))
         yield from sample.entries(top, labelled=self.labelled)
+        self._require_end(archive)
         self._note_orphans(sample.orphans, plain, left_out)
+
+    def _require_end(self, archive: tarfile.TarFile) -> None:
+        """Raise an error if members follow, because `tarfile` stops at a damaged header.
+
+        `tarfile` also stops at the zero bytes between two archives that `cat` has joined.
+
+        Raises
+        ------
+        tarfile.ReadError, DatasetError
+        """
+        content = cast("IO[bytes]", archive.fileobj)
+        content.seek(archive.offset)
+        block = content.read(tarfile.BLOCKSIZE)
+        if block.strip(b"\0"):
+            raise tarfile.ReadError(f"the header at byte {archive.offset} is damaged")
+        while block and not block.strip(b"\0"):
+            block = content.read(tarfile.BLOCKSIZE)
+        try:
+            tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except tarfile.TarError:
+            return  # the end of the file, or bytes that are no archive
+        raise DatasetError(
+            f"{self.path.name} is several archives in one file. Unpack all of them, for example "
+            f"with `tar --ignore-zeros -xf {quote(self.path.name)}`, and name their folder."
+        )
 
     def _top_folder(self, plain: Path) -> str:
         """Return the folder whose sub-folders are labels, with a slash at its end; or "".

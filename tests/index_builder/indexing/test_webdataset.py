@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 from collections.abc import Mapping
@@ -141,6 +142,26 @@ class TestWebdataset:
         path.write_bytes(path.read_bytes()[:1023])
         with pytest.raises(DatasetError, match=r"not a complete tar file \(it ends within 1.png"):
             entries(path, tmp_path)
+
+    def test_damaged_header_is_refused(self, tmp_path: Path) -> None:
+        path = self.write(tmp_path, {f"{number}.png": b"x" * 512 for number in range(3)})
+        whole = path.read_bytes()
+        for damaged in (whole[:1024] + b"?" + whole[1025:], whole[:1025]):
+            path.write_bytes(damaged)
+            said = r"not a complete tar file \(the header at byte 1024 is damaged\)\. Copy it again"
+            with pytest.raises(DatasetError, match=said):
+                entries(path, tmp_path)
+
+    @pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+    def test_joined_archives_are_refused(self, suffix: str, tmp_path: Path) -> None:
+        whole = self.write(tmp_path, {"1.png": b"1"}).read_bytes()
+        path = tmp_path / f"joined.{suffix}"
+        pack = gzip.compress if suffix == "tar.gz" else bytes
+        path.write_bytes(pack(whole) + pack(whole))
+        with pytest.raises(DatasetError, match=r"several archives .* --ignore-zeros -xf joined"):
+            entries(path, tmp_path)
+        path.write_bytes(pack(whole + b"no archive" * 100))
+        assert [one.id for one in entries(path, tmp_path)] == ["1.png"]
 
     @pytest.mark.parametrize(
         ("name", "content", "reason"),
