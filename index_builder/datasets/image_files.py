@@ -147,7 +147,7 @@ _SENTENCES = {
 """For each reason, the sentence in the report."""
 
 _SAID = (
-    *(Reason.other_format, Reason.linked_folder, Reason.bad_name),
+    *(Reason.other_format, Reason.linked_folder, Reason.not_opened, Reason.bad_name),
     *(Reason.no_label, Reason.unlabelled, Reason.no_image),
     *(Reason.no_painting, Reason.further_image, Reason.further_sequence),
 )

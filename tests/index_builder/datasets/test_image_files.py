@@ -131,6 +131,8 @@ def test_special_files_are_named_and_not_waited_for(tmp_path: Path) -> None:
         assert not list(entries(left_out))
         assert set(reasons_of(left_out).values()) == {Reason.not_opened}
         assert len(left_out.files) == 3
+        (said,) = left_out.sentences
+        assert "that cannot be opened: 3 (circle, nowhere, pipe)" in said
 
 
 def test_linked_folders_within_a_source_are_not_entered_twice(tmp_path: Path) -> None:
