@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -52,40 +53,40 @@ class CocoAnnotations:
             is unknown.
         """
         content = self._require_format()
-        try:
+        with _reading_coco(self.name):
             files = self._by_id(content["images"], "images", "file_name")
             categories = self._by_id(content.get("categories", []), "categories", "name")
             without_box = dict(files)
             for number, found in enumerate(content["annotations"]):
                 origin = f"{self.name}, annotation {number}"
-                if found["image_id"] not in files:
-                    raise DatasetError(
-                        f"{origin} names the image {found['image_id']!r}, which `images` does not "
-                        "have. Add it, or correct the annotation."
-                    )
-                without_box.pop(found["image_id"], None)
-                if found.get("iscrowd"):
-                    left_out.add(origin, Reason.crowd)
-                else:
-                    yield self._entry(found, origin, files, categories)
+                with _reading_coco(origin):
+                    if found["image_id"] not in files:
+                        raise DatasetError(
+                            f"{origin} names the image {found['image_id']!r}, which `images` does "
+                            "not have. Add it, or correct the annotation."
+                        )
+                    without_box.pop(found["image_id"], None)
+                    if found.get("iscrowd"):
+                        left_out.add(origin, Reason.crowd)
+                    else:
+                        yield self._entry(found, origin, files, categories)
             for file in without_box.values():
                 left_out.add(named(file), Reason.no_box)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise DatasetError(
-                f"{self.name} is not in COCO's format: {type(error).__name__}: {error}. "
-                "Wanted `images` with id and file_name, `annotations` with id, image_id and bbox."
-            ) from error
 
     def _by_id(self, records: Sequence[Mapping[str, Any]], part: str, field: str) -> dict[Any, str]:
-        """Return a field of each record by the record's id; refuse a repeated id."""
+        """Return a field of each record by the record's id; empty for null.
+
+        A repeated id is refused.
+        """
         found: dict[Any, str] = {}
-        for one in records:
-            if one["id"] in found:
-                raise DatasetError(
-                    f"{self.name}: two records of `{part}` have the id {one['id']!r}: "
-                    f"{found[one['id']]!r} and {one[field]!r}. Give each its own id."
-                )
-            found[one["id"]] = str(one[field])
+        for number, one in enumerate(records):
+            with _reading_coco(f"{self.name}, `{part}` {number}"):
+                if one["id"] in found:
+                    raise DatasetError(
+                        f"{self.name}: two records of `{part}` have the id {one['id']!r}: "
+                        f"{found[one['id']]!r} and {one[field]!r}. Give each its own id."
+                    )
+                found[one["id"]] = "" if one[field] is None else str(one[field])
         return found
 
     def _entry(
@@ -96,6 +97,11 @@ class CocoAnnotations:
         categories: Mapping[Any, str],
     ) -> Entry:
         file = files[found["image_id"]]
+        if not file:
+            raise DatasetError(
+                f"{origin} names the image {found['image_id']!r}, whose file_name is empty. "
+                "Name its file."
+            )
         name = named(file)
         box = require_box(found["bbox"], origin)
         place = replace(self.places.place(file, f"{origin}: {shown(file)!r}"), box=box)
@@ -120,6 +126,18 @@ class CocoAnnotations:
                 "`images` and `annotations`."
             )
         return content
+
+
+@contextmanager
+def _reading_coco(origin: str) -> Iterator[None]:
+    """Raise `DatasetError` for a part of a COCO file that has another format."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DatasetError(
+            f"{origin} is not in COCO's format: {type(error).__name__}: {error}. "
+            "Wanted `images` with id and file_name, `annotations` with id, image_id and bbox."
+        ) from error
 
 
 LONGEST_SIDE = 1024
@@ -177,17 +195,19 @@ class IiifManifest:
         of_manifest = _metadata(self.content)
         if title := _text(self.content.get("label")):
             of_manifest["manifest"] = title
+        origin = self.name
         try:
             for canvas in _further_canvases(self.content):
                 left_out.add(shown(str(_id(canvas))), Reason.further_sequence)
             for number, canvas in enumerate(_canvases(self.content)):
+                origin = f"{self.name}, canvas {number}"
                 images = list(_images(canvas))
                 if len(images) != 1:
                     reason = Reason.further_image if images else Reason.no_painting
                     left_out.add(shown(str(_id(canvas) or f"canvas {number}")), reason)
                 if not images:
                     continue
-                entry = _entry(canvas, images[0], of_manifest, f"{self.name}, canvas {number}")
+                entry = _entry(canvas, images[0], of_manifest, origin)
                 yield entry if self.labelled else without_label(entry)
         except _Malformed as error:
             raise DatasetError(
@@ -195,7 +215,7 @@ class IiifManifest:
             ) from error
         except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise DatasetError(
-                f"{self.name} does not follow the IIIF Presentation API "
+                f"{origin} does not follow the IIIF Presentation API "
                 f"({type(error).__name__}: {error})."
             ) from error
 
@@ -284,7 +304,7 @@ def image_url(image: Json, canvas: Json) -> str:
         else:
             size = f"{LONGEST_SIDE}," if width >= height else f",{LONGEST_SIDE}"
         return f"{str(base).rstrip('/')}/full/{size}/0/default.jpg"
-    return str(_id(image))
+    return str(_id(image) or "")
 
 
 def _version_and_level(service: Json) -> tuple[int, int]:

@@ -171,8 +171,9 @@ class TestCoco:
         found = entries(self.write(tmp_path, content), tmp_path)
         assert [one.label for one in found] == [None, None]
 
-    def test_a_category_of_spaces_is_no_label(self, tmp_path: Path) -> None:
-        categories = [{"id": 1, "name": "  "}, {"id": 2, "name": "cold"}]
+    @pytest.mark.parametrize("name", ["  ", None])
+    def test_a_category_of_spaces_is_no_label(self, name: str | None, tmp_path: Path) -> None:
+        categories = [{"id": 1, "name": name}, {"id": 2, "name": "cold"}]
         content = {**self.CONTENT, "categories": categories}
         found = entries(self.write(tmp_path, content), tmp_path)
         assert [one.label for one in found] == [None, "cold"]
@@ -186,7 +187,12 @@ class TestCoco:
         ("change", "reason"),
         [
             ({"images": None}, "is not in COCO's format"),
-            ({"annotations": [{"id": 1}]}, "KeyError: 'image_id'"),
+            ({"annotations": [{"id": 1}]}, "annotation 0 is not in .* KeyError: 'image_id'"),
+            (
+                {"images": [{"id": 7, "file_name": "a.png"}, {}]},
+                "`images` 1 is not .* KeyError: 'id'",
+            ),
+            ({"images": [{"id": 7, "file_name": None}]}, "the image 7, whose file_name is empty"),
             (
                 {"annotations": [{"id": 1, "image_id": 8, "bbox": [0, 0, 1, 1]}]},
                 "annotation 0 names the image 8, which `images` does not have",

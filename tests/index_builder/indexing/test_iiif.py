@@ -204,6 +204,11 @@ def test_a_service_is_asked_for_a_bounded_size(image: dict[str, Any], wanted: st
         ({"items": None}, "does not follow the IIIF Presentation API"),
         ({"items": [None]}, r"API: items\[0\] of https://m.org/manifest is null; wanted an object"),
         ({"items": [{"id": "c", "items": [7]}]}, r"items\[0\] of c is 7; wanted an object"),
+        (
+            {"items": [{"items": []}, {"images": [{"resource": {"service": "x"}}]}]},
+            r"manifest.json, canvas 1 does not follow the IIIF Presentation API \(Attr",
+        ),
+        ({"items": [{"images": [{"resource": {}}]}]}, "canvas 0: the image is at ''; wanted http"),
     ],
 )
 def test_what_is_no_manifest_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
