@@ -410,9 +410,11 @@ def _why_never(
     place = int(np.bincount(evidence.first_classes[present], minlength=len(SIZE_CLASSES)).argmax())
     stream = promises.stream.at_rows(evidence.first_classes == place)
     bounded = {"reason": promises.matches[place].shortfall}
-    if promises.unknown_absence is not None or stream.widest(max_error) is not None:
-        return "match_never_bounded", bounded
-    if stream.is_lowered_by_feedback(max_error):
+    if (
+        promises.unknown_absence is not None
+        or stream.widest(max_error) is not None
+        or stream.is_lowered_by_feedback(max_error)
+    ):
         return "match_never_bounded", bounded
     parameters = {"max_error": max_error, **_accepted(calibration, 0.0)}
     n_queries, n_labels = int(present.sum()), promises.stream.n_labels
