@@ -318,6 +318,13 @@ def _say(
             f"with a wrong first result, and {held_out.n_absent} absent queries; AUROC: "
             f"{', '.join(told) or 'undefined'}"
         )
+        tried = sorted(held_out.prior.candidates)
+        if fitted.prior_chosen_by == "validation" and held_out.fraction in {tried[0], tried[-1]}:
+            end = "smallest" if held_out.fraction == tried[0] else "largest"
+            console.print(
+                f"The prior precision is {held_out.fraction:g} times the mean curvature, the {end} "
+                f"candidate of {', '.join(f'{one:g}' for one in tried)}."
+            )
     if fitted.temperature_search is not None:
         say_if_unidentified(fitted.temperature_search)
     by_validation = fitted.prior_chosen_by == "validation"

@@ -13,7 +13,8 @@ from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceCo
 from index_builder.methods import laplace
 from index_builder.methods.laplace import OnlineLaplace, PostHocLaplace
 from index_builder.posteriors.laplace.curvature import Curvature
-from index_builder.posteriors.laplace.fit import LaplaceFit, laplace_of_curvature
+from index_builder.posteriors.laplace.fit import LaplaceFit, PriorSearch, laplace_of_curvature
+from index_builder.posteriors.laplace.held_out import HeldOut
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 from model_store.errors import CalibrationError
 from tests.support.narrowing import instance_of
@@ -101,3 +102,29 @@ def test_a_temperature_that_is_given_is_that_of_the_posterior(
     found = instance_of(LastLayerPosterior, posterior).weight_variance
     np.testing.assert_allclose(found, temperature / (10 * WEIGHT + 2), rtol=1e-5)
     assert report["temperature"] == temperature
+
+
+@pytest.mark.parametrize(("fraction", "end"), [(0.001, "smallest"), (0.1, None), (1.0, "largest")])
+def test_a_prior_at_an_end_of_the_range_is_reported(
+    trained: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fraction: float,
+    end: str | None,
+) -> None:
+    layer = np.zeros((3, 4), np.float32), np.zeros(3, np.float32)
+    fitted = laplace_of_curvature(
+        *layer, Curvature(WEIGHT, BIAS), data_scale=10.0, prior_precision=2.0
+    )
+    search = PriorSearch((0.01, 0.1, 1.0, 0.001), (1.0, 1.0, 1.0, 1.0))
+    found = HeldOut(fraction, search, PriorSearch((1.0,), (0.0,)), 0.9, 0.8, 20, 5, 10, None)
+    monkeypatch.setattr(PostHocLaplace, "curvature_fit", lambda *_: (fitted, "fixed"))
+    monkeypatch.setattr(PostHocLaplace, "_validated", lambda *_, **__: found)
+    monkeypatch.setattr(laplace, "_norm_correlation", lambda *_: None)
+    settings = LaplaceConfig(structure="diagonal", temperature=1.0)
+    splits: Any = SimpleNamespace(training=[], validation=[])
+    PostHocLaplace(settings).fit(CONFIG, [trained], splits)
+    printed = " ".join(capsys.readouterr().err.split())
+    told = f"is {fraction:g} times the mean curvature, the {end} candidate of 0.001, 0.01, 0.1, 1."
+    assert ("candidate of" in printed) == (end is not None)
+    assert end is None or told in printed
