@@ -26,7 +26,7 @@ from index_builder.indexing.blocks import (
     PreparedBlock,
 )
 from model_store.encoder.contract import EncoderInput, Inputs, VectorInput
-from model_store.errors import CorruptImage, ImageError, ImageTooCostly, ImageTooLarge
+from model_store.errors import CorruptImage, EmptyImage, ImageError, ImageTooCostly, ImageTooLarge
 from model_store.images import (
     TOO_MUCH_MEMORY,
     ImageLimits,
@@ -225,7 +225,10 @@ def _prepared(
 def _unreadable(error: OSError) -> Failure:
     why = error.strerror or type(error).__name__
     if isinstance(error, FileNotFoundError):
-        why = f"there is no {error.filename}"
+        why = (
+            f"there is no {error.filename}. Correct the path, or name the folder of all images "
+            "with --root"
+        )
     return Failure("Unreadable", f"The file cannot be read: {why}.", passing=True)
 
 
@@ -303,11 +306,18 @@ def decode_again(data: bytes, box: Box | None, smallest_side: int | None) -> NDA
 
 
 def bytes_of(place: Place, limits: ImageLimits) -> bytes:
-    """Read the bytes of an image; stop one byte after the limit, to save memory."""
+    """Read the bytes of an image; stop one byte after the limit, to save memory.
+
+    Raises
+    ------
+    EmptyImage : the row of a table has no image.
+    """
+    if place.offset is not None and place.size < 0:  # `MISSING`
+        raise EmptyImage("The row has no image. Store the bytes of the image in the row.")
     with place.opened() as file:
         if place.offset:
             file.seek(place.offset)
-        wanted = limits.max_bytes + 1 if place.offset is None else max(place.size, 0)
+        wanted = limits.max_bytes + 1 if place.offset is None else place.size
         data = file.read(min(wanted, limits.max_bytes + 1))
     check_size(data, limits)
     return data

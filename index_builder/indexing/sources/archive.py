@@ -363,7 +363,7 @@ def _object(name: str, text: str) -> dict[str, Any]:
         found = json.loads(text)
         json.dumps(found, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{name} is not JSON ({error}).") from error
+        raise DatasetError(f"{name} is not JSON ({error}). Correct it, or leave it out.") from error
     if not isinstance(found, dict):
         raise DatasetError(f"{name} holds {text[:60]!r}; wanted an object of metadata.")
     return found

@@ -271,7 +271,7 @@ def text_of(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise DatasetError(f"{origin}: {name} is {value!r}; wanted text.")
+        raise DatasetError(f"{origin}: {name} is {value!r}; wanted text or a whole number.")
     if "\0" in str(value):
         raise DatasetError(f"{origin}: {name} is {value!r}, with a null character in it.")
     return str(value)
@@ -290,7 +290,7 @@ def _metadata(fields: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
         except (TypeError, ValueError) as error:
             raise DatasetError(
                 f"{origin}: {name!r} cannot be metadata, which is written as JSON ({error}). "
-                "Leave this column out."
+                "Leave this column out, or this value empty."
             ) from error
     written = _written_metadata(fields.get("metadata"), origin)
     twice = [name for name in columns if name in written and written[name] != columns[name]]
@@ -409,7 +409,10 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             try:
                 fields = _json(line, f"{path.name}, line {number}")
             except (ValueError, RecursionError) as error:
-                raise DatasetError(f"{path.name}, line {number} is not JSON ({error}).") from error
+                raise DatasetError(
+                    f"{path.name}, line {number} is not JSON ({error}). Write one object in each "
+                    "line."
+                ) from error
             if not isinstance(fields, dict):
                 raise DatasetError(f"{path.name}, line {number} is {fields!r}; wanted an object.")
             yield number, fields

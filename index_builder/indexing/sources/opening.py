@@ -284,8 +284,8 @@ def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[
         return ImageManifest(path, places, labelled, texts)
     if _ends_with(path.name, VECTOR_SUFFIXES):
         raise DatasetError(
-            f"{path.name} holds vectors, not images. Use --encoder-name NAME instead of --encoder "
-            "to name the encoder of the vectors."
+            f"{path.name} holds vectors, not images. To index vectors, use --encoder-name NAME "
+            "instead of --encoder. To build with vectors, use --vectors instead of --images."
         )
     # On a server, an IIIF manifest often has no suffix .json.
     if _ends_with(path.name, (JSON_SUFFIX,)) or _begins_like_json(path):

@@ -78,6 +78,20 @@ def places_in(root: Path | str) -> Places:
     return RemotePlaces(str(root)) if is_url(root) else LocalPlaces(Path(root))
 
 
+def _at_url(url: str, origin: str) -> Place:
+    """Return the place of a URL.
+
+    Raises
+    ------
+    DatasetError : the scheme is not supported.
+    """
+    try:
+        scheme_of(url)
+    except DatasetError as error:
+        raise DatasetError(f"{origin}: {error}") from error
+    return Place(url, None, 0, 0)
+
+
 class LocalPlaces:
     r"""A local folder of images. The manifest can come from another machine.
 
@@ -100,8 +114,7 @@ class LocalPlaces:
     def place(self, name: str, origin: str) -> Place:
         """Return the place of ``name``; the file need not exist, see `Places`."""
         if is_url(name):
-            scheme_of(name)
-            return Place(name, None, 0, 0)
+            return _at_url(name, origin)
         place = self._place(name, origin)
         if place.size != MISSING:
             return place
@@ -179,13 +192,13 @@ class RemotePlaces:
     def place(self, name: str, origin: str) -> Place:
         """Return the place of ``name``; the file need not exist, see `Places`."""
         if is_url(name):
+            place = _at_url(name, origin)
             if self._schemes is not None and scheme_of(name) not in self._schemes:
                 raise DatasetError(
                     f"{origin} is in a bucket, but its manifest is on the web. If this is "
                     "intended, copy the manifest to this machine first."
                 )
-            scheme_of(name)
-            return Place(name, None, 0, 0)
+            return place
         path = PurePosixPath(name)
         try:
             name.encode()

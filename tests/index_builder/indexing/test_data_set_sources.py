@@ -321,8 +321,8 @@ class TestParquetImages:
         assert [one.id for one in found] == [f"plain#{row}" for row in range(4)]
         first, second, third, last = prepared(found)
         np.testing.assert_allclose(np.array([first, third]), [COLOURS["green"]] * 2, atol=3)
-        assert "empty" in str(second)  # it is not the one after it
-        assert "empty" in str(last)
+        assert "row has no image" in str(second)  # it is not the one after it
+        assert "row has no image" in str(last)
         assert [one.place.size for one in found] == [len(png(striped())), -1] * 2
 
     def test_a_file_that_is_gone_since_moves_no_image_to_another_row(self, tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_a_file_that_is_gone_may_come_back(tmp_path: Path) -> None:
     found = prepare_files(block, PREPROCESSING)
     assert found.failures["gone"].passing
     assert "there is no " in found.failures["gone"].reason
+    assert "with --root" in found.failures["gone"].reason
     assert found.images[0].any()
     assert not found.images[1].any()
 

@@ -237,6 +237,10 @@ def test_dates_of_a_table_are_text(folder: Path) -> None:
     parquet.write_table(binary, folder / "list.parquet")
     with pytest.raises(DatasetError, match=r"'raw' cannot be metadata.*Leave this column out"):
         entries(folder / "list.parquet")
+    prices = pa.table({"path": ["0/x.png"], "price": [math.nan]})
+    parquet.write_table(prices, folder / "list.parquet")
+    with pytest.raises(DatasetError, match=r"'price' cannot be metadata.*or this value empty"):
+        entries(folder / "list.parquet")
     places = pa.table({"path": ["0/x.png", None]})
     parquet.write_table(places, folder / "list.parquet")
     with pytest.raises(DatasetError, match="line 2: there is no path"):
@@ -419,7 +423,12 @@ def test_files_of_other_formats_are_told_and_texts_are_not(folder: Path, suffix:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"path": "0/x.png"}\n{"path": ', "line 2 is not JSON"),
+        (
+            b'{"path": "0/x.png"}\n{"path": ',
+            r"line 2 is not JSON .*\. Write one object in each line",
+        ),
+        (b'{"path": "0/x.png", "label": 1.0}', "label is 1.0; wanted text or a whole number"),
+        (b'{"path": "file:///x.png"}', "list.jsonl, line 1: .*: file:///x.png cannot be read"),
         (b'{"path": "0/x.png"}\n[1]\n', "line 2 is .*; wanted an object"),
         (b'{"path": 1.5}', "path is 1.5; wanted text"),
         (b'{"path": "0/x.png", "price": NaN}', "line 1 is not JSON"),
@@ -653,7 +662,7 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="neither a folder"):
         open_source(tmp_path / "manifest")
     (tmp_path / "vectors.npy").write_bytes(b"")
-    with pytest.raises(DatasetError, match=r"vectors.npy holds vectors, not images"):
+    with pytest.raises(DatasetError, match=r"vectors.npy holds vectors.* use --vectors instead of"):
         open_source(tmp_path / "vectors.npy")
     (tmp_path / "list.parquet").write_bytes(b"no parquet")
     with pytest.raises(DatasetError, match="is not a Parquet file"):

@@ -166,7 +166,7 @@ class TestWebdataset:
     @pytest.mark.parametrize(
         ("name", "content", "reason"),
         [
-            ("1.json", b"{", "1.json is not JSON"),
+            ("1.json", b"{", r"1.json is not JSON .*\. Correct it, or leave it out"),
             ("1.json", b"[" * 9999, "1.json is not JSON"),
             ("1.json", b"[1]", "wanted an object of metadata"),
             ("1.json", b'{"label": {"a": 1}}', "label is"),
