@@ -220,8 +220,9 @@ class Catalogue:
                 f"{name!r} in {' and in '.join(self._origins(name))}"
                 for (name,) in self._connection.execute(f"{repeated} ORDER BY id LIMIT {N_SHOWN}")
             ]
+            belong = "id belongs" if n_repeated == 1 else "ids belong"
             raise DatasetError(
-                f"{n_repeated} ids belong to more than one image: {'; '.join(examples)}"
+                f"{n_repeated:,} {belong} to more than one image: {'; '.join(examples)}"
                 f"{'; …' if n_repeated > N_SHOWN else ''}. Give every image its own id."
             ) from error
 

@@ -177,8 +177,9 @@ class Archive:
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # a disk error has a number; an error of a decompressor has none
+            why = " ".join(str(error).split())  # of several lines
             raise DatasetError(
-                f"{self.path.name} is not a complete tar file ({error}). {self._other_content()}"
+                f"{self.path.name} is not a complete tar file ({why}). {self._other_content()}"
                 "Copy it again."
             ) from error
 

@@ -215,6 +215,9 @@ def test_repeated_ids_are_refused_with_both_places(drawings: Path, at: At, tmp_p
         r"in repeated.jsonl, line 151; .*; …\.",
     ):
         index_collection(at(manifest))
+    manifest.write_text("\n".join(map(json.dumps, rows[:151])), encoding="utf-8")
+    with pytest.raises(DatasetError, match=r"^1 id belongs to more than one image: '0' in "):
+        index_collection(at(manifest))
     manifest.unlink()
 
 

@@ -567,8 +567,9 @@ def test_content_of_a_file_with_a_wrong_suffix_is_named(
     tmp_path: Path, name: str, content: bytes, said: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=said) as refused:
         entries(tmp_path / name, tmp_path)
+    assert "\n" not in str(refused.value)
     (tmp_path / "empty.csv").write_text("path\n")
     assert entries(tmp_path / "empty.csv") == []
 
