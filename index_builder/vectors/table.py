@@ -124,6 +124,8 @@ def open_table(path: Path) -> VectorTable:
 def holds_vectors(path: Path) -> bool:
     """Return whether a table has a column of vectors; False if there is no Parquet file.
 
+    In a Parquet file with a column ``path``, a column of single numbers is metadata.
+
     Raises
     ------
     DatasetError : see `opened_parquet`.
@@ -135,7 +137,10 @@ def holds_vectors(path: Path) -> bool:
     if not path.is_file():
         return False
     with opened_parquet(path) as file:
-        return not {PARTS[0], _COLUMN}.isdisjoint(file.schema_arrow.names)
+        schema = file.schema_arrow
+        columns = [schema.field(name) for name in (PARTS[0], _COLUMN) if name in schema.names]
+        # Only nested types, such as lists, have fields.
+        return any(one.type.num_fields or "path" not in schema.names for one in columns)
 
 
 @contextmanager

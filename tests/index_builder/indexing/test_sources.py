@@ -228,7 +228,7 @@ def test_other_fields_of_a_line_are_metadata_as_they_are(folder: Path) -> None:
     assert dict(entries(path)[0].metadata) == {"price": "12.50", "tags": ["a", 1]}
 
 
-def test_dates_of_a_table_are_text(folder: Path) -> None:
+def test_columns_of_parquet_have_the_meaning_of_a_manifest(folder: Path) -> None:
     table = pa.table({"path": ["0/x.png"], "taken": [dt.datetime(2024, 5, 6, 7, 8)]})  # noqa: DTZ001
     parquet.write_table(table, folder / "list.parquet")
     (entry,) = entries(folder / "list.parquet")
@@ -241,6 +241,13 @@ def test_dates_of_a_table_are_text(folder: Path) -> None:
     parquet.write_table(prices, folder / "list.parquet")
     with pytest.raises(DatasetError, match=r"'price' cannot be metadata.*or this value empty"):
         entries(folder / "list.parquet")
+    brightness = pa.table({"path": ["0/x.png"], "mean": [0.5]})
+    parquet.write_table(brightness, folder / "list.parquet")
+    assert not is_of_vectors(folder / "list.parquet")
+    assert dict(entries(folder / "list.parquet")[0].metadata) == {"mean": 0.5}
+    vectors = pa.table({"path": ["0/x.png"], "mean": [[0.5]]})
+    parquet.write_table(vectors, folder / "list.parquet")
+    assert is_of_vectors(folder / "list.parquet")
     places = pa.table({"path": ["0/x.png", None]})
     parquet.write_table(places, folder / "list.parquet")
     with pytest.raises(DatasetError, match="line 2: there is no path"):
