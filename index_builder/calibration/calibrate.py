@@ -108,6 +108,7 @@ def calibration_queries(
         "held_out_images" if views_of is None else "views_of_items",
         unseen,
         1.0 if gallery.earlier is None else gallery.earlier.rivals,
+        held_out=queries.held_out,
     )
 
 

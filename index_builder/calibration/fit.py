@@ -323,6 +323,11 @@ def _evidence(
     names = [name for one in groups for name in one.sources or [""] * len(one.observed)]
     source_names, sources = np.unique(np.array(names), return_inverse=True)
     rivals, hierarchy, levels = queries.rivals, gallery.rule.hierarchy, None
+    lone_share = None
+    if queries.origin == "left_out_items":
+        lone_share = gallery.lone_share()
+    elif queries.held_out:
+        lone_share = gallery.lone_share(queries.matched.codes.astype(np.int64))
     if queries.of("hidden"):
         n_labels = int(gallery.n_labels().sum())
         rivals = n_labels / max(n_labels - 1, 1)
@@ -349,7 +354,7 @@ def _evidence(
         rivals=rivals,
         outlier_p_values=_outlier_p_values(groups, queries.n_put),
         levels=levels,
-        lone_share=gallery.lone_share() if queries.origin == "left_out_items" else None,
+        lone_share=lone_share,
     )
 
 

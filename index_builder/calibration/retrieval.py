@@ -485,9 +485,18 @@ class CalibratedGallery:
         counts[0] += self.gallery.n_items - of_labels.sum()
         return counts
 
-    def lone_share(self) -> float:
-        """Return the share of labelled items that are the only item of their label."""
-        return float((self.label_counts == 1).sum() / max(self.label_counts.sum(), 1))
+    def lone_share(self, held_out: Integers | None = None) -> float:
+        """Return the share of labelled images that are the only image of their label.
+
+        Parameters
+        ----------
+        held_out : (B,) label codes of the images that were held out as queries; None if the items
+            are the queries.
+        """
+        counts = self.label_counts
+        if held_out is not None:
+            counts = counts + np.bincount(held_out[held_out >= 0], minlength=len(counts))
+        return float((counts == 1).sum() / max(counts.sum(), 1))
 
     def observe(
         self, encoder: Encoder, queries: LabelledImages, seen: Seen | None = None

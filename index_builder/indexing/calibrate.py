@@ -179,7 +179,7 @@ def calibrate_collection(
                 raise too_few_images(n_images)
             again = int(np.random.default_rng(seed).integers(2**32))
             matched = views(images.at(range(min(N_QUERIES, len(images)))), again)
-    queries = QuerySet(matched, matched.at([]), None)
+    queries = QuerySet(matched, matched.at([]), None, held_out=labelled)
     return calibrate_gallery(
         *(encoder, gallery, images, queries, config, seed),
         are_views=not labelled,

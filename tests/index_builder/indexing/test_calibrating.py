@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,9 +20,11 @@ from index_builder.datasets.images import from_files
 from index_builder.indexing.blocks import NONE
 from index_builder.indexing.collection import Indexing, IndexingResult, index_collection
 from index_builder.indexing.dry_run import inspect_collection
+from index_builder.indexing.recalibrate import recalibrate_bundle
 from index_builder.indexing.sources import open_source
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.manifest import ENCODER_FILE
+from model_store.decision import Calibration
 from model_store.errors import CalibrationError, ConfigError
 from model_store.gallery import IndexSettings
 from tests.support.build_command import vouch_build
@@ -142,6 +145,25 @@ def test_a_fifth_of_each_label_is_asked_and_not_indexed(
     assert calibrated.n_held_out == len(held_out) == calibration["report"]["n_matched"]
     n_items = calibration["report"]["n_leave_one_out"]
     assert calibration["n_queries"] == len(held_out) + n_items
+
+
+def test_labels_of_one_image_count_as_absent_queries_though_none_is_held_out(
+    at: At, many: Path, tmp_path: Path
+) -> None:
+    """Served queries may show them; a refit counts them again."""
+    shutil.copytree(many, tmp_path / "lone")
+    drawn = tmp_path / "drawn"
+    drawn.mkdir()
+    write_drawings(drawn, N_IMAGES + 80)
+    for path in sorted(drawn.rglob("*.png"), key=lambda path: path.name)[N_IMAGES:]:
+        (tmp_path / "lone" / path.stem).mkdir()
+        path.rename(tmp_path / "lone" / path.stem / path.name)
+    outcome = index_collection(replace(at(tmp_path / "lone"), calibrate=True))
+    fitted = not_none(opened(outcome).retriever.calibration)
+    assert fitted.evidence.lone_share == pytest.approx(80 / (N_IMAGES + 1 + 80))
+    again = recalibrate_bundle(outcome.bundle.parent, {})
+    refit = not_none(Calibration.load(again))
+    assert refit.evidence.lone_share == pytest.approx(fitted.evidence.lone_share)
 
 
 def test_its_items_keep_their_own_vectors(calibrated: IndexingResult, many: Path) -> None:

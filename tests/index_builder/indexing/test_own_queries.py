@@ -144,6 +144,8 @@ def test_a_bundle_from_elsewhere_is_calibrated_and_measured(where: Path, calibra
     assert report["top1_ece"] < 0.1
     assert report["verdicts"]["matched"]["match"] > 0.5
     bundle = open_bundle(calibrated, "cpu", threads=1)
+    lone_share = not_none(bundle.retriever.calibration).evidence.lone_share
+    assert lone_share is None, "the user has chosen the queries, and not at random among images"
     # The promised error is one of the stream that the calibration assumes, absent queries among it.
     share = not_none(bundle.retriever.calibration).default_share
     absent = share * report["verdicts"]["near"].get("match", 0)
