@@ -58,9 +58,6 @@ a share of a few per cent, the fit would almost ignore absent queries. The proba
 wrong for a service with many absent queries. If the available absent queries are not
 representative, the fit uses `DEFAULT_ABSENT` instead."""
 
-_SIGNALS_OF_CERTAINTY = {"log_distance_ratio", "mean_margin", "mean_agreement"}
-"""Signals that are larger if the first result is more certain."""
-
 N_RESAMPLED = 30
 """Number of bootstrap samples to estimate how often a calibration gives a guarantee."""
 
@@ -155,6 +152,9 @@ def fit_calibration(
 def signals_alone(examples: Examples, n_signals: int) -> dict[str, dict[str, float | None]]:
     """Measure how well each of the first ``n_signals`` of `SIGNALS` detects two problems alone.
 
+    The gallery determines whether small or large values of a signal show a problem. So each AUROC
+    is at least ½: the larger one of both directions.
+
     Returns
     -------
     By signal, two AUROCs of its value for the nearest label: ``error_auroc`` for wrong first
@@ -164,11 +164,14 @@ def signals_alone(examples: Examples, n_signals: int) -> dict[str, dict[str, flo
     first, absent = examples.values[examples.starts], examples.absent
     is_right = examples.matches[examples.starts][~absent]
     found = {}
-    for place, name in enumerate(SIGNALS[:n_signals]):
-        doubt = first[:, place] * (-1 if name in _SIGNALS_OF_CERTAINTY else 1)
+    for name, values in zip(SIGNALS[:n_signals], first.T, strict=False):
+        of_matched = values[~absent]
+        areas = {
+            "error_auroc": error_auroc(of_matched, is_right),
+            "absent_auroc": auroc(values[absent], of_matched),
+        }
         found[name] = {
-            "error_auroc": error_auroc(doubt[~absent], is_right),
-            "absent_auroc": auroc(doubt[absent], doubt[~absent]),
+            key: None if area is None else max(area, 1 - area) for key, area in areas.items()
         }
     return found
 
@@ -181,8 +184,9 @@ def say_signals(alone: Mapping[str, Mapping[str, float | None]]) -> None:
         for name, of_signal in alone.items()
     ]
     console.print(
-        f"The probabilities use {len(alone)} signals. The AUROC of each signal alone, for wrong "
-        f"first results and for absent queries: {', '.join(shown)}.",
+        f"The probabilities use {len(alone)} signals. The AUROC of each signal alone, in its "
+        "better direction, for wrong first results and for absent queries: "
+        f"{', '.join(shown)}.",
         soft_wrap=True,
     )
 

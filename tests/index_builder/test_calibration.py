@@ -11,11 +11,13 @@ from index_builder.calibration import (
     ASSUMED_ABSENT,
     CalibratedGallery,
     CalibrationQueries,
+    Examples,
     QueryGroup,
     fit_calibration,
     fit_detector,
 )
 from index_builder.calibration.detector import fit_detectors
+from index_builder.calibration.fit import signals_alone
 from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, calibration_error, reliability
@@ -199,6 +201,15 @@ def test_calibration_prints_the_signals_with_what_each_tells_alone(
     first = alone["log_distance"]
     shown = f"log distance {first['error_auroc']:.2f} and {first['absent_auroc']:.2f}"
     assert shown in capsys.readouterr().err
+
+
+def test_a_signal_tells_as_much_if_its_sign_is_reversed() -> None:
+    examples = Examples.of([*QUERIES.of("matched"), WITHHELD])
+    reverse = replace(examples, values=-examples.values)
+    assert signals_alone(reverse, 6) == {
+        name: {key: pytest.approx(area) for key, area in of_signal.items()}
+        for name, of_signal in signals_alone(examples, 6).items()
+    }
 
 
 @pytest.mark.slow
