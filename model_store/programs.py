@@ -115,24 +115,25 @@ def misspelt_variables(
                 yield name, meant
 
 
-def variable(name: str) -> str | None:
-    """Return the value of a variable, or else the text of its file in ``VOUCH_SECRETS_DIR``.
+def variable(name: str, folder: Path | None = None) -> str | None:
+    """Return the value of a variable, or else the text of its file in the folder of secrets.
 
     The service reads its settings in the same way. An empty value counts as not set.
 
     Parameters
     ----------
     name : name of the variable; the name of the file is the same, in any case.
+    folder : the folder of secrets; by default ``VOUCH_SECRETS_DIR``.
 
     Raises
     ------
     ConfigError : the directory or the file cannot be read. The message does not contain the value.
     """
-    folder = os.environ.get(SECRETS_DIR)
-    if os.environ.get(name) or not folder:
+    where = folder or os.environ.get(SECRETS_DIR)
+    if os.environ.get(name) or not where:
         return os.environ.get(name) or None
     try:
-        files = [one for one in Path(folder).iterdir() if one.name.lower() == name.lower()]
+        files = [one for one in Path(where).iterdir() if one.name.lower() == name.lower()]
     except (OSError, ValueError):
         raise ConfigError(
             f"{SECRETS_DIR} must be a directory that can be read, with a file for each secret."

@@ -150,7 +150,7 @@ def create_app(
     drain : state of the drain, which begins when the service stops.
     """
     telemetry, drain = Telemetry(shared), drain or Drain()
-    tracing = _open_tracing(settings.otlp_endpoint)
+    tracing = _open_tracing(settings)
     access = access or open_access(settings)
     open_more = open_more or open_bundle
     api = create_api(settings, bundles, telemetry, access, open_more, tracing, shared, drain)
@@ -187,12 +187,12 @@ def create_app(
     return KnownProxies(app, settings.trusted_proxies, settings.root_path)
 
 
-def _open_tracing(endpoint: str | None) -> Tracing | None:
-    if endpoint is None:
+def _open_tracing(settings: Settings) -> Tracing | None:
+    if settings.otlp_endpoint is None:
         return None
     from service.observability.tracing import OtlpTracing  # noqa: PLC0415 - OpenTelemetry is an extra
 
-    return OtlpTracing(endpoint)
+    return OtlpTracing(settings.otlp_endpoint, settings.secrets_dir)
 
 
 def _kept_queries(

@@ -10,18 +10,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from threading import Thread
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.environment_variables import OTEL_EXPORTER_OTLP_HEADERS as HEADERS
+from opentelemetry.sdk.environment_variables import (
+    OTEL_EXPORTER_OTLP_TRACES_HEADERS as TRACES_HEADERS,
+)
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, StatusCode, format_trace_id, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.re import parse_env_headers
 from opentelemetry.util.types import AttributeValue
 
 from model_store.installation import installed_version
+from model_store.programs import variable
 from service.observability.logs import UNMATCHED, RequestRecord, SearchRecord
 
 logger = logging.getLogger(__name__)
@@ -53,11 +60,17 @@ class OtlpTracing:
     Parameters
     ----------
     endpoint : base URL of the collector, such as ``http://collector:4318``.
+    secrets_dir : directory that can have a file with the collector's headers.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, secrets_dir: Path | None = None) -> None:
         base = endpoint.rstrip("/").removesuffix(TRACES_PATH)
-        self._exporter = OTLPSpanExporter(f"{base}{TRACES_PATH}", timeout=EXPORT_TIMEOUT_S)
+        headers = variable(TRACES_HEADERS, secrets_dir) or variable(HEADERS, secrets_dir)
+        self._exporter = OTLPSpanExporter(
+            f"{base}{TRACES_PATH}",
+            headers=parse_env_headers(headers, liberal=True) if headers else None,
+            timeout=EXPORT_TIMEOUT_S,
+        )
         ours = {"service.name": "vouch", "service.version": installed_version()}
         resource = Resource.create(ours).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)

@@ -26,11 +26,13 @@ class Collector:
     ----------
     bodies : what was posted, as it was sent.
     paths : where to.
+    keys : their header ``x-api-key``.
     """
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.bodies: list[bytes] = []
         self.paths: list[str] = []
+        self.keys: list[str | None] = []
         collector, ended = self, threading.Event()
         self._ended = ended
 
@@ -39,6 +41,7 @@ class Collector:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 ended.wait(delay_s)
                 collector.paths.append(self.path)
+                collector.keys.append(self.headers["x-api-key"])
                 collector.bodies.append(body)
                 self.send_response(200)
                 self.end_headers()

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -103,6 +104,15 @@ class TestATrace:
         assert attributes(second)["vouch.cache"] == "hit"
         names = [part.name for part in collector.parts(second)]
         assert names == ["cache", "search", "decide", "items"]
+
+    def test_it_is_sent_with_the_headers_of_the_secrets_folder(
+        self, start: StartClient, collector: Collector, tmp_path: Path
+    ) -> None:
+        (tmp_path / "otel_exporter_otlp_headers").write_text("x-api-key=hush%21,x-team=birds\n")
+        client = start(otlp_endpoint=collector.endpoint, secrets_dir=tmp_path)
+        client.get("/v1/galleries")
+        collector.root("GET /v1/galleries")
+        assert set(collector.keys) == {"hush!"}
 
     def test_a_batch_has_the_stages_of_each_search(
         self, client: TestClient, collector: Collector, digit: bytes, stranger: bytes
