@@ -235,13 +235,13 @@ class CrossFit:
     probabilities : (N,) match probabilities of the examples.
     folds : (Q,) fold of each query.
     n_signals : number of signals in the fits.
-    loss : weighted mean of −log P(the truth).
+    losses : (Q,) −log P(the truth) of each query.
     """
 
     probabilities: Floats
     folds: Integers
     n_signals: int
-    loss: float
+    losses: Floats
 
 
 def presence_is_apart(absence: Absence, examples: Examples) -> bool:
@@ -253,13 +253,15 @@ def presence_is_apart(absence: Absence, examples: Examples) -> bool:
 def cross_fitted(
     examples: Examples, seed: int, n_signals: Sequence[int] = N_SIGNALS, *, apart: bool = False
 ) -> CrossFit:
-    """Cross-fit over labels with each number of signals; return the fit with the smallest loss.
+    """Cross-fit over labels with each number of signals; return the best fit.
 
-    A label with more than half of the matched queries is split by `Examples.clusters`.
+    A fit with more signals is better if its mean loss is smaller by more than the standard error of
+    the difference, which is taken over labels. A label with more than half of the matched queries
+    is split by `Examples.clusters`.
 
     Parameters
     ----------
-    n_signals : numbers of signals to try.
+    n_signals : numbers of signals to try, in ascending order.
     apart : see `fit_match`.
 
     Raises
@@ -281,8 +283,14 @@ def cross_fitted(
         keys = np.unique(keys, return_inverse=True)[1]
     n_keys = int(keys.max()) + 1
     folds = (np.random.default_rng(seed).permutation(n_keys) % min(N_FOLDS, n_keys))[keys]
-    found = [_cross_fit(examples, folds, n, apart=apart) for n in n_signals]
-    return min(found, key=lambda one: one.loss)
+    best, *others = [_cross_fit(examples, folds, n, apart=apart) for n in n_signals]
+    for other in others:
+        gains = examples.weights * (best.losses - other.losses)
+        gain = gains.sum() / examples.weights.sum()
+        of_keys = np.bincount(keys, gains - gain * examples.weights)
+        if gain > np.sqrt(of_keys @ of_keys) / examples.weights.sum():
+            best = other
+    return best
 
 
 def _cross_fit(examples: Examples, folds: Integers, n_signals: int, *, apart: bool) -> CrossFit:
@@ -298,8 +306,7 @@ def _cross_fit(examples: Examples, folds: Integers, n_signals: int, *, apart: bo
     nothing = 1 - np.add.reduceat(probabilities, examples.starts)
     has_match = np.add.reduceat(examples.chosen.astype(float), examples.starts) > 0
     of_truth = np.maximum(np.where(has_match, of_truth, nothing), np.finfo(float).tiny)
-    loss = float(np.average(-np.log(of_truth), weights=examples.weights))
-    return CrossFit(probabilities, folds, n_signals, loss)
+    return CrossFit(probabilities, folds, n_signals, -np.log(of_truth))
 
 
 def fit_match(examples: Examples, n_signals: int, *, apart: bool) -> MatchModel:

@@ -98,6 +98,18 @@ def test_as_many_signals_are_taken_as_foretell_labels_that_were_left_out() -> No
     assert cross_fitted(useful, 0, (1, 2)).n_signals == 2
 
 
+@pytest.mark.parametrize("seed", [5, 6, 7, 8])
+def test_a_signal_of_noise_is_not_taken_though_the_loss_is_smaller_with_it(seed: int) -> None:
+    examples, _ = choosing(400, seed=seed)
+    noise = np.random.default_rng(seed).standard_normal(len(examples.values))
+    labels = np.arange(400, dtype=np.int32) % 20
+    values = np.column_stack([examples.values[:, 1], noise])
+    examples = replace(examples, values=values, labels=labels)
+    losses = [cross_fitted(examples, 0, (n,)).losses.mean() for n in (1, 2)]
+    assert losses[1] < losses[0]
+    assert cross_fitted(examples, 0, (1, 2)).n_signals == 1
+
+
 def test_queries_of_one_label_are_left_out_together_and_one_label_is_refused() -> None:
     examples, _ = choosing(100, seed=6)
     labels = np.arange(100, dtype=np.int32) % 7
