@@ -381,12 +381,17 @@ def _options_in_body(route: APIRoute) -> Iterator[tuple[str, _Option]]:
 def _options(alias: str, field: FieldInfo) -> Iterator[tuple[str, _Option]]:
     """Yield an option, or each option of a pydantic model."""
     kind: Any = field.annotation
-    if inspect.isclass(kind) and issubclass(kind, BaseModel):
+    if _is_subclass(kind, BaseModel):
         for name, one in kind.model_fields.items():
             yield from _options(one.alias or name, one)
     else:  # only a list of files is sent as several fields; a list of objects is one JSON text
-        repeats = get_origin(kind) is list and issubclass(get_args(kind)[0], UploadFile)
+        repeats = get_origin(kind) is list and _is_subclass(get_args(kind)[0], UploadFile)
         yield alias, _Option(repeats, is_number(kind))
+
+
+def _is_subclass(kind: Any, base: type) -> bool:  # noqa: ANN401 - an annotation
+    """Return whether an annotation is a class below ``base``; `list[int]` is no class."""
+    return inspect.isclass(kind) and issubclass(kind, base)
 
 
 def body_of(*accepted: str, required: bool = True) -> Callable[[Request], Awaitable[None]]:
