@@ -164,7 +164,7 @@ def test_what_is_at_the_limits_is_taken(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("label = shoe", "not JSON"),
-        ("[" * 1500, "nested too deeply"),
+        ("[" * 1500, "nested too deeply|not JSON"),  # from Python 3.13, JSON can be nested deeper
         (json.dumps({"label": "é" * MAX_BYTES}), f"at most {MAX_BYTES} bytes"),
     ],
 )

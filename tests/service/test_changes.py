@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -250,7 +251,7 @@ class TestPuttingAnItem:
             ("a", {"metadata": "[1]"}, "dictionary"),
             ("a", {"metadata": "{"}, "JSON"),
             ("a", {"metadata": '{"a": NaN}'}, "JSON"),
-            ("a", {"metadata": '{"a":' * 2_000 + "1" + "}" * 2_000}, "nested too deeply"),
+            ("a", {"metadata": '{"a":' * 2_000 + "1" + "}" * 2_000}, "nested too deep|recursion"),
             ("a", {"metadata": f'{{"a": {"9" * 5_000}}}'}, "integer of more than 4,300 digits"),
             ("a", {"metadata": json.dumps({"a": "x" * 17_000})}, "16384"),
             ("a", {"label": "x" * 201}, "200"),
@@ -262,7 +263,7 @@ class TestPuttingAnItem:
     ) -> None:
         answer = put(live, item_id, picture("PNG"), **fields)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-        assert said in answer.json()["detail"]
+        assert re.search(said, answer.json()["detail"])
 
     def test_names_as_people_write_them_are_kept(self, live: TestClient) -> None:
         label = "נעל \u200f(אדום), 👩\u200d🔬\u3000靴"  # marks of direction, joiners, wide spaces

@@ -342,11 +342,11 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         "invalid_request",
         "more than 16,384 parts",
     ),
-    "JSON nested deeper than Python reads": (
+    "JSON nested deeper than Python reads": (  # from Python 3.13, only more levels than are allowed
         json_search(b'{"a":' * 2_000 + b"1" + b"}" * 2_000),
         422,
         "invalid_request",
-        "The document is nested too deeply",
+        "The document is nested too deeply|/body/a: is not a field here",
     ),
     "an integer longer than Python reads": (
         json_search(b'{"limit": ' + b"9" * 5_000 + b"}"),
