@@ -170,6 +170,12 @@ class Admission:
             self._in_flight.set(self._n)
 
 
+WATCHED_AFTER_S = 0.05
+"""Seconds after the end of the body, after which the service watches whether the client is still
+connected. Most answers are sent earlier, and the watch takes 7 % of the CPU time of an answer whose
+embedding is cached."""
+
+
 async def _while_wanted(
     app: ASGIApp, scope: Scope, receive: Receive, send: Send, deadline_s: float
 ) -> None:
@@ -183,13 +189,14 @@ async def _while_wanted(
     """
     loop = asyncio.get_running_loop()
     watch: asyncio.Task[None] | None = None
+    watch_starts: asyncio.TimerHandle | None = None
     answering = gone = False
     until = loop.time() + deadline_s
     wanted_until.set(time.monotonic() + deadline_s)
 
     async def noting_the_end() -> Message:
-        nonlocal watch, until
-        if watch is not None:
+        nonlocal watch_starts, until
+        if watch_starts is not None:
             return await receive()
         if not deadline.expired():
             deadline.reschedule(None)
@@ -199,7 +206,7 @@ async def _while_wanted(
         if not deadline.expired():
             deadline.reschedule(until)
         if message["type"] == "http.request" and not message.get("more_body"):
-            watch = asyncio.create_task(watching())
+            watch_starts = loop.call_later(WATCHED_AFTER_S, start_watch)
         return message
 
     async def noting_the_start(message: Message) -> None:
@@ -209,6 +216,10 @@ async def _while_wanted(
             gone = False
             deadline.reschedule(until)
         await send(message)
+
+    def start_watch() -> None:
+        nonlocal watch
+        watch = asyncio.create_task(watching())
 
     async def watching() -> None:
         nonlocal gone
@@ -226,6 +237,8 @@ async def _while_wanted(
             raise ClientGone from error
         raise
     finally:
+        if watch_starts is not None:
+            watch_starts.cancel()
         if watch is not None:
             watch.cancel()
 
