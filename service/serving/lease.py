@@ -141,12 +141,12 @@ class Lease:
         InvalidVector : see `decide_list`.
         """
         started = time.perf_counter()
-        parameters, origin = self._with_share(parameters)
+        share, origin = self._share(parameters)
         alpha = self._retriever.alpha if parameters.alpha is None else parameters.alpha
         terms = Terms(
             alpha,
             parameters.coverage,
-            parameters.expected_absent,
+            share,
             parameters.source,
             stale=self.stale,
             drift=self.drift,
@@ -161,13 +161,13 @@ class Lease:
         self, encoded: Encoded, parameters: SearchParameters, started: float
     ) -> SearchResult:
         """Search and decide for an embedded query, and record the outcome."""
-        parameters, origin = self._with_share(parameters)
-        answer = await self._found(encoded.predictive, parameters)
+        share, origin = self._share(parameters)
+        answer = await self._found(encoded.predictive, parameters, share)
         watch = self.watch
         before = watch.drift.reason(self.caller)
         watch.searched(encoded.query_id, answer, self.caller)
         if watch.drift.reason(self.caller) != before:  # this query changed the drift: decide again
-            answer = await self._found(encoded.predictive, parameters)
+            answer = await self._found(encoded.predictive, parameters, share)
         await self.engine.answered(encoded, self.bundle.version)
         audit = watch.answered(encoded.query_id, answer)
         total = {"total": time.perf_counter() - started}
@@ -271,8 +271,8 @@ class Lease:
         entry = await self.engine.known(query_id)
         stages = {"cache": time.perf_counter() - started}
         lease = self.for_kind(entry.predictive.kind)
-        parameters, origin = lease._with_share(parameters)
-        answer = await lease._found(entry.predictive, parameters)
+        share, origin = lease._share(parameters)
+        answer = await lease._found(entry.predictive, parameters, share)
         stages |= answer.seconds | {"total": time.perf_counter() - started}
         audit = lease.watch.answered(query_id, answer)
         live, searched = self.bundle.live, self._retriever.gallery
@@ -323,22 +323,22 @@ class Lease:
         )
         return SimilarItems(item, answer, answer.seconds | {"total": time.perf_counter() - started})
 
-    def _with_share(self, parameters: SearchParameters) -> tuple[SearchParameters, ShareOrigin]:
-        """Choose the share of absent queries for a search.
-
-        Returns the parameters with this share, and the origin of the share.
-        """
+    def _share(self, parameters: SearchParameters) -> tuple[float | None, ShareOrigin]:
+        """Choose the share of absent queries for a search; return the share and its origin."""
         if self.watch.absent is None:
-            return parameters, "bundle"
-        share, origin = self.watch.absent.choose(parameters.expected_absent, parameters.of_key)
-        return replace(parameters, expected_absent=share), origin
+            return parameters.expected_absent, "bundle"
+        return self.watch.absent.choose(parameters.expected_absent, parameters.of_key)
 
-    async def _found(self, predictive: Predictive, parameters: SearchParameters) -> Answer:
+    async def _found(
+        self, predictive: Predictive, parameters: SearchParameters, share: float | None
+    ) -> Answer:
         """Search and decide for a query; searches with a filter always run on a thread."""
         pace = self.engine.search_pace if parameters.where is None else None
-        return await self.engine.compute(lambda: self._find(predictive, parameters), pace)
+        return await self.engine.compute(lambda: self._find(predictive, parameters, share), pace)
 
-    def _find(self, predictive: Predictive, parameters: SearchParameters) -> Answer:
+    def _find(
+        self, predictive: Predictive, parameters: SearchParameters, share: float | None
+    ) -> Answer:
         return self._retriever.find(
             predictive,
             parameters.limit,
@@ -346,7 +346,7 @@ class Lease:
             parameters.coverage,
             where=parameters.where,
             diversity=parameters.diversity,
-            expected_absent=parameters.expected_absent,
+            expected_absent=share,
             source=parameters.source,
             filter_means=parameters.filter_means,
             stale=self._watched_stale,
@@ -360,7 +360,8 @@ class Lease:
 
     def _answer_to(self, predictive: Predictive) -> Answer:
         """Return the answer that a reviewer decides on."""
-        return self._find(predictive, self._with_share(SearchParameters(N_CANDIDATES))[0])
+        parameters = SearchParameters(N_CANDIDATES)
+        return self._find(predictive, parameters, self._share(parameters)[0])
 
     def _reviewed(
         self, answer: Answer, review: ReviewerDecision
