@@ -198,7 +198,8 @@ class Correlation(NamedTuple):
         """
         products = similarities / np.sqrt(np.maximum(total * totals, _NOTHING))
         r = self.constant + self.of_similarity * similarities + self.of_products * products
-        return np.asarray(np.clip(r, 0, 1), dtype=np.float64)
+        bounded: Floats = r.clip(0, 1)
+        return bounded
 
     def in_units_of(self, total: float) -> Correlation:
         """Return the coefficients for variances; these are for variances divided by ``total``."""
@@ -318,18 +319,19 @@ class Pairs(Table):
     def sampled(
         self, query: Predictive, items: NDArray[np.float32], noise: Noise
     ) -> NDArray[np.float32]:
-        """Return a·b / ‖b‖ (S, n) for S draws: the similarities times ‖a‖.
+        """Return a·b / ‖b‖ (S, k) for S draws of the first k items: similarities times ‖a‖.
 
         The part of ε along ĝ changes ‖b‖ and a·b by the same factor, so this part cancels. The dot
         product of a and the rest of ε is one normally distributed number.
 
         Parameters
         ----------
-        noise : noise for m ≥ n items.
+        items : (k, D) unit vectors of the first k items.
+        noise : noise for m ≥ k items.
         """
-        draws = query.samples(noise.of_query)
+        draws, k = query.samples(noise.of_query), len(items)
         s, ratios, r, across = (
-            part.astype(np.float32)
+            part[:k].astype(np.float32)
             for part in (self.similarities, self.ratios, self.correlations, self.across)
         )
         shared, alone = r * ratios, (1 - r**2) * ratios**2
@@ -343,10 +345,10 @@ class Pairs(Table):
         np.sqrt(np.maximum(norms, _LEAST_NORM, out=norms), out=norms)
         own = _outer_sum(drawn, alone, alone * across)
         np.sqrt(own, out=own)
-        own *= noise.of_items[:, : len(items)]
+        own *= noise.of_items[:, :k]
         products += own
         # ‖a‖² − a·û = ‖a − û‖² + a·û − 1
-        products += _outer_sum(squared + along - 1, shared, np.zeros_like(shared))
+        products += _outer_sum(squared + along - 1, shared, 0.0)
         products /= norms
         return products
 
@@ -379,7 +381,7 @@ class Pairs(Table):
 
 
 def _outer_sum(
-    column: NDArray[np.float32], row: NDArray[np.float32], added: NDArray[np.float32]
+    column: NDArray[np.float32], row: NDArray[np.float32], added: NDArray[np.float32] | float
 ) -> NDArray[np.float32]:
     """Return (S, n): the product of ``column`` and ``row``, plus ``added``.
 

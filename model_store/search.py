@@ -138,7 +138,7 @@ def _sampled_stability(
         return np.ones(n)
     stability = np.zeros(n)
     near = slice(max(pairs.rivals(query, k), k + 1))
-    stability[near] = rank_stability(pairs.at(near).sampled(query, directions[near], noise), k)
+    stability[near] = rank_stability(pairs.sampled(query, directions[near], noise), k)
     return stability
 
 
