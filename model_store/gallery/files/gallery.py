@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 
 import faiss
@@ -359,6 +360,12 @@ class Variances:
         half = self._stored.dtype == np.float16
         self._scales = load_rows(directory / SCALES_FILE) if half else None
 
+    @cached_property
+    def _totals(self) -> NDArray[np.float32]:
+        """The total variances of all items, if the variances are stored in full precision."""
+        totals: NDArray[np.float32] = self._stored.sum(-1) / self._norms**2
+        return totals
+
     def lengths(self) -> dict[str, int]:
         """Return the number of items in each file, by file name."""
         files = {NORMS_FILE: self._norms, VARIANCES_FILE: self._stored, SCALES_FILE: self._scales}
@@ -379,8 +386,7 @@ class Variances:
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return each total variance, divided by the item's squared norm: Σ_d v_d / ‖m‖², (...)."""
         if self._scales is None:
-            total: NDArray[np.float32] = self._stored[rows].sum(-1) / self._norms[rows] ** 2
-            return total
+            return np.asarray(self._totals[rows])
         sums: NDArray[np.float32] = self._stored[rows].sum(-1, dtype=np.float32)
         scaled: NDArray[np.float32] = sums * self._scales[rows]
         return scaled
