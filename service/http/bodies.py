@@ -108,8 +108,17 @@ class _Form:
         if boundary is None:
             raise _refusal("Missing boundary in multipart")
         closing, before = b"--" + boundary + b"--", b""
+        callbacks: MultipartCallbacks = {
+            "on_header_field": self._on_header_field,
+            "on_header_value": self._on_header_value,
+            "on_header_end": self._on_header_end,
+            "on_headers_finished": self._on_headers_finished,
+            "on_part_data": self._on_part_data,
+            "on_part_end": self._on_part_end,
+            "on_end": self._on_end,
+        }
         try:
-            parser = MultipartParser(boundary, self._callbacks())
+            parser = MultipartParser(boundary, callbacks)
             async for piece in body:
                 had_ended = self._is_whole
                 parser.write(piece)
@@ -131,21 +140,6 @@ class _Form:
             if isinstance(value, UploadFile):
                 value.file.close()
         self.items.clear()
-        self._part = _Part()
-
-    def _callbacks(self) -> MultipartCallbacks:
-        return {
-            "on_part_begin": self._on_part_begin,
-            "on_header_field": self._on_header_field,
-            "on_header_value": self._on_header_value,
-            "on_header_end": self._on_header_end,
-            "on_headers_finished": self._on_headers_finished,
-            "on_part_data": self._on_part_data,
-            "on_part_end": self._on_part_end,
-            "on_end": self._on_end,
-        }
-
-    def _on_part_begin(self) -> None:
         self._part = _Part()
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
@@ -195,7 +189,7 @@ class _Form:
     def _on_part_end(self) -> None:
         """Join all pieces of the part in one step; otherwise, each piece would copy the data."""
         part, content = self._part, b"".join(self._part.pieces)
-        part.pieces.clear()
+        self._part = _Part()
         if part.file_name is None:
             self.items.append((part.name, _text_of(part, content)))
             return
