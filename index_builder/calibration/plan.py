@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,14 @@ from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import Splits
 from index_builder.progress import console
 from model_store.decision.calibration import DEFAULT_ABSENT
-from model_store.decision.operating import MANY_TIMES, Stream, least_queries
+from model_store.decision.operating import MOST_ADVISED, Stream, first_where
 from model_store.errors import DatasetError
 
+_PRESENT = np.array([True, False])
+_BOTH = np.array([True, True])
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Plan:
     """The counts of a build.
 
@@ -104,15 +108,32 @@ class Plan:
             n_lone=[*of_labels.values()].count(1) if splits.items_are_queries else 0,
         )
 
-    @property
-    def least_queries(self) -> int:
-        """Minimum number of `match` verdicts that guarantee `max_error`, if no verdict is wrong."""
-        return least_queries(self.promises.max_error, self.promises.delta)
+    @cached_property
+    def needed_queries(self) -> int | None:
+        """The minimum number of confident queries that guarantees ``max_error``.
 
-    @property
+        All answers are assumed right, and the labels are those of the plan.
+
+        Returns
+        -------
+        None if no number of queries is enough: more labels are needed.
+        """
+        return self._needed(self._best)
+
+    @cached_property
+    def needed_labels(self) -> int:
+        """The minimum number of labels of queries without a match, for any number of queries."""
+        most = replace(self._best, times=MOST_ADVISED)
+
+        def is_enough(n_labels: int) -> bool:
+            return self._keeps_error(replace(most, absent_times=n_labels))
+
+        return first_where(is_enough, 0, MOST_ADVISED)
+
+    @cached_property
     def least_error(self) -> float:
         """The smallest error bound of `match` that `n_matched` queries can guarantee."""
-        return 1 - math.pow(self.promises.delta, 1 / max(self.n_matched[0], 1))
+        return self._best.multiplied(self.n_matched[0], self._n_absent_labels).error_bound(_PRESENT)
 
     def lines(self) -> list[str]:
         """Return the plan as lines of text."""
@@ -124,49 +145,84 @@ class Plan:
             f"queries without a match: {self._absent}",
         ]
         wanted = f"an error of `match` of at most {100 * self.promises.max_error:g} %"
-        guarantee = f"guarantee: {wanted} needs {self.least_queries} confident queries"
-        if self.least_queries > self.n_matched[0] >= MIN_QUERIES:  # or the build is refused
-            error = math.ceil(1000 * self.least_error) / 1000
-            guarantee += (
-                f". With {self.n_matched[0]:,} the verdict is never `match`: add images, or accept "
-                f"an error of {100 * error:g} % (afterwards, `vouch-build calibrate BUNDLES "
-                f"--max-error {error:g}`)"
-            )
-        elif self.n_lone and not self._allows_lone:
-            guarantee += (
-                f". With {self.n_lone:,} labels of one image, this error cannot be guaranteed: add "
-                "images of these labels"
-            )
-        return [*lines, guarantee]
+        return [*lines, f"guarantee: {wanted} needs {self._wants}"]
 
     @property
-    def _allows_lone(self) -> bool:
-        """Whether the error can be guaranteed with many more queries, if no verdict is wrong.
+    def _wants(self) -> str:
+        """What a guarantee needs, and what is missing."""
+        n, needed = self.n_matched[0], self.needed_queries
+        least = math.ceil(1000 * self.least_error) / 1000
+        accept = (
+            f", or accept an error of {100 * least:g} % (afterwards, `vouch-build calibrate "
+            f"BUNDLES --max-error {least:g}`)"
+        ) * (least < 1)
+        if needed is None:
+            without_lone = self._needed(replace(self._best, lone_share=0.0))
+            if without_lone is not None:
+                return (
+                    f"{without_lone:,} confident queries. With {self.n_lone:,} labels of one "
+                    "image, this error cannot be guaranteed: add images of these labels"
+                )
+            return (
+                f"{self.needed_labels:,} labels of queries without a match. With "
+                f"{self._n_absent_labels:,}, {self._outcome}: add images of other labels{accept}"
+            )
+        if needed > n >= MIN_QUERIES:  # or the build is refused
+            return f"{needed:,} confident queries. With {n:,}, {self._outcome}: add images{accept}"
+        return f"{needed:,} confident queries"
 
-        Also True if labels with one item are not the cause.
+    @property
+    def _outcome(self) -> str:
+        """What happens to verdicts without a guarantee, if all answers are right."""
+        best = self._best.multiplied(self.n_matched[0], self._n_absent_labels)
+        if self._keeps_error(best.taking_absent_as_likely()):
+            return "no `match` has a guarantee"
+        return "the verdict is never `match`"
+
+    @property
+    def _n_absent_labels(self) -> int:
+        """The number of labels of calibration queries without a match."""
+        withheld = self.n_withheld_labels if self.n_withheld[0] else 0
+        if withheld and not self.items_are_queries:
+            return withheld
+        if not self.is_labelled:  # each query is its own label
+            return self.n_matched[0]
+        return self.n_gallery_labels - self.n_lone + withheld
+
+    @property
+    def _best(self) -> Stream:
+        """The best case: a query with a right answer, and a query without a match and a verdict.
+
+        `Stream.multiplied` gives the numbers of queries with a match and of labels without one.
         """
-        n_labels = self.n_gallery_labels - self.n_lone
-        if self.n_withheld[0]:
-            n_labels += self.n_withheld_labels
-        n, promises = self.n_matched[0], self.promises
-        present = np.arange(n + n_labels) < n
-        share, given = promises.expected_absent, promises.max_error
-        without = Stream(
-            probabilities=present.astype(np.float64),
-            no_match=(~present).astype(np.float64),
-            wrong=(~present).astype(np.float64),
-            counted=present,
-            labels=np.where(present, -1, np.arange(n + n_labels) - n),
-            chosen=np.ones(n + n_labels, dtype=bool),
+        share = self.promises.expected_absent
+        return Stream(
+            probabilities=_PRESENT.astype(np.float64),
+            no_match=(~_PRESENT).astype(np.float64),
+            wrong=(~_PRESENT).astype(np.float64),
+            counted=_PRESENT,
+            labels=np.where(_PRESENT, -1, 0),
+            chosen=_BOTH,
             expected=DEFAULT_ABSENT if share is None else share,
             absence_known=True,
             rivals=1.0,
             most_effective=math.inf,
-            delta=promises.delta,
-            times=MANY_TIMES,
+            delta=self.promises.delta,
+            lone_share=self.n_lone / max(self.n_gallery, 1),
         )
-        with_lone = replace(without, lone_share=self.n_lone / self.n_gallery)
-        return with_lone.keeps_error(present, given) or not without.keeps_error(present, given)
+
+    def _needed(self, best: Stream) -> int | None:
+        """Return the number of queries that guarantees ``max_error`` in the best case."""
+
+        def is_enough(n: int) -> bool:
+            n_labels = self._n_absent_labels if self.is_labelled else n
+            return self._keeps_error(best.multiplied(n, n_labels))
+
+        needed = first_where(is_enough, 1, MOST_ADVISED)
+        return needed if needed < MOST_ADVISED else None
+
+    def _keeps_error(self, best: Stream) -> bool:
+        return best.keeps_error(_PRESENT, self.promises.max_error)
 
     def show(self) -> None:
         """Print the plan."""
@@ -183,7 +239,7 @@ class Plan:
             "n_calibration_queries": self.n_matched[0],
             "n_withheld_queries": sum(self.n_withheld),
             "max_error": self.promises.max_error,
-            "n_needed_queries": self.least_queries,
+            "n_needed_queries": self.needed_queries,
             "least_error": self.least_error,
         }
 

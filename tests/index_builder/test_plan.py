@@ -40,7 +40,7 @@ def test_plan_of_items_counts_every_kind_of_query() -> None:
             "queries without a match: the same queries with their own label hidden; 128 to "
             "calibrate, 112 to evaluate, of 16 withheld labels"
         ),
-        "guarantee: an error of `match` of at most 5 % needs 45 confident queries",
+        "guarantee: an error of `match` of at most 5 % needs 78 confident queries",
     ]
     OF_ITEMS.require_feasible()
 
@@ -69,10 +69,49 @@ def test_plan_counts_labels_with_one_image_as_the_bounds_do() -> None:
 def test_plan_with_too_few_queries_for_the_error_names_the_error_they_allow() -> None:
     few = replace(OF_ITEMS, n_matched=(60, 0), promises=CalibrationConfig(max_error=0.01))
     said = few.lines()[-1]
-    assert "at most 1 % needs 230 confident queries" in said
-    assert "accept an error of 3.8 %" in said  # 1 − 0.1^(1/60)
+    assert "at most 1 % needs 394 confident queries. With 60, the verdict is never `match`" in said
+    assert "accept an error of 6.4 %" in said
     assert "accept an error" not in replace(few, n_matched=(49, 0)).lines()[-1], "it is refused"
-    assert "`vouch-build calibrate BUNDLES --max-error 0.038`" in said
+    assert "`vouch-build calibrate BUNDLES --max-error 0.064`" in said
+    for_matched = replace(few, promises=CalibrationConfig()).lines()[-1]  # 1 − 0.1^(1/60) < 0.05
+    assert "needs 78 confident queries. With 60, no `match` has a guarantee" in for_matched
+
+
+@pytest.mark.parametrize("max_error", [0.01, 0.05, 0.2])
+def test_needed_queries_are_the_first_whose_bound_keeps_the_error(max_error: float) -> None:
+    plan = replace(OF_ITEMS, promises=CalibrationConfig(max_error=max_error))
+    needed = plan.needed_queries
+    assert needed is not None
+    assert replace(plan, n_matched=(needed, 0)).least_error <= max_error
+    assert replace(plan, n_matched=(needed - 1, 0)).least_error > max_error
+    for n, is_kept in ((needed, True), (needed - 1, False)):
+        rows = np.arange(n + 38)
+        present = rows < n
+        queries = replace(
+            plan._best,
+            probabilities=present.astype(np.float64),
+            no_match=(~present).astype(np.float64),
+            wrong=(~present).astype(np.float64),
+            counted=present,
+            labels=np.where(present, -1, rows - n),
+            chosen=rows >= 0,
+        )
+        assert queries.keeps_error(present, max_error) == is_kept
+
+
+def test_plan_with_too_few_labels_names_the_labels_that_it_needs() -> None:
+    plan = replace(OF_ITEMS, promises=CalibrationConfig(expected_absent=0.5))
+    said = plan.lines()[-1]
+    assert "needs 76 labels of queries without a match. With 38, no `match` has a guarantee" in said
+    assert "add images of other labels, or accept an error of 9.4 %" in said
+    assert plan.report()["n_needed_queries"] is None
+    enough = replace(plan, n_gallery_labels=60, n_matched=(10**6, 0))
+    assert enough.needed_queries is not None
+    assert replace(enough, n_gallery_labels=59).needed_queries is None
+    withheld = replace(plan, items_are_queries=False)
+    assert "With 16, " in withheld.lines()[-1], "only withheld labels are without a match"
+    views = replace(plan, is_labelled=False, n_gallery_labels=0)
+    assert views.needed_queries is not None, "each view is another label"
 
 
 def test_plan_of_held_out_images_and_views_names_them() -> None:
@@ -99,7 +138,7 @@ def test_dry_run_prints_the_plan_on_stdout(tmp_path: Path, monkeypatch: pytest.M
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert shown.stdout.startswith("120 images of 10 labels; ")
     plan = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
-    assert (plan["n_images"], plan["n_labels"], plan["n_needed_queries"]) == (120, 10, 45)
+    assert (plan["n_images"], plan["n_labels"], plan["n_needed_queries"]) == (120, 10, 78)
     assert f"{plan['n_items']} in the gallery" in shown.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["drawn"], "a dry run writes nothing"
 
