@@ -426,7 +426,12 @@ def index_command(options: IndexOptions) -> None:
 
 
 def _preview(indexing: Indexing, *, as_json: bool) -> None:
-    """Print the estimates of a dry run on stdout, because they are its result."""
+    """Print the estimates of a dry run on stdout, because they are its result.
+
+    Raises
+    ------
+    TooManyBadImages : the run would certainly stop.
+    """
     with working("looking through the source"):
         from index_builder.indexing.dry_run import inspect_collection  # noqa: PLC0415
 
@@ -436,6 +441,7 @@ def _preview(indexing: Indexing, *, as_json: bool) -> None:
     else:
         _print_table("before anything is embedded", preview.rows(), Console())
     _say(preview.left_out)
+    preview.require_complete()
 
 
 def run_index(indexing: Indexing, shown: OutcomeReport) -> Path:

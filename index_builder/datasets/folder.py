@@ -31,9 +31,8 @@ from index_builder.datasets.image_files import (
     LeftOut,
     Reason,
     image_files,
+    label_messages,
     require_readable,
-    similar_labels,
-    similar_labels_message,
 )
 from index_builder.datasets.images import LabelledImages, Pixels, from_files
 from index_builder.progress import track
@@ -171,7 +170,7 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     require_readable(bad, len(items))
     names = [one.path for one in found]
     labels = [str(one.label) if labelled else one.id for one in found]
-    if message := similar_labels_message(similar_labels(labels) if labelled else []):
+    for message in label_messages(labels if labelled else []):
         logger.warning("%s", message)
     if labelled:
         _warn_of_contradictions(found, [picture for _, picture in seen])

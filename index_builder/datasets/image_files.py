@@ -411,6 +411,28 @@ def similar_labels(labels: Iterable[str]) -> list[list[str]]:
     return [names for names in found.values() if len(names) > 1]
 
 
+_NO_VALUES = frozenset({"nan", "none", "null", "n/a", "<na>"})
+"""What programs write for a missing value, in small letters."""
+
+
+def label_messages(labels: Iterable[str]) -> list[str]:
+    """Return the warnings about labels: likely missing values, and similar labels."""
+    labels = set(labels)
+    messages = missing_labels_message(labels), similar_labels_message(similar_labels(labels))
+    return [message for message in messages if message]
+
+
+def missing_labels_message(labels: Iterable[str]) -> str:
+    """Return a warning about labels that look like missing values; empty if there are none."""
+    found = sorted(label for label in labels if plain_label(label) in _NO_VALUES)
+    if not found:
+        return ""
+    return (
+        f"Taken as labels: {', '.join(map(repr, found))}. If the labels are missing, leave these "
+        "fields empty."
+    )
+
+
 def similar_labels_message(groups: list[list[str]]) -> str:
     """Return a warning about groups of similar labels; empty if there are none."""
     if not groups:

@@ -121,10 +121,15 @@ class Catalogue:
         """Number of blocks."""
         return -(-self.contents.n_images // self.block)
 
+    def labels(self) -> Iterator[str]:
+        """Yield each distinct label."""
+        labels = "SELECT DISTINCT label FROM entries WHERE label IS NOT NULL"
+        for (label,) in self._connection.execute(labels):
+            yield label
+
     def alike_labels(self) -> list[list[str]]:
         """Return groups of labels that differ only in case, spaces or Unicode form, sorted."""
-        labels = "SELECT DISTINCT label FROM entries WHERE label IS NOT NULL"
-        return similar_labels(label for (label,) in self._connection.execute(labels))
+        return similar_labels(self.labels())
 
     def has_metadata(self, path: Sequence[str]) -> bool:
         """Return whether the metadata of an image has a value at a path of keys."""

@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.configuration.environment import database_access, signing
-from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason, similar_labels_message
+from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason, label_messages
 from index_builder.indexing.assemble import Check, accept_any, assemble, describe, duplicates
 from index_builder.indexing.catalogue import Catalogue, held_out
 from index_builder.output import read_from, write_table, writing
@@ -217,7 +217,7 @@ class Indexing:
             catalogue.close()
             nothing = "There are no images in the source. Name another, or add images."
             raise DatasetError(f"{nothing} {left_out.sentence}".strip())
-        if message := similar_labels_message(catalogue.alike_labels()):
+        for message in label_messages(catalogue.labels()):
             console.print(f"[yellow]{escape(message)}[/yellow]", soft_wrap=True)
         named = named_fields(self.index.filter_fields) or ()
         paths = {field.name: field.path for field in named if field.path}

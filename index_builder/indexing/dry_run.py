@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,13 +16,15 @@ from typing import Any
 import numpy as np
 
 from index_builder.datasets.image_files import LeftOut
-from index_builder.indexing.blocks import Block, Failure, PreparedBlock
+from index_builder.indexing.blocks import NONE, Block, Failure, PreparedBlock, Tolerance
 from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import Indexing
-from index_builder.indexing.engines import decoders_for, embed
+from index_builder.indexing.engines import decoders_for, embed, too_many
 from index_builder.indexing.fetching import Fetching
+from index_builder.indexing.prepare import NO_IMAGE, unreadable
 from index_builder.vectors.encoder import batch_size
 from model_store.encoder.contract import Encoder
+from model_store.errors import TooManyBadImages
 
 N_SAMPLE = 64
 """Number of images to decode, to measure the time and the share of unreadable images."""
@@ -38,6 +43,9 @@ class DryRun:
     seconds : estimated duration of the indexing.
     n_bytes : estimated bytes to write: shards, the gallery, and its published copy.
     n_free : free bytes on the disk of the run directory.
+    failures : errors by id, of images that certainly cannot be indexed: missing images, images
+        with an invalid field, and unreadable images of the sample.
+    tolerance : maximum number or share of images that may fail.
     """
 
     contents: Contents
@@ -47,6 +55,26 @@ class DryRun:
     seconds: float
     n_bytes: int
     n_free: int
+    failures: Mapping[str, Failure] = field(default_factory=dict)
+    tolerance: Tolerance = NONE
+
+    @property
+    def stops(self) -> bool:
+        """Whether the run would certainly stop, because too many images fail."""
+        return not self.tolerance.allows(len(self.failures), self.contents.n_images)
+
+    def require_complete(self) -> None:
+        """Check that the run would not certainly stop.
+
+        Raises
+        ------
+        TooManyBadImages
+        """
+        if self.stops:
+            n_images = self.contents.n_images
+            raise TooManyBadImages(
+                f"The run would stop: {too_many(self.failures, n_images, self.tolerance)}"
+            )
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the estimates as rows of a table."""
@@ -73,6 +101,7 @@ class DryRun:
             "seconds": self.seconds,
             "n_bytes_to_write": self.n_bytes,
             "n_bytes_free": self.n_free,
+            "would_stop": self.stops,
         }
 
 
@@ -90,6 +119,7 @@ def inspect_collection(indexing: Indexing) -> DryRun:
         indexing.require_named(catalogue, left_out)
         fetching = Fetching(indexing.storage, Path(scratch) / "fetched", indexing.limits)
         contents, sample = catalogue.contents, _sample(catalogue)
+        failures = dict(_certain_failures(catalogue))
         encoder = indexing.opened()
         indexing.require_feasible(catalogue, encoder.dim)
         decoders = decoders_for(encoder, 1, indexing.limits, indexing.index.preview_side)
@@ -118,7 +148,19 @@ def inspect_collection(indexing: Indexing) -> DryRun:
         contents.n_images * each / indexing.n_workers,
         int(3 * contents.n_images * of_item),
         shutil.disk_usage(_existing(indexing.directory)).free,
+        {name: why for name, why in prepared.failures.items() if not why.passing} | failures,
+        indexing.tolerance,
     )
+
+
+def _certain_failures(catalogue: Catalogue) -> Iterator[tuple[str, Failure]]:
+    """Yield the id and the error of each image that is missing or has an invalid field."""
+    for block in catalogue.blocks():
+        yield from block.failures.items()
+        for name, place in zip(block.ids, block.places, strict=True):
+            if place.size < 0:
+                missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place.path)
+                yield name, unreadable(missing) if place.offset is None else NO_IMAGE
 
 
 def _sample(catalogue: Catalogue) -> Block:

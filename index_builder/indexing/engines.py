@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -175,7 +175,8 @@ def embed_catalogue(
 
         def check() -> None:
             if not tolerance.allows(len(progress.failures), progress.n_images):
-                raise TooManyBadImages(_too_many(progress, tolerance))
+                found = too_many(progress.failures, progress.n_images, tolerance)
+                raise TooManyBadImages(f"{found} Finished embeddings are kept.")
 
         try:
             for shard in engine.shards(missing()):
@@ -190,13 +191,14 @@ def embed_catalogue(
             ) from error
 
 
-def _too_many(progress: Progress, tolerance: Tolerance) -> str:
-    name, why = next(iter(progress.failures.items()))
+def too_many(failures: Mapping[str, Failure], n_images: int, tolerance: Tolerance) -> str:
+    """Return an error about too many failures; ``failures`` has at least one error by id."""
+    name, why = next(iter(failures.items()))
     return (
-        f"{len(progress.failures):,} of {progress.n_images:,} images cannot be indexed, and "
+        f"{len(failures):,} of {n_images:,} images cannot be indexed, and "
         f"at most {tolerance} may fail; for example {name!r}: {why.reason} Repair or remove such "
         f"images, or raise {'--max-pixels, --max-bytes or ' * (why.error == 'ImageTooLarge')}"
-        "--max-bad. Finished embeddings are kept."
+        "--max-bad."
     )
 
 

@@ -203,7 +203,7 @@ def _prepared(
         except ImageError as error:
             failures[name] = Failure(type(error).__name__, str(error))
         except OSError as error:
-            failures[name] = _unreadable(error)
+            failures[name] = unreadable(error)
         else:
             images[row] = picture.image
             thumbnails[row], hashes[row] = picture.thumbnail, picture.sha256
@@ -222,7 +222,11 @@ def _prepared(
     )
 
 
-def _unreadable(error: OSError) -> Failure:
+NO_IMAGE = Failure("EmptyImage", "The row has no image. Store the bytes of the image in the row.")
+
+
+def unreadable(error: OSError) -> Failure:
+    """Return the failure of an image whose file cannot be read."""
     why = error.strerror or type(error).__name__
     if isinstance(error, FileNotFoundError):
         why = (
@@ -313,7 +317,7 @@ def bytes_of(place: Place, limits: ImageLimits) -> bytes:
     EmptyImage : the row of a table has no image.
     """
     if place.offset is not None and place.size < 0:  # `MISSING`
-        raise EmptyImage("The row has no image. Store the bytes of the image in the row.")
+        raise EmptyImage(NO_IMAGE.reason)
     with place.opened() as file:
         if place.offset:
             file.seek(place.offset)

@@ -20,6 +20,7 @@ from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.sources.manifest import require_box, without_label
 from index_builder.indexing.sources.places import Places, named
+from index_builder.progress import console
 from index_builder.storage import shown
 from model_store.errors import DatasetError
 
@@ -56,6 +57,12 @@ class CocoAnnotations:
         with _reading_coco(self.name):
             files = self._by_id(content["images"], "images", "file_name")
             categories = self._by_id(content.get("categories", []), "categories", "name")
+            if self.labelled and not categories:
+                console.print(
+                    f"{self.name} has no `categories`, so its boxes are indexed without labels.",
+                    markup=False,
+                    soft_wrap=True,
+                )
             without_box = dict(files)
             for number, found in enumerate(content["annotations"]):
                 origin = f"{self.name}, annotation {number}"

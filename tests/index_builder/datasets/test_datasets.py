@@ -294,7 +294,7 @@ def test_folder_keeps_no_more_decoded_pictures_than_there_is_room_for(
 def test_labels_of_a_folder_that_look_alike_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number, label in enumerate(("Fox", "fox ", "owl")):
+    for number, label in enumerate(("Fox", "fox ", "None")):
         (tmp_path / label).mkdir()
         Image.new("RGB", (32, 32), (80 * number, 0, 0)).save(tmp_path / label / "1.png")
     folder(tmp_path)
@@ -302,6 +302,7 @@ def test_labels_of_a_folder_that_look_alike_are_named(
         "Labels that differ only in case, spaces or Unicode form count as different: 'Fox', 'fox '."
         in caplog.text
     )
+    assert "Taken as labels: 'None'. If the labels are missing" in caplog.text
     caplog.clear()
     folder(tmp_path, labelled=False)
     assert "differ only" not in caplog.text

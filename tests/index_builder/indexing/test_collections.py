@@ -420,6 +420,70 @@ def test_a_dry_run_prints_its_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    ("missing", "options", "status"),
+    [
+        (["gone.png"], (), 0),
+        (["gone.png"], ("--strict",), 1),
+        (["gone.png", "lost.png"], (), 1),
+        (["gone.png", "lost.png"], ("--max-bad", "2"), 0),
+    ],
+)
+def test_a_dry_run_of_a_collection_that_would_stop_says_so(
+    tmp_path: Path, missing: list[str], options: tuple[str, ...], status: int
+) -> None:
+    (tmp_path / "drawn").mkdir()
+    write_drawings(tmp_path / "drawn", 120)
+    found = [str(path.relative_to(tmp_path)) for path in (tmp_path / "drawn").rglob("*.png")]
+    (tmp_path / "list.csv").write_text("\n".join(["path", *found, *missing]))
+    command = ("-q", "index", "list.csv", "--dry-run", *options)
+    done = vouch_build(*command, cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert "122" in done.stdout or "121" in done.stdout, "the estimates come first"
+    said = f"error: The run would stop: {len(missing)} of {120 + len(missing)} images cannot be in"
+    assert done.stderr.startswith(said * status)
+    assert done.stderr.count("\n") == status
+    report = vouch_build(*command, "--json", cwd=tmp_path)
+    assert (report.returncode, json.loads(report.stdout)["would_stop"]) == (status, status == 1)
+    run = vouch_build(*("-q", "index", "list.csv", *options), cwd=tmp_path)
+    assert run.returncode == status, "the run ends in the same way"
+
+
+def test_a_dry_run_counts_each_certain_failure_once(at: At, tmp_path: Path, drawings: Path) -> None:
+    shutil.copytree(drawings, tmp_path / "drawn")
+    paths = sorted((tmp_path / "drawn").rglob("*.png"))[:70]
+    (tmp_path / "bad.png").write_bytes(paths[0].read_bytes()[:60])
+    rows = [{"path": str(path.relative_to(tmp_path)), "label": "a"} for path in paths]
+    rows[3]["label"] = "\u202e"
+    rows[:0] = [{"path": "bad.png"}, {"path": "gone.png"}]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    indexing = replace(at(tmp_path / "list.jsonl"), tolerance=parse_tolerance("3"))
+    found = inspect_collection(indexing)
+    assert [why.error for why in found.failures.values()] == [
+        "CorruptImage",
+        "InvalidLabel",
+        "Unreadable",
+    ]
+    assert not found.stops
+    found.require_complete()
+    less = replace(found, tolerance=parse_tolerance("2"))
+    with pytest.raises(TooManyBadImages, match="stop: 3 of 72 images cannot be indexed"):
+        less.require_complete()
+
+
+@pytest.mark.process
+def test_labels_that_look_like_missing_values_are_named(tmp_path: Path) -> None:
+    (tmp_path / "drawn").mkdir()
+    write_drawings(tmp_path / "drawn", 20)
+    paths = sorted((tmp_path / "drawn").rglob("*.png"))
+    labels = ["NaN", "N/A", "null", "None", "nano"]
+    rows = [f"{path.relative_to(tmp_path)},{labels[n % 5]}" for n, path in enumerate(paths)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
+    said = " ".join(vouch_build("index", "list.csv", "--dry-run", cwd=tmp_path).stderr.split())
+    assert "Taken as labels: 'N/A', 'NaN', 'None', 'null'. If the labels are missing," in said
+
+
+@pytest.mark.process
 def test_a_filter_field_that_no_image_has_is_named(tmp_path: Path) -> None:
     (tmp_path / "drawn").mkdir()
     write_drawings(tmp_path / "drawn", 20)

@@ -166,10 +166,17 @@ class TestCoco:
             ("in/b.png", Reason.no_box),
         ]
 
-    def test_categories_may_be_left_out(self, tmp_path: Path) -> None:
+    def test_categories_may_be_left_out(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         content = {name: self.CONTENT[name] for name in ("images", "annotations")}
         found = entries(self.write(tmp_path, content), tmp_path)
         assert [one.label for one in found] == [None, None]
+        said = "instances.json has no `categories`, so its boxes are indexed without labels.\n"
+        assert capsys.readouterr().err == said
+        entries(self.write(tmp_path, content), tmp_path, labelled=False)
+        entries(self.write(tmp_path, self.CONTENT), tmp_path)
+        assert capsys.readouterr().err == ""
 
     @pytest.mark.parametrize("name", ["  ", None])
     def test_a_category_of_spaces_is_no_label(self, name: str | None, tmp_path: Path) -> None:
