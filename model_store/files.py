@@ -97,6 +97,33 @@ def replacing(path: Path) -> Iterator[Path]:
     flush(path.parent)
 
 
+def create(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a new file, which has the permissions ``mode`` before it has content.
+
+    After an error, there is no file, so that the same call can be repeated.
+
+    Parameters
+    ----------
+    mode : permissions; the umask removes some of them.
+
+    Raises
+    ------
+    FileExistsError : there is a file already; it is unchanged.
+    OSError : the file cannot be written; the error names ``path``.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
+        raise
+
+
 FileMark = tuple[int, int, int, int]
 """A value that changes whenever a file is replaced or written."""
 

@@ -41,6 +41,7 @@ from index_builder.progress import console, say_what_is_next, working
 from index_builder.storage import Storage, is_url
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import OutputError, UsageError
+from model_store.files import create
 
 
 class AllOptions(Options):
@@ -262,8 +263,7 @@ def init_command(
     """Write a commented configuration file for photographs, with all keys and defaults."""
     with writing(str(file)):
         try:
-            with file.open("x", encoding="utf-8") as opened:
-                opened.write(starting_file(file.name))
+            create(file, starting_file(file.name).encode())
         except FileExistsError as error:
             raise OutputError(
                 f"{file} already exists and is not overwritten. Name another file."

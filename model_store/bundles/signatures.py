@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -34,7 +33,7 @@ from cryptography.hazmat.primitives.serialization import (
 from model_store.bundles.directory import ACTIVATION_LOCK, current_id
 from model_store.bundles.manifest import SIGNATURE_FILE, Manifest
 from model_store.errors import BundleUntrusted, PointerUnreadable, SigningKeyError, WriteRefused
-from model_store.files import json_text, lock_between_processes, replacing
+from model_store.files import create, json_text, lock_between_processes, replacing
 
 ALGORITHM = "Ed25519"
 
@@ -43,6 +42,8 @@ _OWNER_ONLY, _READABLE = 0o600, 0o644
 
 def new_key(path: Path) -> Path:
     """Write a new private key to ``path``, and its public key beside it; return the public path.
+
+    After an error, neither file is created.
 
     Raises
     ------
@@ -53,8 +54,12 @@ def new_key(path: Path) -> Path:
     private_text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     public_text = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     try:
-        _write_new(public, public_text, _READABLE)
-        _write_new(path, private_text, _OWNER_ONLY)
+        create(public, public_text, _READABLE)
+        try:
+            create(path, private_text, _OWNER_ONLY)
+        except BaseException:
+            public.unlink()  # a public key without its private key is of no use
+            raise
     except FileExistsError as error:
         raise SigningKeyError(
             f"The file {error.filename} already exists, and its key may have signed something. "
@@ -63,13 +68,6 @@ def new_key(path: Path) -> Path:
     except OSError as error:
         raise SigningKeyError(f"The key cannot be written: {error}.") from error
     return public
-
-
-def _write_new(path: Path, text: bytes, mode: int) -> None:
-    """Create a new file; it has the permissions ``mode`` before it has content."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(text)
 
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -118,6 +120,20 @@ def test_config_init_writes_a_file_that_means_what_its_folder_alone_does(tmp_pat
     assert "vouch-build all --config mine.toml" in text
     config = BuildConfig.model_validate({"dataset": {"path": tmp_path / "photographs"}})
     assert load_config(tmp_path / "mine.toml") == config
+
+
+def test_config_init_leaves_no_part_of_a_file_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        done = vouch_build("config", "init", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Cannot write vouch.toml: No space left on device." in done.stderr
+    assert vouch_build("config", "init", cwd=tmp_path).returncode == 0
 
 
 def test_config_init_overwrites_nothing(tmp_path: Path) -> None:

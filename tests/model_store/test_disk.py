@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from model_store.files import disk_error, replacing
+from model_store.files import create, disk_error, replacing
 
 FULL = "No space left on device"
 
@@ -72,6 +73,26 @@ def test_a_missing_permission_is_an_error_of_the_disk_in_safetensors() -> None:
     with pytest.raises(SafetensorError) as by_safetensors:
         save_file({"a": np.zeros(3)}, "/sys/kernel/a.safetensors")
     assert disk_error(by_safetensors.value)
+
+
+def test_a_new_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "new"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(OSError, match=FULL) as raised:
+            create(path, b"content")
+    assert raised.value.filename == str(path)
+    assert not path.exists()
+    create(path, b"content", 0o600)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"content", 0o600)
+    with pytest.raises(FileExistsError) as refused:
+        create(path, b"other")
+    assert refused.value.filename == str(path)
+    assert path.read_bytes() == b"content"
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, FULL)
 
 
 def test_a_full_disk_names_the_file_that_was_being_written(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -49,6 +50,40 @@ def bundle_of(folder: Path, text: str, key: Path | None) -> Path:
     staging.mkdir()
     (staging / "encoder.onnx").write_bytes(b"weights")
     return publish(staging, described(text), folder / "root", signing=Signing(key))
+
+
+def test_a_new_key_beside_another_private_key_leaves_no_public_key(tmp_path: Path) -> None:
+    path = tmp_path / "publisher.key"
+    path.write_text("another key")
+    with pytest.raises(SigningKeyError, match=rf"The file {path} already exists"):
+        new_key(path)
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [
+        ("publisher.key", "another key")
+    ]
+    path.rename(public := tmp_path / "publisher.key.pub")
+    with pytest.raises(SigningKeyError, match=rf"The file {public} already exists"):
+        new_key(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["publisher.key.pub"]
+
+
+@pytest.mark.parametrize("n_written", [0, 1])
+def test_a_new_key_on_a_full_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_written: int
+) -> None:
+    path, fsync = tmp_path / "publisher.key", os.fsync
+    done = []
+
+    def full(descriptor: int) -> None:
+        if len(done) == n_written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done.append(fsync(descriptor))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(SigningKeyError, match=r"No space left on device: '.*publisher"):
+            new_key(path)
+    assert not [*tmp_path.iterdir()]
+    assert read_public_key(new_key(path)), "the same call succeeds later"
 
 
 def test_the_bundle_of_a_trusted_key_is_trusted(tmp_path: Path, key: Path, public: str) -> None:
