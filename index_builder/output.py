@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_store.errors import DatasetError, OutputError
+from model_store.files import replacing
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -68,6 +71,49 @@ def read_from(entries: Iterable[T], scratch: Path) -> Iterator[T]:
         ) from error
 
 
+@contextmanager
+def replacing_output(path: Path) -> Iterator[Path]:
+    """Yield the file to write the content of ``path`` to; it replaces ``path`` at the end.
+
+    After an error, an earlier file at ``path`` is unchanged. Devices, pipes and links are written
+    directly, and so is a file in a folder without permission to write.
+    """
+    if not _is_replaceable(path):
+        yield path
+        return
+    with replacing(path) as partial:
+        yield partial
+        if path.exists():
+            shutil.copymode(path, partial)
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Return whether a rename can replace ``path`` without a loss."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return True
+    is_plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+    return is_plain and os.access(path.parent, os.W_OK)
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write the result of a command as UTF-8; an earlier file is replaced only by a whole one.
+
+    Raises
+    ------
+    OutputError : the file cannot be written; see `replacing_output`.
+    """
+    with writing(str(path)):
+        kept = "No file was written."
+        if not _is_replaceable(path):
+            kept = "Its content may be incomplete."
+        elif path.exists():
+            kept = "The earlier file is unchanged."
+    with writing(str(path), kept), replacing_output(path) as to:
+        to.write_text(text, encoding="utf-8")
+
+
 def write_table(path: Path, title: str, report: Mapping[str, Any]) -> None:
     """Write all numbers of a report as a Markdown table.
 
@@ -78,8 +124,8 @@ def write_table(path: Path, title: str, report: Mapping[str, Any]) -> None:
     rows = [f"| {name} | {value} |" for name, value in _rows(report)]
     with writing(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        head = [f"# {title}", "", "| number | value |", "|---|---:|"]
-        path.write_text("\n".join([*head, *rows, ""]), encoding="utf-8")
+    head = [f"# {title}", "", "| number | value |", "|---|---:|"]
+    write_output(path, "\n".join([*head, *rows, ""]))
 
 
 def _rows(report: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from index_builder.certificates.content import SCHEMA_VERSION, Observed, content, open_certified
-from index_builder.output import templates_of
+from index_builder.output import replacing_output, templates_of
 from model_store.bundles.signatures import is_signature, sign
 from model_store.errors import BundleError, CertificateError
 from model_store.files import json_text
@@ -60,6 +60,8 @@ def write_certificate(
 ) -> Path:
     """Write a certificate and its page to ``directory``, signed if a ``key`` is given.
 
+    After an error, earlier files are unchanged.
+
     Raises
     ------
     CertificateError : the files cannot be written.
@@ -69,10 +71,10 @@ def write_certificate(
     path = directory / CERTIFICATE_FILE
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(certificate.to_bytes())
-        (directory / PAGE_FILE).write_bytes(
-            page(content, None if signed is None else signed.public_key).encode()
-        )
+        shown = page(content, None if signed is None else signed.public_key)
+        with replacing_output(path) as file, replacing_output(directory / PAGE_FILE) as page_file:
+            file.write_bytes(certificate.to_bytes())
+            page_file.write_bytes(shown.encode())
     except OSError as error:
         raise CertificateError(f"The certificate cannot be written: {error}.") from error
     return path
@@ -89,14 +91,26 @@ def read_certificate(path: Path) -> Certificate:
         written = path.read_bytes()
         certificate = Certificate.model_validate(json.loads(written))
         rewritten = certificate.to_bytes()
-    except (OSError, ValueError, ValidationError) as error:
-        raise CertificateError(f"{path} is not a certificate: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CertificateError(f"{path} is not a certificate: {_reason(error)}.") from error
     if rewritten != written:
         raise CertificateError(
             f"{path} was not written by `vouch-build certify`, or was changed later: its layout "
             "differs. Issue the certificate again."
         )
     return certificate
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason why a certificate cannot be read, as one line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    if not name:
+        return "it is not a JSON object"
+    kinds = {"missing": "is missing", "extra_forbidden": "is not a field of a certificate"}
+    return f"`{name}` {kinds.get(first['type'], 'is not valid')}"
 
 
 SIZES = {"one": "one image", "few": "2 to 5 images", "many": "more than 5 images"}
@@ -187,7 +201,7 @@ def _of_content(claimed: dict[str, Any], bundle: Path) -> Iterator[str]:
         claims = claimed.get("since")
         seen = None if claims is None else Observed.model_validate(claims["observed"])
     except (ValueError, ValidationError, KeyError, TypeError) as error:
-        yield f"date or since: not readable ({error})"
+        yield f"date or since: not readable ({_reason(error)})"
         return
     try:
         computed = content(open_certified(bundle), day, seen)

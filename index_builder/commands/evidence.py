@@ -22,7 +22,7 @@ from index_builder.commands.index import (
 from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
 from index_builder.commands.steps import RunOption, opened_run, step_of
 from index_builder.configuration.build import load_config, parse_promises
-from index_builder.output import CALIBRATION_TABLE, write_table, writing
+from index_builder.output import CALIBRATION_TABLE, write_output, write_table
 from index_builder.pipeline.run import EVALUATION_TABLE
 from index_builder.progress import console, timed_step, working
 from model_store.bundles.directory import locate
@@ -315,8 +315,7 @@ def _write(report: dict[str, Any], out: Path | None, drawn: str | None, page: Pa
     """Write the report and the page, if requested."""
     for path, text in ((out, json.dumps(report, indent=1) + "\n"), (page, drawn)):
         if path is not None and text is not None:
-            with writing(str(path)):
-                path.write_text(text, encoding="utf-8")
+            write_output(path, text)
 
 
 def _of_configuration(
@@ -439,5 +438,4 @@ def unknown_command(options: UnknownOptions) -> None:
     )
     for path, written in contents:
         if path is not None:
-            with writing(str(path)):
-                path.write_text(written(), encoding="utf-8")
+            write_output(path, written())

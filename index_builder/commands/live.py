@@ -17,7 +17,7 @@ from index_builder.commands.command_line import CommandLine
 from index_builder.commands.steps import BundlesOption
 from index_builder.configuration.defaults import ENCODER_IN_THE_BOX
 from index_builder.encoders import ENCODERS, FORMS, resolve_encoder
-from index_builder.output import writing
+from index_builder.output import write_output
 from index_builder.progress import error_console, say_what_is_next, track_parts, working
 from model_store.bundles.directory import locate, name_problem
 from model_store.errors import ConfigError, ImageError, NoEmbedding, UsageError
@@ -290,8 +290,7 @@ def export_command(
             f"{kept} has no decisions on {gallery!r}; it has decisions on "
             f"{', '.join(map(repr, others))}."
         )
-    with writing(str(out)):
-        out.write_text(write(found), encoding="utf-8")
+    write_output(out, write(found))
     print(f"{len(found)} decisions written")
 
 

@@ -11,6 +11,7 @@ variable ``HF_TOKEN``, or from ``hf auth login``.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -428,6 +429,10 @@ ADDRESSES = (
 )
 
 
+_SCHEME = re.compile(rf"({'|'.join((*BUCKETS, 'hf'))}):", re.IGNORECASE)
+"""Beginning of an address whose slashes may be missing."""
+
+
 def place_at(address: str, *, public: bool = False) -> BundlePlace:
     """Return the place at ``address``.
 
@@ -437,9 +442,17 @@ def place_at(address: str, *, public: bool = False) -> BundlePlace:
 
     Raises
     ------
-    TransferError : the scheme is unknown, or the extra for the scheme is not installed.
+    TransferError : the address is empty or misspelt, the scheme is unknown, or the extra for the
+        scheme is not installed.
     """
     scheme, separator, rest = address.partition("://")
+    if not address.strip():
+        raise TransferError(f"{address!r} is not the address of a bundle; wanted {ADDRESSES}.")
+    if not separator and (misspelt := _SCHEME.match(address)) is not None:
+        raise TransferError(
+            f"{address!r} is not the address of a bundle: {misspelt[1].lower()}:// has two "
+            f"slashes. Wanted {ADDRESSES}."
+        )
     if not separator:
         return BundleFolder(Path(address))
     if scheme in BUCKETS:

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index_builder.certificates.verification import read_certificate, write_certificate
+from index_builder.certificates.content import SCHEMA_VERSION
+from index_builder.certificates.verification import (
+    Certificate,
+    differences,
+    read_certificate,
+    write_certificate,
+)
 from model_store.bundles.signatures import read_private_key
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from model_store.errors import CertificateError
 from tests.support.bundle_copies import flip_a_byte
 from tests.support.certified_bundles import (
     EVIDENCE,
@@ -153,6 +160,37 @@ def test_a_file_written_in_another_way_is_refused(certificate: Path, bundle: Pat
     done = run(certificate.parent, "verify", certificate, "--bundle", bundle)
     assert done.returncode == 1
     assert "its layout differs" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "it is not a JSON object"),
+        ('{"content": {}}', "`signature` is missing"),
+        ('{"content": 1, "signature": null}', "`content` is not valid"),
+        ('{"content": {}, "signature": null, "x": 1}', "`x` is not a field of a certificate"),
+        ('{"content": {}, "signature": {"algorithm": "RSA"}}', "`signature.algorithm` is not v"),
+        ("[" * 100_000, "maximum recursion depth exceeded"),
+        ("no JSON", "Expecting value: line 1 column 1 (char 0)"),
+    ],
+)
+def test_a_damaged_certificate_is_explained_in_one_line(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "certificate.json"
+    path.write_text(text)
+    with pytest.raises(CertificateError) as refused:
+        read_certificate(path)
+    assert str(refused.value).startswith(f"{path} is not a certificate: {said}")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_damaged_report_of_reviews_is_explained_in_one_line(tmp_path: Path) -> None:
+    claimed = {"schema_version": SCHEMA_VERSION, "date": "2026-01-31", "since": {"observed": {}}}
+    damaged = Certificate(content=claimed, signature=None)
+    [line] = differences(damaged, tmp_path, None)
+    assert line.startswith("date or since: not readable (`")
+    assert "\n" not in line
 
 
 def test_a_private_key_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None:

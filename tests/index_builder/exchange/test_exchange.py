@@ -16,7 +16,7 @@ import obstore
 import pytest
 import yaml
 
-from index_builder.exchange.places import model_card
+from index_builder.exchange.places import BundleFolder, model_card, place_at
 from model_store.bundles.directory import bundle_ids, current_id, locate
 from model_store.bundles.manifest import MANIFEST_FILE, file_names, read_manifest
 from model_store.bundles.signatures import new_key
@@ -166,6 +166,31 @@ def test_keys_that_may_read_and_not_list_are_enough(
     assert contents(tmp_path / "pulled" / bundle.name) == contents(bundle)
     assert unknown.returncode == 1
     assert "credentials" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("", "'' is not the address of a bundle; wanted a directory, s3://BUCKET"),
+        (" ", "' ' is not the address of a bundle; wanted a directory, s3://BUCKET"),
+        ("s3:/bucket", "'s3:/bucket' is not the address of a bundle: s3:// has two slashes."),
+        ("HF:me/small", "'HF:me/small' is not the address of a bundle: hf:// has two slashes."),
+    ],
+)
+def test_an_address_that_is_empty_or_misspelt_is_refused(
+    bucket: Elsewhere, bundle: Path, tmp_path: Path, address: str, said: str
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    for command in (("push", str(bundle), address), ("pull", address, str(tmp_path / "pulled"))):
+        done = bucket.run(*command)
+        assert done.returncode == 1
+        assert said in " ".join(done.stderr.split())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_whose_name_has_a_colon_is_a_place(tmp_path: Path) -> None:
+    for folder in (f"{tmp_path}/s3:", "shop:bundles"):
+        assert isinstance(place_at(folder), BundleFolder)
 
 
 @pytest.mark.parametrize("change", [b"x" * 5000, b"longer" * 1000, b"short"])
