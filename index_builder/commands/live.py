@@ -7,6 +7,8 @@ them.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +22,14 @@ from index_builder.encoders import ENCODERS, FORMS, resolve_encoder
 from index_builder.output import write_output
 from index_builder.progress import error_console, say_what_is_next, track_parts, working
 from model_store.bundles.directory import locate, name_problem
-from model_store.errors import ConfigError, ImageError, NoEmbedding, UsageError
+from model_store.errors import (
+    ConfigError,
+    ImageError,
+    NoEmbedding,
+    UsageError,
+    VouchError,
+    WriteError,
+)
 from model_store.items import check_item_id, check_label, check_metadata
 
 if TYPE_CHECKING:
@@ -87,26 +96,46 @@ def put_command(
         )
     from index_builder.configuration.environment import open_with_access  # noqa: PLC0415
 
+    if item_id is not None:
+        _checked(item_id)
     _check_label(label)
     known = _metadata(metadata)
     bundle = open_with_access(directory)
     live = bundle.require_live()
-    refused = 0
+    n_put = refused = 0
     for start in track_parts(len(images), PUT_TOGETHER, "putting"):
         upserts = []
         for path in images[start : start + PUT_TOGETHER]:
             try:
-                name = _checked(item_id or path.as_posix())
+                name = item_id or _checked(path.as_posix())
                 upserts.append(_upsert(bundle, path, name, label, known))
             except (ImageError, NoEmbedding, UsageError, OSError) as error:
                 refused += 1
                 said = f"{path}: {error}"
                 error_console.print(said, markup=False, highlight=False, soft_wrap=True)
         if upserts:
-            live.commit(upserts)
-    print(f"{len(images) - refused} items put, the gallery has {live.snapshot().n_items}")
+            with _saying_what_is_put(n_put, len(images)):
+                live.commit(upserts)
+            n_put += len(upserts)
+    print(f"{n_put} items put, the gallery has {live.snapshot().n_items}")
     if refused:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _saying_what_is_put(n_put: int, n_images: int) -> Iterator[None]:
+    """Add the number of images in finished transactions to the error of a transaction."""
+    try:
+        yield
+    except VouchError as error:
+        said = f"{n_put:,} of {n_images:,} images were put before"
+        if n_put == 0:
+            raise
+        if not isinstance(error, WriteError):  # the database is not available
+            error.add_note(f"{said} this error.")
+            raise
+        why = str(error).replace("Nothing was changed", "The other images were not put")
+        raise WriteError(f"{said} an error: {why}") from error
 
 
 @items_app.command("delete")

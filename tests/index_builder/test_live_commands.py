@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,10 @@ from model_store.bundles.signatures import (
     require_signature,
     write_signature,
 )
-from model_store.errors import ItemNotFound, UsageError, WriteRefused
+from model_store.errors import GalleryUnavailable, ItemNotFound, UsageError, WriteRefused
+from model_store.gallery.live.gallery import LiveGallery
+from model_store.gallery.protocol import Receipt, Write
+from model_store.sqlite import of_the_system
 from tests.support.build_command import vouch_build
 from tests.support.bundle_copies import copied
 from tests.support.spoilt_encoders import spoil
@@ -73,6 +78,63 @@ def test_from_put_to_restored(root: Path, digits_bundle: Path, tmp_path: Path) -
         assert gallery.item(images[1].as_posix()).label == "new"
         with pytest.raises(ItemNotFound):
             gallery.item(images[0].as_posix())
+
+
+@pytest.mark.parametrize("n_finished", [0, 1, 2])
+def test_an_error_says_how_many_images_were_put_before(
+    root: Path, digits_bundle: Path, monkeypatch: pytest.MonkeyPatch, n_finished: int
+) -> None:
+    n_items = open_bundle(root, "cpu").retriever.gallery.n_items
+    images = sorted((digits_bundle / "samples").glob("*.png"))[:5]
+    n_commits, commit = itertools.count(), LiveGallery.commit
+
+    def on_a_full_disk(live: LiveGallery, writes: Sequence[Write]) -> Receipt:
+        if next(n_commits) == n_finished:
+            raise of_the_system(OSError(errno.ENOSPC, "it is full"))
+        return commit(live, writes)
+
+    monkeypatch.setattr(LiveGallery, "commit", on_a_full_disk)
+    monkeypatch.setattr("index_builder.commands.live.PUT_TOGETHER", 2)
+    done = vouch_build("items", "put", str(root), *map(str, images), cwd=root)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert open_bundle(root, "cpu").retriever.gallery.n_items == n_items + 2 * n_finished
+    first = "error: There is no room on the disk to store the change. Nothing was changed."
+    if n_finished:
+        first = (
+            f"error: {2 * n_finished} of 5 images were put before an error: There is no room on "
+            "the disk to store the change. The other images were not put."
+        )
+    assert done.stderr.startswith(first)
+    assert done.stderr.count("There is no room") == 1
+
+
+def test_an_error_of_a_database_says_how_many_images_were_put_before(
+    root: Path, digits_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = sorted((digits_bundle / "samples").glob("*.png"))[:3]
+    commit = LiveGallery.commit
+
+    def unavailable(live: LiveGallery, writes: Sequence[Write]) -> Receipt:
+        if len(writes) < 2:
+            raise GalleryUnavailable("The database does not answer.")
+        return commit(live, writes)
+
+    monkeypatch.setattr(LiveGallery, "commit", unavailable)
+    monkeypatch.setattr("index_builder.commands.live.PUT_TOGETHER", 2)
+    done = vouch_build("items", "put", str(root), *map(str, images), cwd=root)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: The database does not answer.\n2 of 3 images were put before this error.\n"
+    )
+
+
+def test_an_empty_id_is_refused(root: Path, digits_bundle: Path) -> None:
+    image = min((digits_bundle / "samples").glob("*.png"))
+    refused = vouch_build("items", "put", str(root), str(image), "--id", "", cwd=root)
+    assert refused.returncode == 2
+    assert "The id must have 1 to 1,024 characters, not 0. Name another with --id." in (
+        refused.stderr
+    )
 
 
 def test_picture_without_an_embedding_is_named_and_the_others_are_put(
