@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import sqlite3
 import threading
 import time
@@ -15,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Literal
+from tempfile import TemporaryFile
+from typing import Literal, NamedTuple
 
 from model_store.errors import (
     ChangeUnconfirmed,
@@ -34,6 +36,27 @@ BUSY_S = 5.0
 compaction takes a second."""
 
 _LOOK_EVERY_S = 0.005
+
+
+class Storage(NamedTuple):
+    """A kind of storage, in the words of error messages.
+
+    Attributes
+    ----------
+    written : what another process writes to.
+    read_only : the subject and verb of a sentence that ends with "only be read".
+    busy_s : timeout in seconds for the write lock.
+    """
+
+    written: str
+    read_only: str
+    busy_s: float
+
+
+GALLERY = Storage(
+    "the gallery", "the directory of this gallery's bundles, or a file in it, can", BUSY_S
+)
+"""The storage of a gallery's changes."""
 
 
 def connect(
@@ -70,15 +93,16 @@ def use_write_ahead_log(connection: sqlite3.Connection, patience_s: float = BUSY
 
 
 @contextmanager
-def errors_in_words(path: Path, doing: Literal["read", "written"] = "written") -> Iterator[None]:
+def errors_in_words(
+    path: Path, doing: Literal["read", "written"] = "written", storage: Storage = GALLERY
+) -> Iterator[None]:
     """Convert an error of SQLite to a `WriteError`."""
     try:
         yield
     except sqlite3.Error as error:
-        code = _code(error)
-        if doing == "written" and code in _MEANING:
-            kind, message = _MEANING[code]
-            raise kind(message) from error
+        told = _told(error, path, storage) if doing == "written" else None
+        if told is not None:
+            raise told from error
         # A change may precede a read. So the error of a read must not say "nothing was changed".
         unchanged = "Nothing was changed. " if doing == "written" else ""
         raise StorageFailed(
@@ -87,8 +111,8 @@ def errors_in_words(path: Path, doing: Literal["read", "written"] = "written") -
         ) from error
 
 
-def commit(connection: sqlite3.Connection) -> None:
-    """Commit a transaction. On return, its changes are on the disk.
+def commit(connection: sqlite3.Connection, path: Path) -> None:
+    """Commit a transaction on the file ``path``. On return, its changes are on the disk.
 
     Raises
     ------
@@ -99,7 +123,7 @@ def commit(connection: sqlite3.Connection) -> None:
     try:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
-        if _code(error) in _MEANING:
+        if _told(error, path, GALLERY) is not None:
             raise
         raise ChangeUnconfirmed(
             f"The disk has not confirmed the change ({error}), so the change may be lost. Send the "
@@ -112,41 +136,64 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
-def of_the_system(error: OSError) -> WriteError:
-    """Convert an error of the file system, in the directory of logs, to a `WriteError`."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+def _told(error: sqlite3.Error, path: Path, storage: Storage) -> WriteError | None:
+    """Return the error of a write whose cause is known; None for other causes."""
+    code = _code(error)
+    is_of_a_write = getattr(error, "sqlite_errorcode", None) in _OF_A_WRITE
+    if code == sqlite3.SQLITE_FULL or (is_of_a_write and not _has_room(path.parent)):
+        return StorageFull(_FULL)
+    if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        return StorageBusy(
+            f"Another process has been writing to {storage.written} for {storage.busy_s:g} s. "
+            "Nothing was changed; send the request again."
+        )
+    if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:
+        return WriteRefused(_read_only(storage))
+    return None
+
+
+_OF_A_WRITE = {sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
+"""Codes of SQLite for a failed write. They include the write that exceeds a disk quota."""
+
+_ROOM_BYTES = 2**20
+
+
+def _has_room(directory: Path) -> bool:
+    """Return False if the disk of ``directory`` is full, or the quota of this user is used up."""
+    try:
+        with TemporaryFile(dir=directory, buffering=0) as file:
+            file.write(bytes(_ROOM_BYTES))
+            os.fsync(file.fileno())  # some file systems allocate space only then
+    except OSError as error:
+        return error.errno not in _NO_ROOM
+    return True
+
+
+def of_the_system(error: OSError, storage: Storage = GALLERY) -> WriteError:
+    """Convert an error of the file system, in the directory of a storage, to a `WriteError`."""
+    if error.errno in _NO_ROOM:
         return StorageFull(_FULL)
     if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-        return WriteRefused(_READ_ONLY)
+        return WriteRefused(_read_only(storage))
     return StorageFailed(
         f"The directory of changes cannot be made ({error.strerror}). Nothing was changed. "
         "Check the directory of bundles."
     )
 
 
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
 _FULL = (
     "There is no room on the disk to store the change. Nothing was changed. Free disk space, then "
     "send the request again."
 )
-_READ_ONLY = (
-    "No change can be stored: the directory of this gallery's bundles, or a file in it, can only "
-    "be read. Give the user of the service write permission for the directory and all its files."
-)
 
 
-_BUSY = (
-    f"Another process has been writing to the gallery for {BUSY_S:g} s. Nothing was changed; send "
-    "the request again."
-)
-_MEANING: dict[int, tuple[type[WriteError], str]] = {
-    sqlite3.SQLITE_FULL: (StorageFull, _FULL),
-    sqlite3.SQLITE_BUSY: (StorageBusy, _BUSY),
-    sqlite3.SQLITE_LOCKED: (StorageBusy, _BUSY),
-    sqlite3.SQLITE_READONLY: (WriteRefused, _READ_ONLY),
-    sqlite3.SQLITE_CANTOPEN: (WriteRefused, _READ_ONLY),
-    sqlite3.SQLITE_PERM: (WriteRefused, _READ_ONLY),
-}
-"""Error class and message for each primary result code of SQLite."""
+def _read_only(storage: Storage) -> str:
+    return (
+        f"No change can be stored: {storage.read_only} only be read. Give the user of the service "
+        "write permission for the directory and all its files."
+    )
 
 
 READER_CACHE_KIB = 128
@@ -246,7 +293,7 @@ class SharedFile(ABC):
                 try:
                     yield connection
                     self._require_in_place()
-                    commit(connection)
+                    commit(connection, self.path)
                 except BaseException:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")

@@ -6,7 +6,6 @@ import errno
 import logging
 import signal
 import socket
-import sqlite3
 import ssl
 import sys
 import time
@@ -20,7 +19,7 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import locate
 from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.signatures import read_private_key, read_public_key
-from model_store.errors import BundleMismatch, VouchError, with_reason
+from model_store.errors import BundleMismatch, VouchError, WriteError, with_reason
 from model_store.feedback import FeedbackLog
 from model_store.machine import freeze_garbage, raise_gc_threshold, tune_malloc
 from service.access.access import Access, open_access
@@ -145,8 +144,9 @@ def _require_feedback(settings: Settings) -> None:
         return
     try:
         FeedbackLog(settings.feedback).check()
-    except (OSError, sqlite3.Error) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+    except WriteError as error:
+        cause = error.__cause__
+        why = cause.strerror if isinstance(cause, OSError) else cause
         refuse(f"VOUCH_FEEDBACK: {settings.feedback} cannot be used ({why}).")
 
 

@@ -30,7 +30,7 @@ from model_store.decision import (
 )
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE, TOLERATED_CHANGES
 from model_store.decision.promises import MOST_UNKNOWN
-from model_store.errors import CertificateError
+from model_store.errors import CertificateError, WriteError
 from model_store.feedback import FeedbackLog
 from model_store.messages import message
 from model_store.records import OperatingPoint
@@ -124,8 +124,9 @@ def observed(feedback: Path, bundle_id: str, calibration: Calibration) -> Observ
     try:
         reviews, said = log.reviews(bundle_id), log.summary(bundle_id)
         saved = {one.caller: one.test for one in DriftStates(feedback).load(bundle_id)}
-    except sqlite3.Error as error:
-        raise CertificateError(f"{feedback} is not a feedback file ({error}).") from error
+    except (WriteError, sqlite3.Error) as error:
+        why = error.__cause__ or error
+        raise CertificateError(f"{feedback} is not a feedback file ({why}).") from error
     drift = None
     test = DriftTest.of(calibration)
     if ALL_CALLERS in saved and test is not None:

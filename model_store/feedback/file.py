@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from model_store.errors import ConfigError
+from model_store.sqlite import Storage, errors_in_words, of_the_system
 
 _FIRST_BYTES = b"SQLite format 3\0"
 
@@ -158,6 +159,8 @@ fit."""
 WAIT_S = 10.0
 """Timeout in seconds for the lock of the file."""
 
+_STORAGE = Storage("the feedback file", "the feedback file, or its directory, can", WAIT_S)
+
 
 @contextmanager
 def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
@@ -166,9 +169,20 @@ def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]
     Parameters
     ----------
     writing : whether to open a write transaction.
+
+    Raises
+    ------
+    WriteError : the file cannot be read, or the writes could not be stored.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path, timeout=WAIT_S)) as connection, connection:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise of_the_system(error, _STORAGE) from error
+    with (
+        errors_in_words(path, "written" if writing else "read", _STORAGE),
+        closing(sqlite3.connect(path, timeout=WAIT_S)) as connection,
+        connection,
+    ):
         connection.executescript(_TABLES)
         if _missing(connection):
             connection.execute("BEGIN IMMEDIATE")  # another process may add them now

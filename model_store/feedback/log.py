@@ -77,7 +77,7 @@ class FeedbackLog:
 
         Raises
         ------
-        OSError, sqlite3.Error : the file cannot be used.
+        WriteError : the file cannot be used.
         """
         with opened(self.path, writing=True) as connection:
             (number,) = connection.execute("PRAGMA user_version").fetchone()
@@ -224,7 +224,7 @@ class FeedbackLog:
         ]
         sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in _DRAW[3:])
         marks = ", ".join("?" * (4 + len(_DRAW)))
-        with opened(self.path) as connection:
+        with opened(self.path, writing=True) as connection:
             connection.executemany(
                 f"INSERT INTO audits (bundle, query_id, item_id, asked_at, {', '.join(_DRAW)}) "  # noqa: S608
                 f"VALUES ({marks}) ON CONFLICT DO UPDATE SET {sums}",

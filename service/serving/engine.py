@@ -24,7 +24,13 @@ from model_store.bundles.manifest import BundleFiles
 from model_store.bundles.signatures import secret_of
 from model_store.decision import outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind, VectorInput
-from model_store.errors import InternalError, NotReady, PointerUnreadable, QueryNotFound
+from model_store.errors import (
+    InternalError,
+    NotReady,
+    PointerUnreadable,
+    QueryNotFound,
+    WriteError,
+)
 from model_store.feedback import AnsweredQueries, FeedbackLog, ReviewQueue
 from model_store.files import FileMark
 from model_store.gallery import Thumbnail, Vector
@@ -252,7 +258,7 @@ class SearchEngine:
     async def _keep_embeddings(self) -> None:
         try:
             await self.retained.keep()
-        except (sqlite3.Error, OSError) as error:
+        except (WriteError, sqlite3.Error, OSError) as error:
             fields = {"gallery": self.bundle.name, "reason": str(error)}
             logger.error("queries not retained", extra={"fields": fields})  # noqa: TRY400
 

@@ -25,7 +25,7 @@ from model_store.decision import (
     ReviewDraws,
 )
 from model_store.encoder.contract import Embeddings
-from model_store.errors import VouchError
+from model_store.errors import VouchError, WriteError
 from model_store.feedback import (
     AnsweredQueries,
     AnsweredQuery,
@@ -337,7 +337,7 @@ class ReviewKeeper:
                 new = [case for case in made if case is not None]
                 done = await asyncio.to_thread(self.queue.add, new)
                 self.counts = await asyncio.to_thread(self.queue.counts, self._gallery.key)
-            except (sqlite3.Error, OSError) as error:
+            except (WriteError, sqlite3.Error, OSError) as error:
                 fields = {"gallery": self._gallery.key, "reason": str(error)}
                 logger.error("cases not kept", extra={"fields": fields})  # noqa: TRY400
                 return
@@ -393,6 +393,8 @@ class ReviewKeeper:
                     picture = Picture(data, f"image/{prepared.format.lower()}")
                 elif prepared.thumbnail is not None:
                     picture = Picture(prepared.thumbnail.data, prepared.thumbnail.media_type)
+        except WriteError:  # `keep` tries again later
+            raise
         except VouchError as error:  # the answer was cached, but the decoder refuses the image
             fields = {"gallery": case.gallery, "reason": type(error).__name__}
             logger.warning("case not kept", extra={"fields": fields})

@@ -33,6 +33,7 @@ from model_store.decision import (
 )
 from model_store.decision.drift import NOT_TESTED, PERIOD
 from model_store.encoder.contract import QueryKind
+from model_store.errors import WriteError
 from model_store.feedback import FeedbackLog
 from model_store.messages import message
 from model_store.watch_states import ALL_CALLERS, DriftStates, SavedDrift, SavedShare, ShareStates
@@ -463,6 +464,6 @@ class Watch:
         """Run ``work``; log a storage error, because queries can be answered without storage."""
         try:
             work()
-        except (sqlite3.Error, OSError) as error:
+        except (WriteError, sqlite3.Error, OSError) as error:
             fields = {"bundle": self.key, "reason": str(error)}
             logger.error("drift and reviews not kept", extra={"fields": fields})  # noqa: TRY400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import pytest
 
 from model_store.decision import DriftTest, MatchDraw, MatchReview
 from model_store.decision.drift import MixtureReference
+from model_store.errors import StorageBusy, StorageFull, WriteError, WriteRefused
 from model_store.feedback import FeedbackLog, Reviews
 from model_store.feedback import file as feedback_file
 from model_store.watch_states import DriftStates, SavedDrift
@@ -28,6 +30,53 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def log(file: Path) -> FeedbackLog:
     return FeedbackLog(file)
+
+
+def test_full_disk_stores_no_part_of_a_decision(
+    log: FeedbackLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.decide(said("q1", correct=True))
+    connect = sqlite3.connect
+
+    def without_room(path: Path, timeout: float) -> sqlite3.Connection:
+        connection = connect(path, timeout)
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", without_room)
+    long = replace(said("q2", correct=True), comment="c" * 100_000)
+    with pytest.raises(StorageFull, match="no room on the disk"):
+        log.decide(long)
+    monkeypatch.undo()
+    assert [one.query_id for one in log.decided("g")] == ["q1"]
+    log.decide(long)
+    assert [one.query_id for one in log.decided("g")] == ["q1", "q2"]
+
+
+def test_locked_file_is_busy(log: FeedbackLog, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.check()
+    monkeypatch.setattr(feedback_file, "WAIT_S", 0.01)
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageBusy, match="writing to the feedback file for 10 s"):
+            log.decide(said("q1", correct=True))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.EDQUOT, StorageFull), (errno.EACCES, WriteRefused)]
+)
+def test_directory_that_cannot_be_made_is_told(
+    log: FeedbackLog, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[WriteError]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, "it said so")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(kind) as told:
+        log.check()
+    if kind is WriteRefused:
+        assert "the feedback file, or its directory, can only be read" in str(told.value)
 
 
 DRAW = MatchDraw(0.1, 0.2, 0.05, 3, 0.3, 0.04)

@@ -64,6 +64,33 @@ def test_an_error_of_sqlite_is_told_as_what_it_is(code: int, kind: type[WriteErr
     assert "Nothing was changed" not in str(unread.value)  # who cannot read does not know
 
 
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE])
+def test_used_up_disk_quota_is_no_damaged_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """SQLite reports a quota as an I/O error."""
+
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    path = tmp_path / "b.sqlite"
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = code
+    with pytest.raises(StorageFailed, match="Check the disk"), errors_in_words(path):
+        raise error
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("model_store.sqlite.TemporaryFile", refuse)
+    with pytest.raises(StorageFull, match="no room on the disk"), errors_in_words(path):
+        raise error
+    with closing(sqlite3.connect(":memory:", factory=Failing)) as connection:
+        connection.code = code
+        with pytest.raises(StorageFull), errors_in_words(path):
+            commit(connection, path)
+        connection.code = sqlite3.SQLITE_IOERR_FSYNC
+        with pytest.raises(ChangeUnconfirmed):
+            commit(connection, path)
+
+
 def test_an_error_of_sqlite_without_a_code_has_failed() -> None:
     with pytest.raises(StorageFailed, match="cannot be written"), errors_in_words(Path("b")):
         raise sqlite3.ProgrammingError("closed")
@@ -84,13 +111,13 @@ def test_a_commit_that_the_disk_does_not_confirm_is_not_said_to_have_failed() ->
     with closing(sqlite3.connect(":memory:", factory=Failing)) as connection:
         connection.code = sqlite3.SQLITE_IOERR_FSYNC
         with pytest.raises(ChangeUnconfirmed, match="so the change may be lost"):
-            commit(connection)
+            commit(connection, Path("a/b.sqlite"))
         connection.code = sqlite3.SQLITE_FULL
         with (
             pytest.raises(StorageFull, match="Nothing was changed"),
             errors_in_words(Path("a/b.sqlite")),
         ):
-            commit(connection)
+            commit(connection, Path("a/b.sqlite"))
 
 
 @pytest.mark.parametrize(

@@ -900,7 +900,7 @@ def test_of_what_the_disk_does_not_confirm_the_code_says_that_nobody_knows(
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
             raise error
 
-    monkeypatch.setattr("model_store.sqlite.commit", lambda _: commit(Disk()))  # type: ignore[arg-type] # as much of a connection as is asked
+    monkeypatch.setattr("model_store.sqlite.commit", lambda _, path: commit(Disk(), path))  # type: ignore[arg-type] # as much of a connection as is asked
     told = put(live, "perhaps", stranger, key="a key")
     assert (told.status_code, told.json()["code"]) == (503, "change_unconfirmed")
     assert "Retry-After" in told.headers

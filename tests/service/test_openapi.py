@@ -633,7 +633,13 @@ TRIED_ELSEWHERE = {
     ),
     *((f"{verb}_gallery", "507") for verb in ("create", "describe", "rename", "drop")),
     *(("enrol_unknown", status) for status in ("200", "507")),
-    ("give_feedback", "507"),
+    *(
+        (name, "507")
+        for name in (
+            *("give_feedback", "undo_feedback", "import_decisions"),
+            *("lease_review_cases", "end_review_lease", "forget_review_case"),
+        )
+    ),
 }
 """In test_tenants.py, test_galleries.py, test_answers.py, test_changes.py, test_texts.py,
 test_review.py, test_shadow.py, test_unknown.py and test_enrolling_decisions.py: they want another

@@ -10,9 +10,11 @@ import sqlite3
 import zipfile
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
@@ -90,6 +92,60 @@ def test_a_query_is_kept_given_to_one_reviewer_and_settled(
         ("random", "open", 1),
         ("alien", "settled", 1),
     }
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "problem"),
+    [
+        (sqlite3.SQLITE_FULL, 507, "storage_full"),
+        (sqlite3.SQLITE_READONLY, 409, "write_refused"),
+        (sqlite3.SQLITE_BUSY, 503, "storage_busy"),
+    ],
+)
+def test_feedback_file_that_cannot_be_written_is_told_by_every_write(
+    client: TestClient,
+    digit: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    status: int,
+    problem: str,
+) -> None:
+    """Reads still answer; the same writes succeed afterwards."""
+    query_id = search(client, digit).json()["query"]["id"]
+    decision = {"query_id": query_id, "decision": "none_of_these", "reviewer": "ann"}
+    first = client.post(FEEDBACK, json=decision).json()
+    choice = [{"from_name": "decision", "value": {"choices": ["none_of_these"]}}]
+    annotation = {"result": choice, "created_at": "2026-03-09T22:16:08Z"}
+    tasks = [{"data": {"query_id": query_id}, "annotations": [annotation]}]
+
+    def writes() -> list[httpx2.Response]:
+        return [
+            client.post(FEEDBACK, json={**decision, "reviewer": "bob"}),
+            client.delete(f"{FEEDBACK}/{first['number']}"),
+            client.post(f"{REVIEW}/leases", json={"reviewer": "eve"}),
+            client.post(f"{REVIEW}/import", json=tasks),
+            client.delete(f"{REVIEW}/{query_id}/lease", params={"reviewer": "eve"}),
+            client.delete(f"{REVIEW}/{query_id}"),
+        ]
+
+    class Unwritable(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            if sql == "BEGIN IMMEDIATE":
+                error = sqlite3.OperationalError("it said so")
+                error.sqlite_errorcode = code
+                raise error
+            return super().execute(sql, *values)
+
+    with monkeypatch.context() as patch:
+        connect = partial(sqlite3.connect, factory=Unwritable)
+        patch.setattr(sqlite3, "connect", connect)
+        for refused in writes():
+            assert (refused.status_code, refused.json()["code"]) == (status, problem)
+        [kept] = client.get(FEEDBACK).json()["decisions"]
+        assert kept["number"] == first["number"]
+        assert client.get(f"{REVIEW}/{query_id}").status_code == 200
+        assert search(client, digit).status_code == 200
+    assert {done.status_code for done in writes()} == {200}
 
 
 def test_only_what_the_owner_chose_is_kept(

@@ -20,9 +20,12 @@ from model_store.errors import (
     KeyReused,
     QueryNotFound,
     QuotaExceeded,
+    StorageFull,
     Unauthenticated,
     UnsupportedMediaType,
     VouchError,
+    WriteError,
+    WriteRefused,
 )
 from model_store.feedback import CASE_REASONS, Case, Decided, FeedbackLog, ReviewQueue
 from model_store.gallery import Receipt
@@ -39,6 +42,9 @@ from service.serving.writer import PreparedWrites, WriteContext
 
 from .dependencies import LAST, After, LeaseOf, ServiceState, StateOf, gallery_router
 from .items import REPLAYED, WRITE_ERRORS, ContextOf, item_written, noted
+
+UNWRITTEN = (WriteRefused, StorageFull, WriteError)
+"""Errors of a request that writes to the feedback file."""
 
 feedback_router = gallery_router("feedback")
 
@@ -175,7 +181,9 @@ async def list_feedback(
 @feedback_router.delete(
     "/{gallery}/feedback/{number}",
     operation_id="undo_feedback",
-    responses=responses(GalleryNotFound, DecisionNotFound, FeedbackNotKept, InvalidRequest),
+    responses=responses(
+        GalleryNotFound, DecisionNotFound, FeedbackNotKept, InvalidRequest, *UNWRITTEN
+    ),
     dependencies=[Depends(requires("review"))],
 )
 async def undo_feedback(
@@ -305,7 +313,7 @@ async def get_review_summary(
 @router.post(
     "/{gallery}/review/leases",
     operation_id="lease_review_cases",
-    responses=responses(*ALWAYS, ImageTooLarge, UnsupportedMediaType),
+    responses=responses(*ALWAYS, ImageTooLarge, UnsupportedMediaType, *UNWRITTEN),
     dependencies=[*BY_REVIEWERS, Depends(body_of(JSON))],
 )
 async def lease_review_cases(
@@ -386,7 +394,7 @@ async def export_review_cases(
 @router.post(
     "/{gallery}/review/import",
     operation_id="import_decisions",
-    responses=responses(*ALWAYS, ImageTooLarge, UnsupportedMediaType),
+    responses=responses(*ALWAYS, ImageTooLarge, UnsupportedMediaType, *UNWRITTEN),
     dependencies=[*BY_REVIEWERS, Depends(body_of(JSON))],
 )
 async def import_decisions(
@@ -407,6 +415,8 @@ async def import_decisions(
             continue
         try:
             made, _ = await lease.review(one.review)
+        except WriteError:  # the reason applies to every annotation
+            raise
         except VouchError as error:
             query_id = one.review.query_id
             problems.append(schemas.ImportProblem(query_id=query_id, detail=str(error)))
@@ -455,7 +465,7 @@ async def get_review_image(lease: LeaseOf, queue: QueueOf, query_id: QueryId) ->
 @router.delete(
     "/{gallery}/review/{query_id}/lease",
     operation_id="end_review_lease",
-    responses=responses(*ALWAYS),
+    responses=responses(*ALWAYS, *UNWRITTEN),
     dependencies=BY_REVIEWERS,
 )
 async def end_review_lease(
@@ -472,7 +482,7 @@ async def end_review_lease(
 @router.delete(
     "/{gallery}/review/{query_id:case}",
     operation_id="forget_review_case",
-    responses=responses(*ALWAYS, QueryNotFound),
+    responses=responses(*ALWAYS, QueryNotFound, *UNWRITTEN),
     dependencies=[Depends(requires("write"))],
 )
 async def forget_review_case(
