@@ -18,9 +18,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock
 
 _NUMBER_LENGTH = 8
 """Number of hexadecimal digits at the end of a work folder's name. The digits distinguish a work
@@ -151,10 +151,33 @@ def lock_between_processes(path: Path) -> FileLock:
     """Return a lock between processes on the file ``path``.
 
     The kernel releases the lock when the process ends; the file remains. The lock belongs to the
-    returned object, and not to a thread.
+    returned object, and not to a thread. ``acquire`` raises FileNotFoundError if the directory of
+    ``path`` does not exist.
     """
     make_for_owner(path, 0o600)
-    return FileLock(path, mode=0o600, thread_local=False)
+    return _LockBetweenProcesses(path, mode=0o600, thread_local=False)
+
+
+class _LockBetweenProcesses(FileLock):
+    """A lock that creates no directory.
+
+    `FileLock` creates a missing directory. If an operator has moved the directory, a new one would
+    take its place.
+    """
+
+    def acquire(  # type: ignore[override]
+        self, timeout: float | None = None, *, blocking: bool | None = None
+    ) -> AcquireReturnProxy[Self]:
+        """Acquire the lock; see `FileLock.acquire`.
+
+        Raises
+        ------
+        FileNotFoundError : the directory of the lock does not exist.
+        """
+        folder = Path(self.lock_file).parent
+        if not folder.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+        return super().acquire(timeout, blocking=blocking)
 
 
 @contextmanager

@@ -315,6 +315,7 @@ def occupied(directory: Path) -> Iterator[Work]:
     """
     require_own(directory)
     with writing(f"the run directory {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
         try:
             held = lock_between_processes(directory / LOCK_FILE).acquire(blocking=False)
         except Timeout as error:

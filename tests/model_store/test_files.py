@@ -100,6 +100,19 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path: Path) -> None:
             pass
 
 
+def test_lock_makes_no_directory_in_the_place_of_a_moved_one(tmp_path: Path) -> None:
+    folder = tmp_path / "bundles"
+    lock = lock_between_processes(folder / "lock")
+    with pytest.raises(FileNotFoundError, match="bundles"):
+        lock.acquire(blocking=False)
+    with pytest.raises(FileNotFoundError), lock:
+        pass
+    assert list(tmp_path.iterdir()) == []
+    folder.mkdir()
+    with lock:
+        assert lock.is_locked
+
+
 class TestWorkFolder:
     def test_folder_is_removed_after_its_work_and_after_an_error(self, tmp_path: Path) -> None:
         with work_folder(tmp_path, ".work-") as folder:

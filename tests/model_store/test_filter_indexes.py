@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model_store.encoder.contract import Embeddings
-from model_store.errors import ConfigError, LogDamaged
+from model_store.errors import ConfigError, LogDamaged, StorageFailed
 from model_store.gallery import (
     Allowed,
     ChangesFile,
@@ -456,10 +456,11 @@ class TestFiles:
         with pytest.raises(LogDamaged, match="between 1 and 3 are missing"):
             log.column(parse_field("a"), np.array([1, 2, 3]))
 
-    def test_a_log_that_is_not_there_is_damaged_where_it_is_read(self, tmp_path: Path) -> None:
+    def test_a_log_that_is_not_there_is_named_where_it_is_read(self, tmp_path: Path) -> None:
         log = ChangesFile(tmp_path / "changes.sqlite", "b", "the-encoder")
-        with pytest.raises(LogDamaged, match="no longer exists"):
+        with pytest.raises(StorageFailed, match="moved or removed") as told:
             log.column(parse_field("a"), np.array([1]))
+        assert type(told.value) is StorageFailed  # it is read again when it is moved back
 
 
 def test_of_many_numbers_only_those_that_are_there_are_looked_at_one_by_one(

@@ -910,6 +910,27 @@ def test_of_what_the_disk_does_not_confirm_the_code_says_that_nobody_knows(
     assert live.get(f"{ITEMS}/perhaps").status_code == 200
 
 
+def test_directory_that_was_moved_is_named_until_it_is_moved_back(
+    live: TestClient, root: Path, stranger: bytes, digit: bytes
+) -> None:
+    put(live, "mine", stranger).raise_for_status()
+    moved = root.rename(root.with_name("moved"))
+    for answer in (
+        search(live, stranger),
+        live.get(f"{ITEMS}/mine"),
+        put(live, "another", digit),
+        live.post("/v1/galleries/digits/compact"),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (503, "storage_failed")
+    assert "the directory was moved or removed" in search(live, stranger).json()["detail"]
+    assert not root.exists()
+    moved.rename(root)
+    assert search(live, stranger).json()["results"][0]["id"] == "mine"
+    assert put(live, "another", digit).status_code == 200
+    compact(live)
+    assert search(live, digit).status_code == 200
+
+
 def test_what_is_written_is_counted(live: TestClient, digit: bytes) -> None:
     put_batch(live, [{"id": "a"}, {"id": "b"}, {"id": "c"}], [digit, digit, b""])
     delete(live, "a")

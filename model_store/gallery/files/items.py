@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.errors import StorageFailed
 from model_store.gallery.filters.grammar import Filter, Scalar
 from model_store.gallery.filters.selection import Allowed, MaskedRows, fields_of, select
 from model_store.gallery.filters.sql import as_stored, metadata_json, to_sql
@@ -69,16 +70,32 @@ class _Reader:
     """
 
     def __init__(self, path: Path, cache_kib: int | None = None) -> None:
-        self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+        self._path, self._has_opened = path.resolve(), False
+        self._uri = f"{self._path.as_uri()}?mode=ro&immutable=1"
         self._connections = threading.local()
         self._cache_kib = cache_kib
 
     @property
     def _connection(self) -> sqlite3.Connection:
-        """The connection of the calling thread."""
+        """The connection of the calling thread.
+
+        Raises
+        ------
+        StorageFailed : the file was opened before, and no longer exists.
+        """
         if not hasattr(self._connections, "opened"):
             # Any thread may delete the reader, and with it the connections of all threads.
-            connection = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
+            try:
+                connection = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
+            except sqlite3.OperationalError as error:
+                if not self._has_opened or self._path.exists():
+                    raise
+                raise StorageFailed(
+                    f"{self._path.name} of the bundle {self._path.parent.name} no longer exists: "
+                    "the directory was moved or removed while the service ran. The operator must "
+                    "restore the directory, or restart the service."
+                ) from error
+            self._has_opened = True
             if self._cache_kib is not None:
                 connection.execute(f"PRAGMA cache_size = -{self._cache_kib}")
             self._connections.opened = _Opened(connection)

@@ -122,7 +122,7 @@ class ChangesFile(SharedFile):
 
     def items(self, sequences: Sequence[int]) -> list[Item]:
         """Return the items written by the changes ``sequences``, in the order of ``sequences``."""
-        return self._read(partial(rows.items_at, sequences=sequences), []) if sequences else []
+        return self._there(partial(rows.items_at, sequences=sequences)) if sequences else []
 
     def thumbnail(self, sequence: int) -> Thumbnail:
         """Return the thumbnail written by the change ``sequence``."""
@@ -168,7 +168,8 @@ class ChangesFile(SharedFile):
             try:
                 self._require_in_place()
             except StorageFailed:
-                self._admit()  # another bundle may be current, and this log removed
+                if self.path.parent.is_dir():
+                    self._admit()  # another bundle may be current, and this log removed
                 raise
             with self._transaction() as connection:
                 self._verify(connection)
@@ -197,11 +198,15 @@ class ChangesFile(SharedFile):
         return self._read(found, {})
 
     def _there(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Call ``work`` with the reading connection; raise `LogDamaged` if there is no log."""
+        """Call ``work`` with the reading connection; raise `StorageFailed` if there is no log."""
         nothing: list[T] = []
         found = self._read(lambda connection: [work(connection)], nothing)
         if not found:
-            raise LogDamaged("it no longer exists")
+            raise StorageFailed(
+                f"The changes of the bundle {self._identity['bundle']} no longer exist: the "
+                "directory was moved or removed while the service ran. The operator must restore "
+                "the directory, or restart the service."
+            )
         return found[0]
 
     @contextmanager
