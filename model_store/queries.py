@@ -27,7 +27,13 @@ from numpy.typing import NDArray
 from model_store.answers import Answer
 from model_store.decision import Decision, Retrieved, Terms, decide
 from model_store.encoder.contract import Embeddings, TextEncoder, VectorInput
-from model_store.errors import InvalidText, InvalidVector, TextUnavailable
+from model_store.errors import (
+    EncodingFailed,
+    InvalidText,
+    InvalidVector,
+    NoEmbedding,
+    TextUnavailable,
+)
 from model_store.images import encode_thumbnail
 from model_store.messages import MAX_TEXT_CHARACTERS
 from model_store.predictive import Predictive
@@ -438,3 +444,28 @@ colour, for example if it divides by the standard deviation of the pixels."""
 def canary_vector(expected: VectorInput) -> NDArray[Any]:
     """Return the canary (n,) of an encoder of vectors: ones, because zeros have no direction."""
     return np.ones(expected.shape, expected.dtype)
+
+
+def answer_canary(retriever: Retriever) -> None:
+    """Search with the canary.
+
+    Raises
+    ------
+    EncodingFailed : the encoder has no usable embedding of the canary.
+    """
+    expected = retriever.encoder.metadata.input
+    if isinstance(expected, VectorInput):
+        retriever.find(retriever.embed(canary_vector(expected)[None])[0], 1)
+    else:
+        retriever.search(CANARY_PICTURE, 1)
+
+
+def canary_failed(error: EncodingFailed, name: str) -> EncodingFailed:
+    """Return the error of a gallery ``name`` whose encoder cannot embed the canary."""
+    why = str(error).removesuffix(".")
+    if isinstance(error, NoEmbedding):  # whose text advises to send another image
+        why = "Its embedding is not finite, or zero"
+    return EncodingFailed(
+        f"The encoder of the gallery {name!r} cannot embed a test image. {why}. Use another "
+        "encoder, or export this encoder again."
+    )

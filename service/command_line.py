@@ -92,8 +92,13 @@ def check_health(arguments: Sequence[str]) -> None:
 
 def refuse(why: str, status: int = 1) -> NoReturn:
     """End the process with one line on standard error."""
-    print(f"vouch-serve: {why}", file=sys.stderr)
+    say(why)
     sys.exit(status)
+
+
+def say(why: str) -> None:
+    """Print one line on standard error."""
+    print(f"vouch-serve: {why}", file=sys.stderr, flush=True)
 
 
 def settings_problem(error: ValidationError, given: Mapping[str, object]) -> str:

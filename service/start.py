@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import locate
@@ -24,7 +24,7 @@ from model_store.feedback import FeedbackLog
 from model_store.machine import freeze_garbage, raise_gc_threshold, tune_malloc
 from service.access.access import Access, open_access
 from service.app import create_app
-from service.command_line import refuse
+from service.command_line import refuse, say
 from service.encoding.process import EncoderProcess
 from service.encoding.queues import OpenFound, SharedEncoders
 from service.http.middleware import Drain
@@ -87,7 +87,7 @@ def start(settings: Settings) -> None:
             open_app: Callable[[], ASGIApp] = partial(_open_in_worker, settings)
         else:
             drain = Drain(settings.drain_s)
-            open_app = partial(_begun, _open_app(settings, access, drain), drain)
+            open_app = partial(_begun, _open_app(settings, access, drain), drain, settings)
     except (VouchError, OSError) as error:
         refuse(_message(error, settings))
     listeners = _listeners(settings)
@@ -170,10 +170,45 @@ def _open_app(
     return app
 
 
-def _begun(app: ASGIApp, drain: Drain) -> ASGIApp:
+def _begun(app: ASGIApp, drain: Drain, settings: Settings) -> ASGIApp:
     """Return the application; from now on, stop signals start the drain."""
     drain.follow_signals()
-    return app
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        await _run(app, settings, scope, receive, send)
+
+    return run  # uvicorn takes no partial function
+
+
+_STARTUP_FAILED = "lifespan.startup.failed"
+
+
+async def _run(
+    app: ASGIApp, settings: Settings, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Run the application. If it cannot start, print one line in place of a traceback."""
+    if scope["type"] != "lifespan":
+        await app(scope, receive, send)
+        return
+    failure: list[Message] = []
+
+    async def send_later(message: Message) -> None:
+        if message["type"] == _STARTUP_FAILED:
+            failure.append(message)  # with a traceback
+        else:
+            await send(message)
+
+    try:
+        await app(scope, receive, send_later)
+    except VouchError as error:
+        if failure:
+            say(_message(error, settings))
+            await send({"type": _STARTUP_FAILED})
+        raise
+    except BaseException:
+        for message in failure:
+            await send(message)
+        raise
 
 
 def _open_in_worker(settings: Settings) -> ASGIApp:
@@ -192,7 +227,8 @@ def _open_in_worker(settings: Settings) -> ASGIApp:
         settings = settings.model_copy(update={"recalibrate": False})
     drain = Drain(settings.drain_s)
     try:
-        return _begun(_open_app(settings, open_access(settings), drain, shared), drain)
+        app = _open_app(settings, open_access(settings), drain, shared)
+        return _begun(app, drain, settings)
     except (VouchError, OSError) as error:
         refuse(_message(error, settings), 1 if n_workers(shared) else STARTUP_FAILURE)
 

@@ -32,7 +32,6 @@ from model_store.bundles.signatures import require_signature
 from model_store.bundles.upgrade import old_schema_of
 from model_store.decision import outcome_of
 from model_store.decision.drift import NOT_TESTED
-from model_store.encoder.contract import VectorInput
 from model_store.errors import PointerUnreadable, VouchError
 from model_store.files import lock_between_processes
 from model_store.gallery import ChangesFile
@@ -40,7 +39,7 @@ from model_store.gallery.opening import DATABASE_CLIENTS, is_in_database
 from model_store.installation import how_to_install
 from model_store.machine import usable_processors
 from model_store.programs import variable
-from model_store.queries import CANARY_PICTURE, canary_vector
+from model_store.queries import answer_canary
 from model_store.text_values import split_address
 
 if TYPE_CHECKING:
@@ -235,11 +234,7 @@ def _bundle(
         if root is not None and is_in_database(directory):
             opened = opened.within(root)  # the log of the changes is needed, too
         retriever = opened.retriever
-        expected = retriever.encoder.metadata.input
-        if isinstance(expected, VectorInput):
-            retriever.find(retriever.embed(canary_vector(expected)[None])[0], 1)
-        else:
-            retriever.search(CANARY_PICTURE, 1)
+        answer_canary(retriever)
     except VouchError as error:
         yield CheckResult("wrong", f"bundle {name}: {explained(error)}")
         return

@@ -27,12 +27,13 @@ from model_store.decision import Calibration
 from model_store.decision.calibration import search_settings
 from model_store.encoder.contract import Embeddings
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.errors import DatasetError, OutputError
+from model_store.errors import DatasetError, EncodingFailed, OutputError
 from model_store.files import work_folder
 from model_store.gallery import IndexSettings, NewItem, Thumbnail, write_faiss_parts
 from model_store.gallery.opening import index_description, write_gallery
 from model_store.gallery.protocol import AT_ONCE, PREVIEWED_AT_ONCE, GalleryContent, Part
 from model_store.installation import DISTRIBUTION, installed_versions
+from model_store.queries import answer_canary, canary_failed
 from model_store.records import GalleryOutcome
 from model_store.retriever import Retriever
 
@@ -242,7 +243,7 @@ def new_gallery(bundles: Path, name: str, encoder: Path, description: str = "") 
     ------
     OutputError : the directory already has bundles, or cannot be written.
     BundleNotFound : there is no encoder.
-    EncoderError : the encoder cannot be used.
+    EncoderError : the encoder cannot be used, or cannot embed a test image.
     WriteRefused : the bundle needs a signature, and there is no key.
     SigningKeyError : the key file is missing or invalid.
     """
@@ -265,5 +266,10 @@ def new_gallery(bundles: Path, name: str, encoder: Path, description: str = "") 
             write_faiss_parts(staging, (0, opened.dim), (), opened.fingerprint)
             no_features(opened.n_features).save(staging)
             index = index_description(staging)
-            manifest = describe(open_parts(staging, "cpu", threads=1), index, name, description)
+            retriever = open_parts(staging, "cpu", threads=1)
+            try:
+                answer_canary(retriever)
+            except EncodingFailed as error:
+                raise canary_failed(error, name) from error
+            manifest = describe(retriever, index, name, description)
             return publish(staging, manifest, bundles, keep=False, signing=signing())

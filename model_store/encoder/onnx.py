@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from model_store.encoder.runs import BoundRuns, Placement, profile_first_run, run_profiled
-from model_store.errors import EncoderContractError, ProviderUnavailable
+from model_store.errors import EncoderContractError, EncodingFailed, ProviderUnavailable
 from model_store.images import content_of
 from model_store.machine import int8_sums_overflow, usable_processors
 
@@ -126,16 +126,24 @@ class OnnxEncoder:
         self._bound = None if device is None else BoundRuns(self._session, device, outputs)
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3) uint8 in batches of ``at_once``; if None, in one batch."""
+        """Embed ``images`` (B, H, W, 3) uint8 in batches of ``at_once``; if None, in one batch.
+
+        Raises
+        ------
+        EncodingFailed : ONNX Runtime cannot run the graph on these images.
+        """
         size = at_once or max(1, len(images))
         parts = [self._run(images[i : i + size]) for i in range(0, max(1, len(images)), size)]
         return parts[0] if len(parts) == 1 else Embeddings.concatenate(parts)
 
     def _run(self, images: Inputs) -> Embeddings:
         name = self.metadata.input_name
-        if self._bound is not None:
-            return Embeddings(*self._bound.run(name, images))
-        return Embeddings(*self._session.run(list(OUTPUT_NAMES), {name: images}))
+        try:
+            if self._bound is not None:
+                return Embeddings(*self._bound.run(name, images))
+            return Embeddings(*self._session.run(list(OUTPUT_NAMES), {name: images}))
+        except Exception as error:  # ONNX Runtime has many exception classes
+            raise EncodingFailed(f"The encoder's graph has failed. {reason_of(error)}") from error
 
     def close(self) -> None:
         """Do nothing: the memory is freed with the object."""

@@ -328,8 +328,12 @@ def serve(
             several.run()
         return all(one.exitcode != STARTUP_FAILURE for one in several.processes)
     server = uvicorn.Server(config)
-    with suppress(KeyboardInterrupt):
-        server.run([*listeners])
+    try:
+        with suppress(KeyboardInterrupt):
+            server.run([*listeners])
+    except SystemExit as ended:
+        if ended.code != STARTUP_FAILURE:
+            raise
     return server.started
 
 

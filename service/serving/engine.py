@@ -25,6 +25,7 @@ from model_store.bundles.signatures import secret_of
 from model_store.decision import outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind, VectorInput
 from model_store.errors import (
+    EncodingFailed,
     InternalError,
     NotReady,
     PointerUnreadable,
@@ -38,6 +39,7 @@ from model_store.predictive import Predictive
 from model_store.queries import (
     CANARY_PICTURE,
     VectorQuery,
+    canary_failed,
     canary_vector,
     embed_text,
     predictive_of,
@@ -200,6 +202,9 @@ class SearchEngine:
         observe = resources.telemetry.batches(counted_as(bundle))
         try:
             queue = await resources.queues.enter(encoder, resources.batches, observe)
+        except EncodingFailed as error:
+            encoder.close()
+            raise canary_failed(error, bundle.name) from error
         except BaseException:
             encoder.close()
             raise
@@ -209,6 +214,9 @@ class SearchEngine:
             for watch in engine.watches.values():
                 await watch.restore()
             await engine.canary()
+        except EncodingFailed as error:
+            await engine.close()
+            raise canary_failed(error, bundle.name) from error
         except BaseException:
             await engine.close()
             raise

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
+import pytest
 
+from index_builder.indexing.assemble import new_gallery
+from model_store.bundles.manifest import ENCODER_FILE
 from tests.end_to_end.forked import completed
 from tests.end_to_end.processes import (
     TIMEOUT_S,
@@ -21,6 +24,7 @@ from tests.end_to_end.processes import (
     wait_until,
 )
 from tests.support.bundle_copies import flip_a_byte
+from tests.support.spoilt_encoders import break_graph
 
 
 class TestTheEnd:
@@ -106,6 +110,18 @@ class TestARefusal:
         flip_a_byte(copy / "gallery.faiss")
         done = serve("--bundle", str(copy))
         assert_refused(done, "gallery.faiss differs from its manifest", "Build or copy")
+
+    def test_an_encoder_that_embeds_nothing(
+        self, digits_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broken = break_graph(digits_bundle / ENCODER_FILE, tmp_path / ENCODER_FILE, "nan")
+        monkeypatch.setattr("index_builder.indexing.assemble.answer_canary", lambda _: None)
+        new_gallery(tmp_path / "bundles", "shoes", broken)
+        done = serve("--bundle", str(tmp_path / "bundles"), "--port", "0")
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        [line] = [one for one in done.stderr.splitlines() if not one.startswith("{")]
+        assert line.startswith("vouch-serve: The encoder of the gallery 'shoes' cannot embed")
 
     def test_a_port_that_is_taken(self, service: Service, digits_bundle: Path) -> None:
         done = serve("--bundle", str(digits_bundle), "--port", str(service.port))

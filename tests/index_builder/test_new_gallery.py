@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -11,8 +12,9 @@ from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import bundle_ids, current_id
 from model_store.bundles.manifest import ENCODER_FILE
-from model_store.errors import BundleNotFound, OutputError
+from model_store.errors import BundleNotFound, EncodingFailed, OutputError
 from tests.support.build_command import vouch_build
+from tests.support.spoilt_encoders import break_graph
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,26 @@ def test_new_gallery_with_an_encoder_that_is_not_there_leaves_nothing(place: Pat
     (place / "none").mkdir()
     assert isinstance(run("new", "shoes", "--encoder", "none").exception, BundleNotFound)
     assert not (place / "bundles").exists()
+
+
+@pytest.mark.parametrize(("how", "why"), [("nan", "not finite"), ("error", "ONNX Runtime says")])
+def test_new_gallery_with_an_encoder_that_embeds_nothing_is_not_published(
+    place: Path, digits_bundle: Path, how: Literal["nan", "error"], why: str
+) -> None:
+    broken = break_graph(digits_bundle / ENCODER_FILE, place / ENCODER_FILE, how)
+    refused = run("new", "shoes", "--encoder", broken)
+    assert isinstance(refused.exception, EncodingFailed)
+    assert "The encoder of the gallery 'shoes' cannot embed" in str(refused.exception)
+    assert why in str(refused.exception)
+    assert bundle_ids(place / "bundles" / "shoes") == []
+
+
+def test_index_with_a_graph_that_fails_is_no_traceback(place: Path, digits_bundle: Path) -> None:
+    broken = break_graph(digits_bundle / ENCODER_FILE, place / ENCODER_FILE, "error")
+    source, options = digits_bundle / "samples", ("--workers", 1, "--provider", "cpu")
+    refused = run("index", source, "--encoder", broken, "--name", "few", *options)
+    assert isinstance(refused.exception, EncodingFailed)
+    assert "The encoder's graph has failed" in str(refused.exception)
 
 
 def test_new_gallery_with_an_invalid_name_is_wrong_usage(place: Path) -> None:

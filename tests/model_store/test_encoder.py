@@ -9,9 +9,10 @@ import pytest
 from index_builder.datasets.small_images import digits
 from model_store.encoder.contract import METADATA_KEY, Embeddings, Encoder, EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.errors import EncoderContractError, ProviderUnavailable
+from model_store.errors import EncoderContractError, EncodingFailed, ProviderUnavailable
 from model_store.images import Preprocessing
 from tests.laws.encoder_laws import EncoderLaws
+from tests.support.spoilt_encoders import break_graph
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,13 @@ def test_the_fingerprint_is_of_the_content(digits_bundle: Path, tmp_path: Path) 
 def test_an_encoder_of_before_reduced_decoding_says_that_images_are_decoded_in_full() -> None:
     fields = '{"posterior": "point", "preprocessing": {"height": 28, "width": 28}}'
     assert EncoderMetadata.from_json(fields).preprocessing.decoding == "full"
+
+
+def test_graph_that_fails_is_named_with_the_reason(digits_bundle: Path, tmp_path: Path) -> None:
+    file = break_graph(digits_bundle / "encoder.onnx", tmp_path / "encoder.onnx", "error")
+    encoder = OnnxEncoder(file, "cpu", threads=1)
+    with pytest.raises(EncodingFailed, match=r"graph has failed\. ONNX Runtime says: .*9999"):
+        encoder.encode(np.zeros((1, 32, 32, 3), np.uint8))
 
 
 @pytest.mark.parametrize("damage", ["metadata", "output", "batch"])
