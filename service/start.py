@@ -77,8 +77,7 @@ def start(settings: Settings) -> None:
     raise_file_limit()
     try:
         access = open_access(settings)
-        if settings.galleries is not None:  # errors are found before models are loaded
-            GalleryFolder(settings.galleries, settings.max_galleries)
+        _require_galleries(settings)  # errors are found before models are loaded
         if settings.signing_key is not None:
             read_private_key(settings.signing_key)
         if settings.processes > 1:
@@ -118,6 +117,21 @@ def _with_galleries(settings: Settings) -> Settings:
             "directory that the service can write."
         )
     return settings.model_copy(update={"galleries": place})
+
+
+def _require_galleries(settings: Settings) -> None:
+    """Exit if the directory of galleries cannot be used."""
+    if settings.galleries is None:
+        return
+    try:
+        GalleryFolder(settings.galleries, settings.max_galleries)
+    except WriteError as error:
+        cause = error.__cause__
+        why = cause.strerror if isinstance(cause, OSError) else error
+        refuse(
+            f"VOUCH_GALLERIES: {settings.galleries} cannot be used ({why}). Name a directory that "
+            "the service can write."
+        )
 
 
 def _require_certificate(settings: Settings) -> None:

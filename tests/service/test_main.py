@@ -82,6 +82,15 @@ def test_service_without_bundles_has_a_directory_of_galleries(
     assert "(File exists). Set VOUCH_BUNDLE" in said
 
 
+def test_directory_of_galleries_that_cannot_be_used_is_named_with_its_setting(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "galleries").touch()
+    said = refusal(capsys, "--galleries", str(tmp_path / "galleries"))
+    assert said.startswith(f"VOUCH_GALLERIES: {tmp_path}/galleries cannot be used (")
+    assert "Not a directory" in said
+
+
 def test_empty_list_of_bundles_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, "--bundle", "", status=2).startswith("--bundle: ")
 
