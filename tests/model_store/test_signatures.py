@@ -71,12 +71,13 @@ def test_a_new_key_on_a_full_disk_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_written: int
 ) -> None:
     path, fsync = tmp_path / "publisher.key", os.fsync
-    done = []
+    done: list[int] = []
 
     def full(descriptor: int) -> None:
         if len(done) == n_written:
             raise OSError(errno.ENOSPC, "No space left on device")
-        done.append(fsync(descriptor))
+        fsync(descriptor)
+        done.append(descriptor)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
