@@ -42,7 +42,6 @@ from index_builder.datasets.groups import (
     pairs_of_equal,
     united,
 )
-from index_builder.datasets.image_files import similar_labels
 from index_builder.indexing.blocks import BLOCK, Block, Entry, Failure, Place, require_unicode
 from index_builder.indexing.workdir import ShardStore
 from index_builder.progress import track
@@ -126,10 +125,6 @@ class Catalogue:
         labels = "SELECT DISTINCT label FROM entries WHERE label IS NOT NULL"
         for (label,) in self._connection.execute(labels):
             yield label
-
-    def alike_labels(self) -> list[list[str]]:
-        """Return groups of labels that differ only in case, spaces or Unicode form, sorted."""
-        return similar_labels(self.labels())
 
     def has_metadata(self, path: Sequence[str]) -> bool:
         """Return whether the metadata of an image has a value at a path of keys."""

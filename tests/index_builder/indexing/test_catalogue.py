@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from index_builder.datasets.image_files import similar_labels
 from index_builder.indexing.assemble import assemble
 from index_builder.indexing.blocks import Entry, Failure, Place, parse_tolerance
 from index_builder.indexing.catalogue import Catalogue
@@ -236,7 +237,7 @@ def test_alike_labels_are_found_and_others_are_not(path: Path) -> None:
     labels = ["Cat", "cat", "cat ", "dog", "Katze", "caf\u00e9", "cafe\u0301", "a  b", "A b", None]
     given = [Entry(str(n), Place("/x", None, 1, 0), one) for n, one in enumerate(labels)]
     with closing(Catalogue(path, given)) as catalogue:
-        assert catalogue.alike_labels() == [
+        assert similar_labels(catalogue.labels()) == [
             ["A b", "a  b"],
             ["Cat", "cat", "cat "],
             ["cafe\u0301", "caf\u00e9"],
