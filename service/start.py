@@ -126,11 +126,9 @@ def _require_galleries(settings: Settings) -> None:
     try:
         GalleryFolder(settings.galleries, settings.max_galleries)
     except WriteError as error:
-        cause = error.__cause__
-        why = cause.strerror if isinstance(cause, OSError) else error
         refuse(
-            f"VOUCH_GALLERIES: {settings.galleries} cannot be used ({why}). Name a directory that "
-            "the service can write."
+            f"VOUCH_GALLERIES: {settings.galleries} cannot be used ({_cause(error)}). Name a "
+            "directory that the service can write."
         )
 
 
@@ -159,9 +157,13 @@ def _require_feedback(settings: Settings) -> None:
     try:
         FeedbackLog(settings.feedback).check()
     except WriteError as error:
-        cause = error.__cause__
-        why = cause.strerror if isinstance(cause, OSError) else cause
-        refuse(f"VOUCH_FEEDBACK: {settings.feedback} cannot be used ({why}).")
+        refuse(f"VOUCH_FEEDBACK: {settings.feedback} cannot be used ({_cause(error)}).")
+
+
+def _cause(error: WriteError) -> object:
+    """Return the reason of the system or of SQLite for an error, without its advice."""
+    cause = error.__cause__ or error
+    return cause.strerror if isinstance(cause, OSError) else cause
 
 
 def _open_app(
@@ -185,44 +187,26 @@ def _open_app(
 
 
 def _begun(app: ASGIApp, drain: Drain, settings: Settings) -> ASGIApp:
-    """Return the application; from now on, stop signals start the drain."""
+    """Return the application; from now on, stop signals start the drain.
+
+    If the application cannot start, it prints one line in place of a traceback.
+    """
     drain.follow_signals()
 
-    async def run(scope: Scope, receive: Receive, send: Send) -> None:
-        await _run(app, settings, scope, receive, send)
+    async def begun(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_words(message: Message) -> None:
+            error = sys.exception()  # Starlette sends the message while it handles the error
+            if message["type"] == _STARTUP_FAILED and isinstance(error, VouchError):
+                say(_message(error, settings))
+                message = {"type": _STARTUP_FAILED}  # without the traceback
+            await send(message)
 
-    return run  # uvicorn takes no partial function
+        await app(scope, receive, send_in_words if scope["type"] == "lifespan" else send)
+
+    return begun
 
 
 _STARTUP_FAILED = "lifespan.startup.failed"
-
-
-async def _run(
-    app: ASGIApp, settings: Settings, scope: Scope, receive: Receive, send: Send
-) -> None:
-    """Run the application. If it cannot start, print one line in place of a traceback."""
-    if scope["type"] != "lifespan":
-        await app(scope, receive, send)
-        return
-    failure: list[Message] = []
-
-    async def send_later(message: Message) -> None:
-        if message["type"] == _STARTUP_FAILED:
-            failure.append(message)  # with a traceback
-        else:
-            await send(message)
-
-    try:
-        await app(scope, receive, send_later)
-    except VouchError as error:
-        if failure:
-            say(_message(error, settings))
-            await send({"type": _STARTUP_FAILED})
-        raise
-    except BaseException:
-        for message in failure:
-            await send(message)
-        raise
 
 
 def _open_in_worker(settings: Settings) -> ASGIApp:
