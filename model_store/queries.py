@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -460,12 +461,21 @@ def answer_canary(retriever: Retriever) -> None:
         retriever.search(CANARY_PICTURE, 1)
 
 
-def canary_failed(error: EncodingFailed, name: str) -> EncodingFailed:
-    """Return the error of a gallery ``name`` whose encoder cannot embed the canary."""
-    why = str(error).removesuffix(".")
-    if isinstance(error, NoEmbedding):  # whose text advises to send another image
-        why = "Its embedding is not finite, or zero"
-    return EncodingFailed(
-        f"The encoder of the gallery {name!r} cannot embed a test image. {why}. Use another "
-        "encoder, or export this encoder again."
-    )
+@contextmanager
+def embedding_canary(name: str) -> Iterator[None]:
+    """Name the gallery whose encoder cannot embed the canary.
+
+    Raises
+    ------
+    EncodingFailed : the same error, with the ``name`` of the gallery.
+    """
+    try:
+        yield
+    except EncodingFailed as error:
+        why = str(error).removesuffix(".")
+        if isinstance(error, NoEmbedding):  # whose text advises to send another image
+            why = "Its embedding is not finite, or zero"
+        raise EncodingFailed(
+            f"The encoder of the gallery {name!r} cannot embed a test image. {why}. Use another "
+            "encoder, or export this encoder again."
+        ) from error

@@ -27,13 +27,13 @@ from model_store.decision import Calibration
 from model_store.decision.calibration import search_settings
 from model_store.encoder.contract import Embeddings
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.errors import DatasetError, EncodingFailed, OutputError
+from model_store.errors import DatasetError, OutputError
 from model_store.files import work_folder
 from model_store.gallery import IndexSettings, NewItem, Thumbnail, write_faiss_parts
 from model_store.gallery.opening import index_description, write_gallery
 from model_store.gallery.protocol import AT_ONCE, PREVIEWED_AT_ONCE, GalleryContent, Part
 from model_store.installation import DISTRIBUTION, installed_versions
-from model_store.queries import answer_canary, canary_failed
+from model_store.queries import answer_canary, embedding_canary
 from model_store.records import GalleryOutcome
 from model_store.retriever import Retriever
 
@@ -267,9 +267,7 @@ def new_gallery(bundles: Path, name: str, encoder: Path, description: str = "") 
             no_features(opened.n_features).save(staging)
             index = index_description(staging)
             retriever = open_parts(staging, "cpu", threads=1)
-            try:
+            with embedding_canary(name):
                 answer_canary(retriever)
-            except EncodingFailed as error:
-                raise canary_failed(error, name) from error
             manifest = describe(retriever, index, name, description)
             return publish(staging, manifest, bundles, keep=False, signing=signing())

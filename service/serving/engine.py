@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import math
-import sqlite3
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,6 @@ from model_store.bundles.signatures import secret_of
 from model_store.decision import outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind, VectorInput
 from model_store.errors import (
-    EncodingFailed,
     InternalError,
     NotReady,
     PointerUnreadable,
@@ -39,9 +37,9 @@ from model_store.predictive import Predictive
 from model_store.queries import (
     CANARY_PICTURE,
     VectorQuery,
-    canary_failed,
     canary_vector,
     embed_text,
+    embedding_canary,
     predictive_of,
     text_id,
 )
@@ -200,26 +198,21 @@ class SearchEngine:
         encoder = bundle.retriever.encoder
         resources.telemetry.gallery(counted_as(bundle))
         observe = resources.telemetry.batches(counted_as(bundle))
-        try:
-            queue = await resources.queues.enter(encoder, resources.batches, observe)
-        except EncodingFailed as error:
-            encoder.close()
-            raise canary_failed(error, bundle.name) from error
-        except BaseException:
-            encoder.close()
-            raise
-        engine = cls(bundle, resources, queue)
-        try:
-            await engine.follow_operator()
-            for watch in engine.watches.values():
-                await watch.restore()
-            await engine.canary()
-        except EncodingFailed as error:
-            await engine.close()
-            raise canary_failed(error, bundle.name) from error
-        except BaseException:
-            await engine.close()
-            raise
+        with embedding_canary(bundle.name):
+            try:
+                queue = await resources.queues.enter(encoder, resources.batches, observe)
+            except BaseException:
+                encoder.close()
+                raise
+            engine = cls(bundle, resources, queue)
+            try:
+                await engine.follow_operator()
+                for watch in engine.watches.values():
+                    await watch.restore()
+                await engine.canary()
+            except BaseException:
+                await engine.close()
+                raise
         fields = {
             "gallery": bundle.name,
             "bundle": bundle.manifest.id,
@@ -266,7 +259,7 @@ class SearchEngine:
     async def _keep_embeddings(self) -> None:
         try:
             await self.retained.keep()
-        except (WriteError, sqlite3.Error, OSError) as error:
+        except WriteError as error:
             fields = {"gallery": self.bundle.name, "reason": str(error)}
             logger.error("queries not retained", extra={"fields": fields})  # noqa: TRY400
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import sqlite3
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection
@@ -337,7 +336,7 @@ class ReviewKeeper:
                 new = [case for case in made if case is not None]
                 done = await asyncio.to_thread(self.queue.add, new)
                 self.counts = await asyncio.to_thread(self.queue.counts, self._gallery.key)
-            except (WriteError, sqlite3.Error, OSError) as error:
+            except (WriteError, OSError) as error:
                 fields = {"gallery": self._gallery.key, "reason": str(error)}
                 logger.error("cases not kept", extra={"fields": fields})  # noqa: TRY400
                 return
