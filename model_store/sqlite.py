@@ -44,18 +44,16 @@ class Storage(NamedTuple):
     Attributes
     ----------
     written : what another process writes to.
-    read_only : the subject and verb of a sentence that ends with "only be read".
+    places : what the writer needs permission for.
     busy_s : timeout in seconds for the write lock.
     """
 
     written: str
-    read_only: str
+    places: str
     busy_s: float
 
 
-GALLERY = Storage(
-    "the gallery", "the directory of this gallery's bundles, or a file in it, can", BUSY_S
-)
+GALLERY = Storage("the gallery", "the directory of this gallery's bundles, or a file in it", BUSY_S)
 """The storage of a gallery's changes."""
 
 
@@ -181,6 +179,19 @@ def of_the_system(error: OSError, storage: Storage = GALLERY) -> WriteError:
     )
 
 
+def file_is_gone(said: str) -> StorageFailed:
+    """Return the error of a file that a service has opened and no longer finds.
+
+    Parameters
+    ----------
+    said : a sentence without its full stop, which names the file.
+    """
+    return StorageFailed(
+        f"{said}: the directory was moved or removed while the service ran. The operator must "
+        "restore the directory, or restart the service."
+    )
+
+
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 _FULL = (
@@ -191,8 +202,8 @@ _FULL = (
 
 def _read_only(storage: Storage) -> str:
     return (
-        f"No change can be stored: {storage.read_only} only be read. Give the user of the service "
-        "write permission for the directory and all its files."
+        f"No change can be stored: {storage.places}, can only be read. Give the user of the "
+        "service write permission for the directory and all its files."
     )
 
 

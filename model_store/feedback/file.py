@@ -159,7 +159,7 @@ fit."""
 WAIT_S = 10.0
 """Timeout in seconds for the lock of the file."""
 
-_STORAGE = Storage("the feedback file", "the feedback file, or its directory, can", WAIT_S)
+_STORAGE = Storage("the feedback file", "the feedback file, or its directory", WAIT_S)
 
 
 @contextmanager

@@ -17,12 +17,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import StorageFailed
 from model_store.gallery.filters.grammar import Filter, Scalar
 from model_store.gallery.filters.selection import Allowed, MaskedRows, fields_of, select
 from model_store.gallery.filters.sql import as_stored, metadata_json, to_sql
 from model_store.gallery.protocol import Item, NewItem, Thumbnail, item_not_found
-from model_store.sqlite import interrupted_when_late
+from model_store.sqlite import file_is_gone, interrupted_when_late
 
 from .fields import FieldColumns, FieldsSeen, FilteredRows
 
@@ -90,10 +89,8 @@ class _Reader:
             except sqlite3.OperationalError as error:
                 if not self._has_opened or self._path.exists():
                     raise
-                raise StorageFailed(
-                    f"{self._path.name} of the bundle {self._path.parent.name} no longer exists: "
-                    "the directory was moved or removed while the service ran. The operator must "
-                    "restore the directory, or restart the service."
+                raise file_is_gone(
+                    f"{self._path.name} of the bundle {self._path.parent.name} no longer exists"
                 ) from error
             self._has_opened = True
             if self._cache_kib is not None:

@@ -36,7 +36,7 @@ from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field
 from model_store.gallery.live import rows
 from model_store.gallery.protocol import Change, Delete, Item, Receipt, Retry, Thumbnail, Upsert
-from model_store.sqlite import SharedFile, connect, errors_in_words
+from model_store.sqlite import SharedFile, connect, errors_in_words, file_is_gone
 
 logger = logging.getLogger(__name__)
 
@@ -202,11 +202,8 @@ class ChangesFile(SharedFile):
         nothing: list[T] = []
         found = self._read(lambda connection: [work(connection)], nothing)
         if not found:
-            raise StorageFailed(
-                f"The changes of the bundle {self._identity['bundle']} no longer exist: the "
-                "directory was moved or removed while the service ran. The operator must restore "
-                "the directory, or restart the service."
-            )
+            bundle = self._identity["bundle"]
+            raise file_is_gone(f"The changes of the bundle {bundle} no longer exist")
         return found[0]
 
     @contextmanager
