@@ -43,8 +43,8 @@ class Storage(NamedTuple):
 
     Attributes
     ----------
-    written : what another process writes to.
-    places : what the writer needs permission for.
+    written : object that another process writes to.
+    places : places that the writer needs permission for.
     busy_s : timeout in seconds for the write lock.
     """
 
@@ -151,7 +151,7 @@ def _told(error: sqlite3.Error, path: Path, storage: Storage) -> WriteError | No
 
 
 _OF_A_WRITE = {sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
-"""Codes of SQLite for a failed write. They include the write that exceeds a disk quota."""
+"""SQLite's codes of a failed write. SQLite also reports them if a disk quota is used up."""
 
 _ROOM_BYTES = 2**20
 

@@ -255,9 +255,9 @@ def cross_fitted(
 ) -> CrossFit:
     """Cross-fit over labels with each number of signals; return the best fit.
 
-    A fit with more signals is better if its mean loss is smaller by more than the standard error of
-    the difference, which is taken over labels. A label with more than half of the matched queries
-    is split by `Examples.clusters`.
+    A fit with more signals is better if it lowers the mean loss by more than the standard error of
+    this decrease. The standard error is computed over labels. A label with more than half of the
+    matched queries is split by `Examples.clusters`.
 
     Parameters
     ----------

@@ -412,7 +412,7 @@ def similar_labels(labels: Iterable[str]) -> list[list[str]]:
 
 
 _NO_VALUES = frozenset({"nan", "none", "null", "n/a", "<na>"})
-"""What programs write for a missing value, in small letters."""
+"""Texts that programs write for a missing value, in lower case."""
 
 
 def label_messages(labels: Iterable[str]) -> list[str]:

@@ -690,7 +690,8 @@ def errors_allowed(n: int, coverage: float, delta: float) -> int:
     """
     if n <= 0 or coverage >= 1:
         return -1
-    allowed = math.floor(bdtrik(delta, n, 1 - coverage)) + 1  # it can be just below an integer
+    # `bdtrik` can be just below an integer, so the search begins one above.
+    allowed = math.floor(bdtrik(delta, n, 1 - coverage)) + 1
     while allowed >= 0 and at_most(allowed, n, np.array([1 - coverage]))[0] > delta:
         allowed -= 1
     return allowed

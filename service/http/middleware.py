@@ -171,9 +171,9 @@ class Admission:
 
 
 WATCHED_AFTER_S = 0.05
-"""Seconds after the end of the body, after which the service watches whether the client is still
-connected. Most answers are sent earlier, and the watch takes 7 % of the CPU time of an answer whose
-embedding is cached."""
+"""Delay in seconds between the end of the body and the watch for a client that disconnects. Most
+answers are sent earlier, and the watch takes 7 % of the CPU time of an answer whose embedding is
+cached."""
 
 
 async def _while_wanted(
