@@ -67,22 +67,21 @@ def calibration_queries(
     gallery: CalibratedGallery,
     queries: QuerySet,
     seen: Seen | None = None,
-    views_of: tuple[LabelledImages, Embeddings] | None = None,
     *,
+    are_views: bool = False,
     unseen: bool = False,
 ) -> CalibrationQueries:
     """Search the gallery with all queries that the decision layer is fitted to.
 
     If too few labels are withheld, each matched query is used a second time, as an absent query.
-    The query's label is then hidden from the result list and from the outlier detector. If the
-    queries are views, the absent queries are the original pictures, not the views: an original
-    picture is as similar to other items as a new photograph is; a cropped or rotated view is less
-    similar to other items.
+    The query's label is then hidden from the result list and from the outlier detector. Matched and
+    absent queries are the same pictures, also if they are views: if absent queries were original
+    pictures, a fit would learn to tell views from originals.
 
     Parameters
     ----------
     seen : callback for each matched query that is decoded.
-    views_of : gallery images, and their embeddings, if the queries are views of them.
+    are_views : whether the queries are augmented views of gallery images.
     unseen : whether the encoder was not trained on the gallery's labels.
     """
     matched = queries.matched
@@ -93,19 +92,15 @@ def calibration_queries(
         embeddings = embed_with_features(encoder, matched, "calibration queries", seen)
         scores = gallery.detector.scores(embeddings)
         of_matched = gallery.look_up(matched.labels, embeddings, scores)
-        places, shown = np.arange(len(matched)), matched
-        if views_of is not None:
-            places, rows = rows_of_views(matched, views_of[0])
-            shown, embeddings = views_of[0].at(rows), views_of[1].at(rows)
-        hidden, kept = gallery.look_up_hidden(shown.labels, embeddings)
-        groups = [QueryGroup("hidden", hidden, sources=_sources(matched, places[kept]))]
+        hidden, kept = gallery.look_up_hidden(matched.labels, embeddings)
+        groups = [QueryGroup("hidden", hidden, sources=_sources(matched, kept))]
     return CalibrationQueries(
         [
             QueryGroup("matched", of_matched, group_numbers(matched), matched.sources),
             *groups,
             *_withheld(encoder, gallery, queries.withheld),
         ],
-        "held_out_images" if views_of is None else "views_of_items",
+        "views_of_items" if are_views else "held_out_images",
         unseen,
         1.0 if gallery.earlier is None else gallery.earlier.rivals,
         held_out=queries.held_out,
@@ -123,19 +118,6 @@ def _withheld(
     if len(images):
         observed = gallery.observe_absent(encoder, images)
         yield QueryGroup("withheld", observed, sources=images.sources, labels=images.labels)
-
-
-def rows_of_views(
-    views: LabelledImages, images: LabelledImages
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the row of each view (n,) that shows one of ``images``, and the row (n,) of the image.
-
-    A view has the id of the image that it shows.
-    """
-    row_of = {name: row for row, name in enumerate(images.ids)}
-    pairs = [(row, row_of[name]) for row, name in enumerate(views.ids) if name in row_of]
-    of_views, of_images = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    return of_views, of_images
 
 
 def calibrate_gallery(
@@ -255,8 +237,9 @@ def observe_gallery(
         found += _withheld(encoder, described, withheld)
         observed = CalibrationQueries(found, "left_out_items", unseen=True)
     else:
-        views_of = (images, embeddings) if are_views else None
-        observed = calibration_queries(encoder, described, queries, seen, views_of, unseen=unseen)
+        observed = calibration_queries(
+            encoder, described, queries, seen, are_views=are_views, unseen=unseen
+        )
     if own_of_left_out is None:
         return described, observed
     if layers is None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from index_builder.calibration import DetectorFolds, fit_detector, leave_one_out_queries
-from index_builder.calibration.calibrate import rows_of_views
 from index_builder.calibration.item_queries import group_numbers, rows_of_groups, whole_groups
 from index_builder.calibration.retrieval import (
     CalibratedGallery,
@@ -207,16 +206,6 @@ def test_detectors_that_do_not_know_an_item_do_not_know_its_copy() -> None:
     folds = fit_label_folds(EMBEDDINGS, groups, seed=0).of(IDS, groups)
     assert all(folds.fold_of[IDS[n]] == folds.fold_of[IDS[n + 1]] for n in range(0, N, 2))
     assert len({folds.fold_of[name] for name in IDS}) > 5
-
-
-def test_absent_stand_ins_of_views_are_the_pictures_themselves(images: LabelledImages) -> None:
-    seen = replace(images, ids=("not among them", *IDS[1:])).at([9, 0, 4])
-    order = np.random.default_rng(1).permutation(N)
-    places, rows = rows_of_views(seen, images.at(order))
-    assert places.tolist() == [0, 2]
-    assert images.at(order[rows]).ids == (IDS[9], IDS[4])
-    none, _ = rows_of_views(seen.at([]), images)
-    assert len(none) == 0
 
 
 def test_of_a_sample_no_group_is_cut_and_all_are_as_likely() -> None:

@@ -198,6 +198,10 @@ def test_without_labels_queries_are_views(at: At, many: Path) -> None:
     assert calibration["report"]["queries"] == "views_of_items"
     assert calibration["n_queries"] == N_IMAGES + 1
     assert lines(indexing.directory / "held_out.jsonl") == []
+    # The absent queries are the same views. Original pictures would be more ordinary than views.
+    fitted = not_none(bundle.retriever.calibration)
+    absent = not_none(fitted.absent_outlier_scores)
+    assert np.median(absent) >= np.median(fitted.outlier_scores)
     drawings = from_files(many, ["3/0003.png"], ["3"])
     again = view(drawings.pixels(0), np.random.default_rng(5))
     prepared = bundle.retriever.encoder.metadata.preprocessing(again)
