@@ -15,6 +15,7 @@ from model_store.decision import Assessment, Calibration, Decision, ResultSetCho
 from model_store.messages import Message, message
 from model_store.predictive import is_over_weights
 from model_store.records import Match
+from model_store.retriever import Retriever
 from service import schemas
 
 PictureUrls = Callable[[str], tuple[str | None, str | None]]
@@ -28,16 +29,18 @@ _LEAST_PLANNED = 1e-9
 
 def search_answer(
     answer: Answer,
+    retriever: Retriever,
     query: schemas.Query,
     bundle: schemas.BundleState,
     *,
     gallery: str,
     request_id: str,
-    reason: str | None,
-    absent: schemas.AbsentShare | None,
-    on_uncertain: schemas.OnUncertain,
+    share_origin: schemas.ShareOrigin,
+    adopted_at: str | None,
     urls: PictureUrls,
-    timing_ms: dict[str, float],
+    seconds: dict[str, float],
+    refused: bool,
+    reason: str | None = None,
     cache: schemas.CacheOutcome = "miss",
     skipped: int = 0,
     gone: Collection[str] = (),
@@ -48,13 +51,18 @@ def search_answer(
 
     Parameters
     ----------
+    retriever : retriever for queries of this kind.
+    share_origin, adopted_at : see `absent_share`.
+    seconds : duration of each stage.
+    refused : see `is_refused`.
     reason : used as the answer's reason if the decision has no reason.
     skipped : number of results on earlier pages.
     gone : ids of items that were deleted, replaced or edited after the search.
     """
     decision = answer.decision
-    refused = is_refused(answer, on_uncertain)
     shown = () if refused else answer.matches[skipped:]
+    chosen = None if refused else decision.result_set
+    members = [(item.id, item.label) for item in answer.result_set if item.id not in gone]
     # One validation of the whole answer takes two thirds of the time of one for each result.
     return schemas.SearchAnswer.model_validate(
         {
@@ -65,17 +73,17 @@ def search_answer(
             "guaranteed": decision.guaranteed,
             "roll_up": decision.roll_up,
             "no_match_probability": decision.no_match_probability,
-            "absent": absent,
+            "absent": absent_share(retriever.calibration, decision, share_origin, adopted_at),
             "query": query,
             "order": answer.order,
             "results": [_fields_of(match, urls) for match in shown if match.id not in gone],
             "explain": answer.explain,
-            "result_set": None if refused else _result_set(answer, gone),
+            "result_set": None if chosen is None else result_set(chosen, members),
             "next_cursor": next_cursor,
             "audit": audit,
             "bundle": bundle,
             "cache": cache,
-            "timing_ms": timing_ms,
+            "timing_ms": milliseconds(seconds),
         }
     )
 
@@ -94,13 +102,14 @@ def query(
     text: schemas.QueryText | None = None,
 ) -> schemas.Query:
     """Describe a query: its uncertainty, its outlier test and its image or text."""
+    least = assessment.least_alpha
     return schemas.Query(
         id=query_id,
         uncertainty=uncertainty(assessment, posterior),
         ood=schemas.OutOfDistribution(
             flag=assessment.is_outlier(alpha),
             p_value=assessment.outlier_p_value,
-            reason=_why_none_is_flagged(assessment, alpha),
+            reason=None if least is None or alpha >= least else _why_none_is_flagged(least, alpha),
             alpha=alpha,
             method=OUTLIER_METHOD,
         ),
@@ -109,10 +118,7 @@ def query(
     )
 
 
-def _why_none_is_flagged(assessment: Assessment, alpha: float) -> Message | None:
-    least = assessment.least_alpha
-    if least is None or alpha >= least:
-        return None
+def _why_none_is_flagged(least: float, alpha: float) -> Message:
     # The reciprocal of a tiny alpha is infinite.
     needed = math.ceil(1 / alpha) - 1 if alpha > _LEAST_PLANNED else "more than a billion"
     return message(
@@ -126,21 +132,16 @@ def _why_none_is_flagged(assessment: Assessment, alpha: float) -> Message | None
 
 def uncertainty(assessment: Assessment, posterior: str) -> schemas.Uncertainty:
     """Describe the uncertainty of a query; ``posterior`` names the origin of its variance."""
+    value, percentile = assessment.displacement, assessment.displacement_percentile
+    unknown = value is None or percentile is None
     return schemas.Uncertainty(
         value=assessment.uncertainty,
         percentile=assessment.percentile,
         level=assessment.level,
         epistemic=assessment.uncertainty if is_over_weights(posterior) else None,
-        aleatoric=_picture_state(assessment),
+        aleatoric=None if unknown else schemas.PictureState(value=value, percentile=percentile),
         method=posterior,
     )
-
-
-def _picture_state(assessment: Assessment) -> schemas.PictureState | None:
-    value, percentile = assessment.displacement, assessment.displacement_percentile
-    if value is None or percentile is None:
-        return None
-    return schemas.PictureState(value=value, percentile=percentile)
 
 
 def result(match: Match, urls: PictureUrls) -> schemas.Result:
@@ -151,14 +152,6 @@ def result(match: Match, urls: PictureUrls) -> schemas.Result:
 def _fields_of(match: Match, urls: PictureUrls) -> dict[str, Any]:
     thumbnail_url, preview_url = urls(match.id)
     return {**vars(match), "thumbnail_url": thumbnail_url, "preview_url": preview_url}
-
-
-def _result_set(answer: Answer, gone: Collection[str]) -> schemas.ResultSet | None:
-    chosen = answer.decision.result_set
-    if chosen is None:
-        return None
-    items = [(item.id, item.label) for item in answer.result_set if item.id not in gone]
-    return result_set(chosen, items)
 
 
 def result_set(
@@ -180,7 +173,12 @@ def absent_share(
     origin: schemas.ShareOrigin,
     adopted_at: str | None,
 ) -> schemas.AbsentShare | None:
-    """Describe the share of absent queries that a decision used; None without calibration."""
+    """Describe the share of absent queries that a decision used; None without calibration.
+
+    Parameters
+    ----------
+    adopted_at : time when the gallery's operator adopted a share.
+    """
     if calibration is None or decision.absent_share is None:
         return None
     return schemas.AbsentShare(

@@ -303,9 +303,9 @@ class Gallery:
         )
         seconds = asked.seconds | answer.seconds
         seconds["total"] = time.perf_counter() - asked.started
-        calibration = retriever.calibration
         return serializers.search_answer(
             answer,
+            retriever,
             serializers.query(
                 asked.query_id,
                 answer.decision.assessment,
@@ -315,17 +315,15 @@ class Gallery:
                 asked.text,
             ),
             serializers.bundle_state(
-                self.bundle_id, calibration, retriever.stale, retriever.not_guaranteed
+                self.bundle_id, retriever.calibration, retriever.stale, retriever.not_guaranteed
             ),
             gallery=self.name,
             request_id=uuid4().hex,
-            reason=None,
-            absent=serializers.absent_share(
-                calibration, answer.decision, origin, self._operator.adopted_at
-            ),
-            on_uncertain=options.on_uncertain,
+            share_origin=origin,
+            adopted_at=self._operator.adopted_at,
             urls=lambda _: (None, None),
-            timing_ms=serializers.milliseconds(seconds),
+            seconds=seconds,
+            refused=serializers.is_refused(answer, options.on_uncertain),
         )
 
     def _absent_share(self, requested: float | None) -> tuple[float | None, schemas.ShareOrigin]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
@@ -61,6 +61,12 @@ SECURITY_SCHEMES = {
 """The two ways to send a key, for the OpenAPI document."""
 
 
+_OF_THIS_MACHINE = (
+    "This service has no keys, so it accepts programs on its own machine only. The request comes "
+    "from another machine or through a proxy. Ask the service's operator to create keys with "
+    "`vouch-keys create`."
+)
+
 _SEND_A_KEY = (
     "Send a valid key as `Authorization: Bearer vouch_…` or as `X-API-Key`; the service's operator "
     "creates keys with `vouch-keys create`."
@@ -106,6 +112,9 @@ class Caller:
     expected_absent : share of the caller's queries without a match in a gallery; None if the key
         sets no share.
     limits : the galleries and quotas of the key.
+    stream : name of the caller in the drift test. For a caller with a key, the name is made from
+        the key. For other callers, it is made from the IPv4 address, or from the /64 network of the
+        IPv6 address.
     """
 
     id: str
@@ -115,25 +124,14 @@ class Caller:
     rate: RateLimitItem | None
     expected_absent: float | None = None
     limits: KeyLimits = NO_LIMITS
+    stream: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def stream(self) -> str:
-        """Return the name of the caller in the drift test.
-
-        For a caller with a key, the name is made from the key. For other callers, it is made from
-        the IPv4 address, or from the /64 network of the IPv6 address.
-        """
-        if self.name is not None:
-            return self.account
-        network = _network_of(self.id)
-        return self.account if network is None else account_of_address(network)
-
-    def sees(self, gallery: str) -> bool:
-        """Return whether the caller can see the gallery with this name."""
-        return self.limits.sees(gallery)
+    def __post_init__(self) -> None:
+        network = None if self.name is not None else _network_of(self.id)
+        stream = self.account if network is None else account_of_address(network)
+        object.__setattr__(self, "stream", stream)
 
 
-@lru_cache(maxsize=1024)  # one call in each request, mostly with the same addresses
 def _network_of(text: str) -> str | None:
     """Return the IPv4 address or the IPv6 /64 network of an address; None for other texts."""
     try:
@@ -145,8 +143,9 @@ def _network_of(text: str) -> str | None:
     )
 
 
-@lru_cache(maxsize=1024)
-def _caller_without_key(address: str, scope: KeyScope, rate: RateLimitItem | None) -> Caller:
+@lru_cache(maxsize=1024)  # one call in each request, mostly with the same addresses
+def _caller_without_key(host: str, scope: KeyScope, rate: RateLimitItem | None) -> Caller:
+    address = _address_of(host)
     return Caller(address, account_of_address(address), None, scope, rate)
 
 
@@ -158,6 +157,32 @@ def account_of_key(key_id: str) -> str:
 def account_of_address(address: str) -> str:
     """Return the name under which the requests of an address are counted."""
     return f"address {address}"
+
+
+@lru_cache(maxsize=1024)  # one call in each request, mostly with the same addresses
+def _account_of_host(host: str) -> str:
+    return account_of_address(_address_of(host))
+
+
+def _address_of(host: str) -> str:
+    """Return the IPv4 address or the IPv6 /64 network that identifies a caller without a key.
+
+    A host can use any of the 2⁶⁴ addresses of its IPv6 network, so the network counts as one
+    caller.
+    """
+    try:
+        address = ip_of(host)
+    except ValueError:
+        return "unknown"  # not an address: some proxies send a name
+    if address.version == 4:
+        return str(address)
+    return str(ipaddress.ip_network((address, 64), strict=False).network_address)
+
+
+def _host_of(scope: Scope) -> str:
+    """Return the address from which a request comes; empty for a Unix socket."""
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 class Access:
@@ -200,7 +225,7 @@ class Access:
             if presented is not None:
                 with suppress(Unauthenticated):
                     return account_of_key(self._keyring.find(presented).id)
-        return account_of_address(_address(scope))
+        return _account_of_host(_host_of(scope))
 
     @property
     def summary(self) -> str:
@@ -243,7 +268,7 @@ class Access:
     async def _count_invalid_key(self, request: Request) -> None:
         """Count an invalid key against the client's address."""
         if self._rate is not None and _presented_key(request.scope) is not None:
-            account = account_of_address(_address(request.scope))
+            account = _account_of_host(_host_of(request.scope))
             standing = await self.rates.count(account, self._rate)
             if standing.exceeded:
                 request.state.answer_headers |= standing.headers()
@@ -256,14 +281,15 @@ class Access:
         ------
         Unauthenticated, Forbidden : the message names the required scope.
         """
+        includes = allows(caller.scope, scope)
         if caller.name is None:
-            if not allows(caller.scope, scope):
+            if not includes:
                 raise self._challenge(
                     request, f"A key with the scope {scope} is needed. {_SEND_A_KEY}"
                 )
             if scope != "read":
                 self._refuse_foreign_page(request)
-        elif not allows(caller.scope, scope):
+        elif not includes:
             raise Forbidden(
                 f"The key {caller.id} has the scope {caller.scope}; {request.method} "
                 f"{request.url.path} needs {scope}. Ask the operator for a key with this scope."
@@ -312,10 +338,22 @@ class Access:
         await self.rates.close()
 
     def _caller(self, request: Request) -> Caller:
+        """Identify a caller by its key, or by its address.
+
+        Raises
+        ------
+        Unauthenticated
+        """
         presented = None if self._keyring is None else _presented_key(request.scope)
         if self._keyring is None or (presented is None and self.keyless is not None):
-            scope = self._without_a_key(request)
-            return _caller_without_key(_address(request.scope), scope, self._rate)
+            host, scope = _host_of(request.scope), self.keyless or "read"
+            if self._local_only and (
+                not is_loopback(host) or is_forwarded_by_an_untrusted_address(request)
+            ):
+                if self._elsewhere is None:
+                    raise self._challenge(request, _OF_THIS_MACHINE)
+                scope = self._elsewhere
+            return _caller_without_key(host, scope, self._rate)
         if presented is None:
             raise self._challenge(request, f"A key is needed. {_SEND_A_KEY}")
         try:
@@ -326,24 +364,6 @@ class Access:
         account = account_of_key(key.id)
         limits = KeyLimits.of(key)
         return Caller(key.id, account, key.name, key.scope, rate, key.expected_absent, limits)
-
-    def _without_a_key(self, request: Request) -> KeyScope:
-        """Return the scope of a caller without a key.
-
-        Raises
-        ------
-        Unauthenticated : callers from this address need a key.
-        """
-        if not self._local_only or _is_local(request):
-            return self.keyless or "read"
-        if self._elsewhere is None:
-            raise self._challenge(
-                request,
-                "This service has no keys, so it accepts programs on its own machine only. The "
-                "request comes from another machine or through a proxy. Ask the service's operator "
-                "to create keys with `vouch-keys create`.",
-            )
-        return self._elsewhere
 
     def _challenge(self, request: Request, why: str) -> Unauthenticated:
         request.state.answer_headers["WWW-Authenticate"] = "Bearer"
@@ -447,7 +467,7 @@ class GuardedRoute(APIRoute):
             for scope in self.scopes:
                 access.check(request, caller, scope)
             gallery = request.path_params.get("gallery")
-            if gallery is not None and not caller.sees(gallery):
+            if gallery is not None and not caller.limits.sees(gallery):
                 raise gallery_not_found(gallery)  # as for a missing gallery
         if self.is_search:
             await access.count_searches(request)
@@ -488,14 +508,6 @@ def open_access(settings: Settings) -> Access:
     )
 
 
-def _is_local(request: Request) -> bool:
-    """Return whether the request seems to come from a program of this machine."""
-    client = request.scope.get("client")
-    return is_loopback(client[0] if client else "") and not is_forwarded_by_an_untrusted_address(
-        request
-    )
-
-
 def _presented_key(scope: Scope) -> str | None:
     """Return the key after ``Bearer``, else the key in `X-API-Key`; other schemes are ignored."""
     headers = Headers(scope=scope)
@@ -503,24 +515,3 @@ def _presented_key(scope: Scope) -> str | None:
     if scheme.lower() == "bearer":
         return sent.strip()
     return headers.get("x-api-key")
-
-
-def _address(scope: Scope) -> str:
-    """Return the IPv4 address or the IPv6 /64 network that identifies a caller without a key.
-
-    A host can use any of the 2⁶⁴ addresses of its IPv6 network, so the network counts as one
-    caller.
-    """
-    client = scope.get("client")
-    return _caller_at(client[0] if client else "")
-
-
-@lru_cache(maxsize=1024)  # two calls in each request, mostly with the same addresses
-def _caller_at(host: str) -> str:
-    try:
-        address = ip_of(host)
-    except ValueError:
-        return "unknown"  # not an address: some proxies send a name
-    if address.version == 4:
-        return str(address)
-    return str(ipaddress.ip_network((address, 64), strict=False).network_address)

@@ -6,22 +6,16 @@ import re
 from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
-from model_store.decision import Assessment, Decision
 from model_store.gallery import Item
-from model_store.messages import Message, message
+from model_store.messages import message
 from service import schemas, serializers
 from service.access.hosts import root_path
 from service.http.cursors import SearchCursor, write
-from service.observability.logs import SearchRecord, current_record
+from service.observability.logs import SearchRecord, request_record
 from service.observability.metrics import Telemetry, counted_as
 from service.serializers import PictureUrls
 from service.serving.lease import Lease
-from service.serving.queries import (
-    Assessed,
-    DecidedList,
-    Embedded,
-    SearchResult,
-)
+from service.serving.queries import SearchResult
 
 _PLAIN = re.compile(r"[\w.~/-]*", re.ASCII)
 
@@ -97,10 +91,13 @@ def search_answer(
     options : the options of the search request.
     skipped : number of results on earlier pages.
     """
-    lease = lease.for_kind(found.answer.predictive.kind)
-    bundle, answer = lease.bundle, found.answer
-    decision = answer.decision
-    end = len(answer.matches)
+    answer, end = found.answer, len(found.answer.matches)
+    lease = lease.for_kind(answer.predictive.kind)
+    bundle, retriever, entry = lease.bundle, lease.bundle.retriever, lease.bundle.entry
+    reason = None
+    if entry is not None and retriever.calibration is None:
+        n_items = retriever.gallery.n_items
+        reason = message("gallery_not_calibrated", n_items=n_items, gallery=entry.id)
     refused = serializers.is_refused(answer, options.on_uncertain)
     cursor = None
     if not refused and end < answer.n_listed:
@@ -110,37 +107,37 @@ def search_answer(
             query_id=found.query_id,
             start=end,
             options=options.model_copy(
-                update={"expected_absent": decision.absent_share, "order": answer.order}
+                update={"expected_absent": answer.decision.absent_share, "order": answer.order}
             ),
             share_origin=found.share_origin,
         )
         cursor = write(next_results, lease.engine.secret)
     return serializers.search_answer(
         answer,
-        query(bundle, found, decision.assessment, answer.alpha),
+        retriever,
+        serializers.query(
+            found.query_id,
+            answer.decision.assessment,
+            answer.alpha,
+            retriever.posterior,
+            found.image,
+            found.text,
+        ),
         bundle_state(lease),
         gallery=bundle.name,
         request_id=request_id,
-        reason=_not_yet_calibrated(lease),
-        absent=absent_share(lease, decision, found.share_origin),
-        on_uncertain=options.on_uncertain,
+        share_origin=found.share_origin,
+        adopted_at=lease.engine.operator.adopted_at,
         urls=picture_urls(bundle),
-        timing_ms=serializers.milliseconds(found.seconds),
+        seconds=found.seconds,
+        refused=refused,
+        reason=reason,
         cache=found.cache,
         skipped=skipped,
         gone=found.gone,
         next_cursor=cursor,
         audit=found.audit and not skipped,
     )
-
-
-def _not_yet_calibrated(lease: Lease) -> Message | None:
-    """Return the reason of `not_calibrated` for a gallery created over HTTP, and the remedy."""
-    entry = lease.bundle.entry
-    if entry is None or lease.bundle.retriever.calibration is not None:
-        return None
-    n_items = lease.bundle.retriever.gallery.n_items
-    return message("gallery_not_calibrated", n_items=n_items, gallery=entry.id)
 
 
 def counted_answer(
@@ -165,27 +162,7 @@ def counted_answer(
     telemetry.search(gallery, search)
     if answer.audit:
         telemetry.audits.labels(gallery).inc()
-    request = current_record()
+    request = request_record.get()
     if request is not None:
         request.searches.append(search)
     return answer
-
-
-def query(
-    bundle: Bundle,
-    upload: SearchResult | Assessed | Embedded | DecidedList,
-    assessment: Assessment,
-    alpha: float,
-) -> schemas.Query:
-    """Describe a query: its uncertainty, its outlier test and its image or text."""
-    text = upload.text if isinstance(upload, SearchResult) else None
-    posterior = bundle.retriever.posterior
-    return serializers.query(upload.query_id, assessment, alpha, posterior, upload.image, text)
-
-
-def absent_share(
-    lease: Lease, decision: Decision, origin: schemas.ShareOrigin
-) -> schemas.AbsentShare | None:
-    """Describe the share of absent queries that a decision used; None without calibration."""
-    calibration, adopted_at = lease.bundle.retriever.calibration, lease.engine.operator.adopted_at
-    return serializers.absent_share(calibration, decision, origin, adopted_at)

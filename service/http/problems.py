@@ -61,7 +61,7 @@ from model_store.errors import (
 )
 from service.access.hosts import root_path
 from service.http import limits
-from service.observability.logs import current_record
+from service.observability.logs import request_record
 from service.schemas import FieldError, Problem
 
 logger = logging.getLogger("service.requests")
@@ -134,7 +134,7 @@ def problem_response(
 ) -> JSONResponse:
     """Describe the error."""
     problem = problem_document(request, error, errors)
-    record = current_record()
+    record = request_record.get()
     if record is not None:
         record.code = problem.code
         if problem.status >= 500:

@@ -123,12 +123,7 @@ class Tracing(Protocol):
 
 
 request_record: ContextVar[RequestRecord | None] = ContextVar("request", default=None)
-"""The current request; tasks and threads started inside inherit it."""
-
-
-def current_record() -> RequestRecord | None:
-    """Return the current request; None outside a request."""
-    return request_record.get()
+"""The current request; None outside a request. Tasks and threads started inside inherit it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +189,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format ``record``."""
-        request = current_record()
+        request = request_record.get()
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
             "level": record.levelname.lower(),

@@ -44,7 +44,6 @@ from model_store.queries import (
     text_id,
 )
 from model_store.records import GalleryOutcome
-from model_store.retriever import Retriever
 from service.decoding.decoder import Decoder, Prepared
 from service.encoding.cache import Cache, CacheEntry, SingleFlight, key_prefix
 from service.encoding.queues import BatchLimits, EncoderQueue, EncoderQueues
@@ -230,8 +229,8 @@ class SearchEngine:
                 "The bundle that the shadow was compared with is no longer served."
             )
         # Close both at the same time: the queue waits for the encoder, which may hang.
-        encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
-        queue_closes = self._queues.leave(self._retriever.encoder)
+        encoder_closes = asyncio.to_thread(self.bundle.retriever.encoder.close)
+        queue_closes = self._queues.leave(self.bundle.retriever.encoder)
         await asyncio.gather(queue_closes, encoder_closes, self._close_stores())
         if self.bundle.live is not None:
             await asyncio.to_thread(self.bundle.live.close)
@@ -350,10 +349,6 @@ class SearchEngine:
             self.bundle = replace(renewed, entry=self.bundle.entry)  # the entry may have changed
 
     @property
-    def _retriever(self) -> Retriever:
-        return self.bundle.retriever
-
-    @property
     def running(self) -> bool:
         """True unless the encoder is being restarted."""
         return self._batcher.running
@@ -404,7 +399,7 @@ class SearchEngine:
         """
         started = time.perf_counter()
         query_id, predictive = await self.compute(
-            lambda: (vector_id(query), predictive_of(self._retriever, query))
+            lambda: (vector_id(query), predictive_of(self.bundle.retriever, query))
         )
         entry = CacheEntry(None, predictive, versions=self._versions)
         await self._cache.put(self._key(query_id), entry)
@@ -428,7 +423,7 @@ class SearchEngine:
                 query_id, None, known.predictive, "hit", seconds, known.text, known.versions
             )
         started = time.perf_counter()
-        found = await self.compute(lambda: embed_text(self._retriever, text))
+        found = await self.compute(lambda: embed_text(self.bundle.retriever, text))
         seconds["encode"] = time.perf_counter() - started
         said = QueryText(n_tokens=found.n_tokens, warnings=list(found.warnings))
         entry = CacheEntry(None, found.predictive, said, self._versions)
@@ -451,7 +446,7 @@ class SearchEngine:
         ImageError : the bytes are not a usable image.
         EncoderError : the encoder stopped, or cannot embed the image.
         """
-        side = self._retriever.gallery.preview_side
+        side = self.bundle.retriever.gallery.preview_side
         prepared = await self.decode(data, thumbnail=True, preview_side=side)
         embeddings = await self._batcher.encode(prepared.pixels)
         embeddings.require_usable()
@@ -473,7 +468,7 @@ class SearchEngine:
             retained = await self.retained.find(query_id)
             if retained is not None:
                 embeddings, version = retained
-                found = await self.compute(lambda: self._retriever.predictives(embeddings))
+                found = await self.compute(lambda: self.bundle.retriever.predictives(embeddings))
                 versions = {} if version is None else {self.bundle.key: version}
                 return CacheEntry(None, found[0], versions=versions)
             if not self._cache.is_reachable:
@@ -518,7 +513,10 @@ class SearchEngine:
     async def _remembered(self, key: str) -> CacheEntry | None:
         """Return the cache entry of a key, if its dimension is that of this encoder."""
         entry = await self._cache.get(key)
-        fits = entry is not None and len(entry.predictive.direction) == self._retriever.encoder.dim
+        fits = (
+            entry is not None
+            and len(entry.predictive.direction) == self.bundle.retriever.encoder.dim
+        )
         return entry if fits else None
 
     async def canary(self) -> float:
@@ -529,12 +527,14 @@ class SearchEngine:
         EncoderError : the encoder does not answer.
         """
         started = time.perf_counter()
-        expected = self._retriever.encoder.metadata.input
+        expected = self.bundle.retriever.encoder.metadata.input
         if isinstance(expected, VectorInput):
             _, predictive = await self._embed(canary_vector(expected))
         else:
             _, predictive = await self._embed((await self.decode(CANARY_PICTURE)).pixels)
-        await self.compute(lambda: self._retriever.find(predictive, limit=1), self.search_pace)
+        await self.compute(
+            lambda: self.bundle.retriever.find(predictive, limit=1), self.search_pace
+        )
         self.canary_at = time.monotonic()
         self.canary_s = time.perf_counter() - started
         return self.canary_s
@@ -591,7 +591,7 @@ class SearchEngine:
         """Decode an uploaded image to the encoder's input size, and compute the requested parts."""
         return await self._decoder.decode(
             data,
-            self._retriever.encoder.metadata.preprocessing,
+            self.bundle.retriever.encoder.metadata.preprocessing,
             measured=measured,
             thumbnail=thumbnail,
             preview_side=preview_side,
@@ -623,6 +623,6 @@ class SearchEngine:
         """Return embedding and predictive distribution of one image at the encoder's input size."""
         embeddings = await self._batcher.encode(image)
         found = await self.compute(
-            lambda: self._retriever.predictives(embeddings), self._prediction_pace
+            lambda: self.bundle.retriever.predictives(embeddings), self._prediction_pace
         )
         return embeddings, found[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
@@ -103,7 +104,8 @@ class Lease:
         """
         started = time.perf_counter()
         found = await self._searched(await self.engine.encoded(data), parameters, started)
-        if parameters.where is None and self._retriever.calibration is not None:
+        calibrated = self._retriever.calibration is not None
+        if calibrated and parameters.where is None and self.engine.reviews.queue is not None:
             draw = self.watch.audit.draw(found.query_id, found.answer)
             self.engine.reviews.note(data, found, self.watch.key, self.bundle.version, draw)
         if self.engine.shadow is not None:
@@ -161,13 +163,10 @@ class Lease:
         self, encoded: Encoded, parameters: SearchParameters, started: float
     ) -> SearchResult:
         """Search and decide for an embedded query, and record the outcome."""
-        share, origin = self._share(parameters)
-        answer = await self._found(encoded.predictive, parameters, share)
+        answer, origin = await self._found(encoded.predictive, parameters)
         watch = self.watch
-        before = watch.drift.reason(self.caller)
-        watch.searched(encoded.query_id, answer, self.caller)
-        if watch.drift.reason(self.caller) != before:  # this query changed the drift: decide again
-            answer = await self._found(encoded.predictive, parameters, share)
+        if watch.searched(encoded.query_id, answer, self.caller):  # the drift changed: decide again
+            answer, origin = await self._found(encoded.predictive, parameters)
         await self.engine.answered(encoded, self.bundle.version)
         audit = watch.answered(encoded.query_id, answer)
         total = {"total": time.perf_counter() - started}
@@ -181,7 +180,7 @@ class Lease:
             seconds,
             audit,
             text=encoded.text,
-            match_fingerprint=self._fingerprint(),
+            match_fingerprint=_fingerprint(self._retriever),
         )
 
     async def assess(self, data: bytes, alpha: float | None) -> Assessed:
@@ -232,7 +231,8 @@ class Lease:
             raise _not_calibrated(self.bundle)
         version = entry.versions.get(self.bundle.key, self.bundle.version)
         served = await self.engine.compute(lambda: lease.at(version))
-        answer = await self.engine.compute(lambda: served._answer_to(entry.predictive))
+        everything = SearchParameters(N_CANDIDATES)
+        answer, _ = await served._found(entry.predictive, everything, on_thread=True)
         label, pairs = await self.engine.compute(lambda: lease._reviewed(answer, review))
         if served.bundle.version > version:  # a compaction has removed the state of the answer
             found = await self._kept_items(review.query_id)
@@ -249,7 +249,9 @@ class Lease:
             pairs=pairs,
             decided_at=moment(),
         )
-        return decided, Answered(review.query_id, answer, lease._fingerprint(), version)
+        return decided, Answered(
+            review.query_id, answer, _fingerprint(lease.bundle.retriever), version
+        )
 
     async def _kept_items(self, query_id: str) -> frozenset[str]:
         """Return the ids of the items that a query's review case keeps; empty without a case."""
@@ -271,8 +273,7 @@ class Lease:
         entry = await self.engine.known(query_id)
         stages = {"cache": time.perf_counter() - started}
         lease = self.for_kind(entry.predictive.kind)
-        share, origin = lease._share(parameters)
-        answer = await lease._found(entry.predictive, parameters, share)
+        answer, origin = await lease._found(entry.predictive, parameters)
         stages |= answer.seconds | {"total": time.perf_counter() - started}
         audit = lease.watch.answered(query_id, answer)
         live, searched = self.bundle.live, self._retriever.gallery
@@ -330,16 +331,15 @@ class Lease:
         return self.watch.absent.choose(parameters.expected_absent, parameters.of_key)
 
     async def _found(
-        self, predictive: Predictive, parameters: SearchParameters, share: float | None
-    ) -> Answer:
-        """Search and decide for a query; searches with a filter always run on a thread."""
-        pace = self.engine.search_pace if parameters.where is None else None
-        return await self.engine.compute(lambda: self._find(predictive, parameters, share), pace)
+        self, predictive: Predictive, parameters: SearchParameters, *, on_thread: bool = False
+    ) -> tuple[Answer, ShareOrigin]:
+        """Search and decide for a query; return also the origin of the share of absent queries.
 
-    def _find(
-        self, predictive: Predictive, parameters: SearchParameters, share: float | None
-    ) -> Answer:
-        return self._retriever.find(
+        Searches with a filter always run on a thread.
+        """
+        share, origin = self._share(parameters)
+        find = partial(
+            self._retriever.find,
             predictive,
             parameters.limit,
             parameters.alpha,
@@ -350,18 +350,12 @@ class Lease:
             source=parameters.source,
             filter_means=parameters.filter_means,
             stale=self._watched_stale,
-            drift=self.drift,
+            drift=self.watch.drift.reason(self.caller),  # `find` adds the gallery's own reason
             order=parameters.order,
         )
-
-    def _fingerprint(self) -> str | None:
-        calibration = self._retriever.calibration
-        return None if calibration is None else calibration.match_fingerprint
-
-    def _answer_to(self, predictive: Predictive) -> Answer:
-        """Return the answer that a reviewer decides on."""
-        parameters = SearchParameters(N_CANDIDATES)
-        return self._find(predictive, parameters, self._share(parameters)[0])
+        on_thread = on_thread or parameters.where is not None
+        pace = None if on_thread else self.engine.search_pace
+        return await self.engine.compute(find, pace), origin
 
     def _reviewed(
         self, answer: Answer, review: ReviewerDecision
@@ -406,6 +400,11 @@ class Lease:
             float(uncorrected[place]),
             calibration.match_fingerprint,
         )
+
+
+def _fingerprint(retriever: Retriever) -> str | None:
+    calibration = retriever.calibration
+    return None if calibration is None else calibration.match_fingerprint
 
 
 def _not_calibrated(bundle: Bundle) -> FeedbackNotKept:

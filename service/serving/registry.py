@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -95,30 +95,6 @@ STALE_AFTER_PERIODS = 3
 miss two canaries."""
 
 
-class Leasing:
-    """The lease of one gallery, as an asynchronous context manager; see `Galleries.begin_lease`.
-
-    The lease includes all changes that were acknowledged before the lease, by any process.
-    """
-
-    def __init__(
-        self, galleries: Galleries, name: str, caller: str, record: RequestRecord | None
-    ) -> None:
-        self._galleries, self._name, self._caller = galleries, name, caller
-        self._record = record
-        self._served: Served | None = None
-
-    async def __aenter__(self) -> Lease:
-        self._served = served = await self._galleries.begin_lease(self._name)
-        if self._record is not None:
-            self._record.gallery = self._name
-        return Lease(served.engine, served.engine.bundle, self._caller)
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._served is not None:
-            self._galleries.end_lease(self._served)
-
-
 class Galleries:
     """The engines of the served galleries, by gallery name.
 
@@ -186,18 +162,18 @@ class Galleries:
         """Return the engines of the galleries that the service was started with."""
         return self._served.engines(created=False)
 
-    def lease(self, name: str, caller: str = "", record: RequestRecord | None = None) -> Leasing:
-        """Return a context manager, whose lease of a gallery keeps the gallery's engine open.
+    @asynccontextmanager
+    async def lease(
+        self, name: str, caller: str = "", record: RequestRecord | None = None
+    ) -> AsyncIterator[Lease]:
+        """Lease a gallery: keep its engine open. A retired engine closes after its last lease.
+
+        The lease includes all changes that were acknowledged before the lease, by any process.
 
         Parameters
         ----------
         caller : see `Lease`.
         record : record of the request, in which the name of the leased gallery is entered.
-        """
-        return Leasing(self, name, caller, record)
-
-    async def begin_lease(self, name: str) -> Served:
-        """Keep the engine of a gallery open, until `end_lease`, and load all its changes.
 
         Raises
         ------
@@ -205,18 +181,11 @@ class Galleries:
         NotReady : the gallery continues in a newer bundle, which is not open yet; see `Following`.
         StorageFailed : the gallery's changes cannot be read.
         """
-        served = await self._answering(name)
-        served.leases += 1
-        try:
+        with self._served.held(await self._answering(name)) as served:
             await served.engine.catch_up()
-        except BaseException:
-            self.end_lease(served)
-            raise
-        return served
-
-    def end_lease(self, served: Served) -> None:
-        """Release an engine; a retired engine closes after its last request."""
-        self._served.release(served)
+            if record is not None:
+                record.gallery = name
+            yield Lease(served.engine, served.engine.bundle, caller)
 
     async def current(self) -> list[Bundle]:
         """Return the bundles of the open galleries, as `lease` does, without opening a gallery.
@@ -245,9 +214,7 @@ class Galleries:
         while True:
             served = await self._served.find(name) if opens else self._served.require(name)
             ahead = await self._following.ahead(served.engine.bundle)
-            if (
-                self._served.get(name) is not served
-            ):  # the engine was just replaced, and may be closed
+            if served.retired:  # the engine was just replaced, and may be closed
                 continue
             if ahead is None:
                 return served

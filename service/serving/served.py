@@ -93,7 +93,8 @@ class Following:
         pointer = f"{root}/{CURRENT_FILE}"
         mark = file_mark(pointer)  # read before `CURRENT`: a later write changes the mark
         if mark is not None and self._confirmed.get(name) == (served, mark):
-            self._accept(name)  # a refusal no longer matters
+            if name in self.refused:
+                self._accept(name)  # a refusal no longer matters
             return None
         named = await self.named(bundle)
         if named == served:
@@ -444,7 +445,7 @@ class ServedGalleries:
         until = time.monotonic() + OPEN_TIMEOUT_S
         while True:
             served = self._served.get(name)
-            if served is not None and served.entry is None:
+            if served is not None and served.engine.bundle.entry is None:
                 return served
             entry = self._on_demand.find(name)
             if served is not None and not _is_of(
@@ -463,18 +464,14 @@ class ServedGalleries:
 
     @contextmanager
     def held(self, served: Served) -> Iterator[Served]:
-        """Prevent an engine from closing."""
+        """Prevent an engine from closing; a retired engine closes after its last use."""
         served.leases += 1
         try:
             yield served
         finally:
-            self.release(served)
-
-    def release(self, served: Served) -> None:
-        """End one use of an engine; a retired engine closes after its last use."""
-        served.leases -= 1
-        if served.retired:
-            self._close_if_done_with(served)
+            served.leases -= 1
+            if served.retired:
+                self._close_if_done_with(served)
 
     def close_nameless(self) -> None:
         """Close galleries that were dropped or renamed, here or by another process."""

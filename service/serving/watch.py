@@ -400,8 +400,10 @@ class Watch:
             self._acknowledged_at = operator.acknowledged_at
             self.drift.acknowledge()
 
-    def searched(self, query_id: str, answer: Answer, caller: str) -> None:
-        """Count a query of a caller; a query with the same image is not counted again.
+    def searched(self, query_id: str, answer: Answer, caller: str) -> bool:
+        """Count a query of a caller; return whether the query changed the caller's drift.
+
+        A query with the same image is not counted again.
 
         The drift test does not count a query that is nearer to an item than any calibration query
         was. No calibration query finds its own copy, so a visitor who searches with photographs of
@@ -409,9 +411,11 @@ class Watch:
         """
         is_nearer = any(one.similarity > self._largest_similarity for one in answer.matches)
         score = None if is_nearer else answer.predictive.outlier_score
+        before = self.drift.reason(caller)
         is_new = self.drift.observe(query_id, score, caller)
         if is_new and self.absent is not None:
             self.absent.observe(answer.decision, answer.predictive.outlier_score)
+        return self.drift.reason(caller) != before
 
     def answered(self, query_id: str, answer: Answer) -> bool:
         """Count an answer; return whether it is a match drawn for review."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -20,14 +21,14 @@ from service.http.cursors import MAX_ITEMS_LENGTH
 from service.http.middleware import Drain
 from service.http.problems import responses
 from service.http.routing import MULTIPART, CheckedRoute, ModelT, validated
-from service.observability.logs import current_record
+from service.observability.logs import request_record
 from service.observability.metrics import Telemetry
 from service.serving.calibration_runs import CalibrationRuns
 from service.serving.created import CreatedGalleries
 from service.serving.curation import GalleryPlanes, Rankings
 from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
-from service.serving.registry import Galleries, Leasing
+from service.serving.registry import Galleries
 from service.serving.shadows import Shadows
 from service.serving.unknown import QueryGrouper
 from service.serving.writer import ItemWriter
@@ -116,10 +117,12 @@ async def state_of(request: Request) -> ServiceState:
 StateOf = Annotated[ServiceState, Depends(state_of)]
 
 
-def leased(gallery: str, state: ServiceState, request: Request | None = None) -> Leasing:
+def leased(
+    gallery: str, state: ServiceState, request: Request | None = None
+) -> AbstractAsyncContextManager[Lease]:
     """Lease a gallery for a request. The request uses the same bundle until its answer."""
     caller = "" if request is None else request.scope["state"]["caller"].stream
-    return state.galleries.lease(gallery, caller, current_record())
+    return state.galleries.lease(gallery, caller, request_record.get())
 
 
 async def lease_of(gallery: str, state: StateOf, request: Request) -> AsyncIterator[Lease]:

@@ -76,7 +76,7 @@ async def list_galleries(request: Request, state: StateOf) -> schemas.GalleryLis
         galleries=[
             schemas.GalleryName.model_validate(one, from_attributes=True)
             for one in await state.created.listed()
-            if request.state.caller.sees(one.name)
+            if request.state.caller.limits.sees(one.name)
         ]
     )
 
@@ -544,14 +544,14 @@ async def create_gallery(
     """
     caller: Caller = request.state.caller
     _require_allowed(caller, body.name)
-    if body.like is not None and not caller.sees(body.like):
+    if body.like is not None and not caller.limits.sees(body.like):
         raise gallery_not_found(body.like)
     await state.created.create(
         body.name,
         body.like,
         body.title,
         body.description,
-        caller.sees,
+        caller.limits.sees,
         caller.limits.max_galleries,
     )
     response.headers["Location"] = f"{root_path.get()}/v1/galleries/{body.name}"
@@ -629,7 +629,7 @@ def _require_allowed(caller: Caller, name: str) -> None:
     ------
     Forbidden
     """
-    if not caller.sees(name):
+    if not caller.limits.sees(name):
         patterns = ", ".join(caller.limits.galleries or ())
         raise Forbidden(f"The key {caller.id} is for galleries called {patterns}, not {name!r}.")
 

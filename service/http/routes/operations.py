@@ -91,7 +91,7 @@ async def get_usage(request: Request, state: StateOf) -> schemas.Usage:
             resets_in_s=round(made.reset_s, 1),
         )
     if limits.max_galleries is not None:
-        used = await asyncio.to_thread(state.created.n_visible, caller.sees)
+        used = await asyncio.to_thread(state.created.n_visible, caller.limits.sees)
         galleries = schemas.GalleryUsage(limit=limits.max_galleries, used=used)
     return schemas.Usage(
         key=None if caller.name is None else caller.id,

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import Depends, File, Form, Query, Request, UploadFile
 
+from model_store.decision import Assessment
 from model_store.errors import (
     CorruptImage,
     EmptyImage,
@@ -34,15 +35,15 @@ from model_store.search import N_CANDIDATES
 from service import schemas
 from service.access.access import Access, counts_as_search
 from service.http import answers, cursors
-from service.http.answers import absent_share, bundle_state, query
+from service.http.answers import bundle_state
 from service.http.bodies import from_base64
 from service.http.limits import MAX_BATCH
 from service.http.problems import problem_document, responses
 from service.http.routing import JSON, MULTIPART, RAW, DirectRoute, body_of, form_of
 from service.schemas.base import RequestModel
-from service.serializers import milliseconds, result_set
+from service.serializers import absent_share, milliseconds, query, result_set
 from service.serving.lease import Lease
-from service.serving.queries import DecidedList, SearchParameters
+from service.serving.queries import Assessed, DecidedList, Embedded, SearchParameters
 
 from .dependencies import (
     LeaseOf,
@@ -268,16 +269,15 @@ async def assess(
     bytes is a cache hit.
     """
     assessed = await lease.assess(await form.image.read(), form.alpha)
-    bundle = lease.bundle
     return schemas.AssessmentAnswer(
         request_id=request.state.request_id,
-        gallery=bundle.name,
-        query=answers.query(bundle, assessed, assessed.assessment, assessed.alpha),
+        gallery=lease.bundle.name,
+        query=_described(lease, assessed, assessed.assessment),
         quality=schemas.Quality(
             hints=assessed.hints,
             measures=dict(zip(MEASURES, assessed.measures.tolist(), strict=True)),
         ),
-        bundle=answers.bundle_state(lease),
+        bundle=bundle_state(lease),
     )
 
 
@@ -302,15 +302,22 @@ async def embed(
     return schemas.EmbeddingAnswer(
         request_id=request.state.request_id,
         gallery=bundle.name,
-        query=answers.query(bundle, embedded, embedded.assessment, embedded.alpha),
+        query=_described(lease, embedded, embedded.assessment),
         direction=predictive.direction.tolist(),
         variance=predictive.variance.tolist(),
         concentration=predictive.concentration,
         spherical_variance=predictive.spherical_variance,
         outlier_score=None if math.isnan(score) else score,
         encoder=answers.encoder_state(bundle),
-        bundle=answers.bundle_state(lease),
+        bundle=bundle_state(lease),
     )
+
+
+def _described(
+    lease: Lease, upload: Assessed | Embedded | DecidedList, assessment: Assessment
+) -> schemas.Query:
+    posterior = lease.bundle.retriever.posterior
+    return query(upload.query_id, assessment, upload.alpha, posterior, upload.image)
 
 
 async def _answer(
@@ -446,8 +453,13 @@ def _decision_answer(lease: Lease, found: DecidedList, request_id: str) -> schem
         guaranteed=decision.guaranteed,
         roll_up=decision.roll_up,
         no_match_probability=decision.no_match_probability,
-        absent=absent_share(lease, decision, found.share_origin),
-        query=query(bundle, found, decision.assessment, found.alpha),
+        absent=absent_share(
+            bundle.retriever.calibration,
+            decision,
+            found.share_origin,
+            lease.engine.operator.adopted_at,
+        ),
+        query=_described(lease, found, decision.assessment),
         neighbours=[
             schemas.DecidedNeighbour(
                 id=sent.ids[place],
