@@ -24,7 +24,7 @@ from model_store.decision import (
 from model_store.decision.calibration import n_gone_labels, staleness
 from model_store.encoder.contract import Embeddings, Encoder, Inputs, QueryKind, TextEncoder
 from model_store.errors import BundleMismatch, OrderUnavailable
-from model_store.gallery import Allowed, Filter, Gallery, Item
+from model_store.gallery import Allowed, Filter, Gallery
 from model_store.images import DecodedImage, decode_image
 from model_store.messages import Order, message
 from model_store.predictive import (
@@ -81,6 +81,8 @@ class Retriever:
     Attributes
     ----------
     kind : kind of the queries for ``calibration``.
+    alpha : the false-alarm rate of the outlier flag that applies if a request states no rate.
+    posterior : name of the posterior that gives the variance of these queries.
     stale : reason why the calibration is not valid for this gallery; None if it is valid.
 
     Raises
@@ -105,32 +107,43 @@ class Retriever:
         require_one_encoder(encoder, gallery, calibration, text, text_calibration)
         self.encoder = encoder
         self.gallery: Gallery = gallery
-        self.calibration = calibration
         self.text = text
-        self.kind: QueryKind = "image"
-        self._checked: tuple[tuple[str, int, int], str | None] | None = None
         self._calibrations = {"image": calibration, "text": text_calibration}
+        self._decide_on("image")
         self._noise = Noise(
             _noise_of(encoder.fingerprint, N_SAMPLES, encoder.dim),
             _noise_of(f"{encoder.fingerprint}, items", N_SAMPLES, N_CANDIDATES),
         )
 
+    def _decide_on(self, kind: QueryKind) -> None:
+        self.kind: QueryKind = kind
+        calibration = self.calibration = self._calibrations[kind]
+        self.alpha = DEFAULT_ALPHA if calibration is None else calibration.alpha
+        self.posterior = self.encoder.metadata.posterior
+        if kind == "text" and self.text is not None:
+            self.posterior = self.text.metadata.posterior
+        self._checked: tuple[tuple[str, int, int], str | None] | None = None
+
     def with_gallery(self, gallery: Gallery) -> Retriever:
         """Return a copy of the retriever with another state of the gallery."""
-        return self._with(gallery=gallery)
+        other = self._copied()
+        other.gallery = gallery
+        return other
 
     def for_kind(self, kind: QueryKind) -> Retriever:
         """Return a copy of the retriever with the calibration for a kind of queries."""
         if kind == self.kind:
             return self
-        return self._with(kind=kind, calibration=self._calibrations[kind])
+        other = self._copied()
+        other._decide_on(kind)
+        return other
 
-    def _with(self, **changed: object) -> Retriever:
-        """Return a copy with other attributes, without the results that depend on them."""
+    def _copied(self) -> Retriever:
+        """Return a copy without the results that depend on gallery or kind."""
         other = copy(self)
         for name in ("n_gone_labels", "_correlation"):
             other.__dict__.pop(name, None)
-        other.__dict__.update(changed, _checked=None)
+        other._checked = None
         return other
 
     @cached_property
@@ -138,13 +151,6 @@ class Retriever:
         if self.kind == "text":
             return INDEPENDENT  # the errors of two encoders are independent
         return correlation_of(self.encoder.metadata)
-
-    @property
-    def posterior(self) -> str:
-        """Name of the posterior that gives a query's variance."""
-        if self.kind == "text" and self.text is not None:
-            return self.text.metadata.posterior
-        return self.encoder.metadata.posterior
 
     @property
     def stale(self) -> str | None:
@@ -195,11 +201,6 @@ class Retriever:
             return None
         code = "labels_gone_for_texts" if self.kind == "text" else "labels_gone"
         return message(code, n_gone=self.n_gone_labels)
-
-    @property
-    def alpha(self) -> float:
-        """The false-alarm rate of the outlier flag that applies if a request states no rate."""
-        return DEFAULT_ALPHA if self.calibration is None else self.calibration.alpha
 
     def order_of(self, requested: Order | None) -> Order:
         """Return the order of a list: ``requested``, or the gallery's default.
@@ -356,7 +357,9 @@ class Retriever:
         decided = time.perf_counter()
         chosen = decision.result_set
         members = rows[:0] if chosen is None else rows[chosen.places]
-        item_of = self._items(shown, members)
+        wanted = list(dict.fromkeys([*shown.tolist(), *members.tolist()]))  # each item once
+        items = self.gallery.items(np.array(wanted, np.int64))
+        item_of = dict(zip(wanted, items, strict=True))
         matches = matches_of(
             [item_of[row] for row in shown.tolist()],
             neighbours,
@@ -399,14 +402,6 @@ class Retriever:
             self.gallery, predictive, nearest, similarities, correlation=self._correlation
         )
 
-    def _items(self, shown: NDArray[np.int64], members: NDArray[np.int64]) -> dict[int, Item]:
-        """Look up items by row.
-
-        An item that is both in the result list and in the result set is read only once.
-        """
-        rows = list(dict.fromkeys([*shown.tolist(), *members.tolist()]))
-        return dict(zip(rows, self.gallery.items(np.array(rows, np.int64)), strict=True))
-
     def _retrieved(
         self,
         predictive: Predictive,
@@ -436,26 +431,20 @@ class Retriever:
         n_listed = n_nearest
         if self.calibration is not None:
             n_listed = min(n_nearest, self.calibration.n_candidates)
-        codes = self.gallery.label_codes(rows)
+        codes, parents = self.gallery.label_codes(rows), None
+        if self.calibration is not None and self.calibration.hierarchy is not None:
+            # Labels are looked up by name, because a compaction changes their codes.
+            names = self.gallery.labels
+            labels = [names[code] if code >= 0 else None for code in codes.tolist()]
+            parents = self.calibration.hierarchy.of_labels(labels)
         return rows, Retrieved(
             similarities,
             codes,
             n_listed,
             places,
             None if allowed is None else allowed.at(rows),
-            parents=self._parents(codes),
+            parents=parents,
         )
-
-    def _parents(self, codes: NDArray[np.int32]) -> NDArray[np.int32] | None:
-        """Return the parents (n, L) of labels; None if labels have no parents.
-
-        Labels are looked up by name, because a compaction changes their codes.
-        """
-        if self.calibration is None or self.calibration.hierarchy is None:
-            return None
-        names = self.gallery.labels
-        labels = [names[code] if code >= 0 else None for code in codes.tolist()]
-        return self.calibration.hierarchy.of_labels(labels)
 
     def similar(
         self,

@@ -114,32 +114,20 @@ def two_stage_search(
     if diversity != EVERYTHING:
         listed = distinct(diversity, directions, gallery.label_codes(rows))
         directions, of_listed = directions[listed], pairs.at(listed)
+    stability = np.ones(len(listed))
+    if k < len(listed):  # only items near the top k are sampled
+        n_near = max(of_listed.rivals(query, k), k + 1)
+        drawn = of_listed.sampled(query, directions[:n_near], noise)
+        stability[:n_near], stability[n_near:] = rank_stability(drawn, k), 0
     return Neighbours(
         rows,
         similarities,
         pairs,
         listed,
-        _sampled_stability(of_listed, query, directions, k, noise),
+        stability,
         of_listed.nearer_than_next(query, directions[: k + 1]),
         found.plan,
     )
-
-
-def _sampled_stability(
-    pairs: Pairs,
-    query: Predictive,
-    directions: NDArray[np.float32],
-    k: int,
-    noise: Noise,
-) -> NDArray[np.float64]:
-    """Return `rank_stability` (m,) of the listed items; only items near the top k are sampled."""
-    n = len(directions)
-    if k >= n:
-        return np.ones(n)
-    stability = np.zeros(n)
-    near = slice(max(pairs.rivals(query, k), k + 1))
-    stability[near] = rank_stability(pairs.sampled(query, directions[near], noise), k)
-    return stability
 
 
 def pairs_of(

@@ -114,6 +114,7 @@ class OnnxEncoder:
             self._session = _start_session(content, chosen, threads, profile, cuda_graphs)
             self.metadata = _check_contract(self._session, path)
             self.placement = _where_nodes_run(self._session, self.metadata) if other else None
+        self._input_name = self.metadata.input_name
         self.provider = running_provider(self._session.get_providers(), self.placement)
         if provider not in {"auto", "cpu"}:
             require_provider(chosen, self.provider, self.placement)
@@ -137,7 +138,7 @@ class OnnxEncoder:
         return parts[0] if len(parts) == 1 else Embeddings.concatenate(parts)
 
     def _run(self, images: Inputs) -> Embeddings:
-        name = self.metadata.input_name
+        name = self._input_name
         try:
             if self._bound is not None:
                 return Embeddings(*self._bound.run(name, images))

@@ -85,30 +85,20 @@ _SRGB_STATEMENT = ColourStatement("sRGB")
 
 def statement_of(image: Image.Image, data: bytes) -> ColourStatement:
     """Return the colour space that a file states in addition to an ICC profile."""
-    found = _statement(image, data)
-    if _lost_its_profile(image, data) and not found.profile:
-        return replace(found, warning=BROKEN_PROFILE)
-    return found
-
-
-def _lost_its_profile(image: Image.Image, data: bytes) -> bool:
-    """Return whether a file has an ICC profile, maybe incomplete, that Pillow could not read."""
-    if image.info.get("icc_profile"):
-        return False
+    chunks = dict(png_chunks(data)) if image.format == "PNG" else {}
+    found = _of_png(chunks) if chunks else None
+    if found is None and image.format == "BMP":
+        found = _of_bmp(data)
+    elif found is None:
+        tags = image.tag_v2 if isinstance(image, TiffImageFile) else image.info.get("tiff_colours")
+        found = (_of_tiff(tags) if tags else None) or _of_exif(image)
+    if found.profile or image.info.get("icc_profile"):
+        return found
+    # The file may have an ICC profile, maybe incomplete, that Pillow could not read.
+    lost = b"iCCP" in chunks
     if isinstance(image, JpegImageFile):
-        return any(content.startswith(b"ICC_PROFILE\0") for _, content in image.applist)
-    return image.format == "PNG" and any(kind == b"iCCP" for kind, _ in png_chunks(data))
-
-
-def _statement(image: Image.Image, data: bytes) -> ColourStatement:
-    if image.format == "PNG":
-        found = _of_png(dict(png_chunks(data)))
-        if found is not None:
-            return found
-    if image.format == "BMP":
-        return _of_bmp(data)
-    tags = image.tag_v2 if isinstance(image, TiffImageFile) else image.info.get("tiff_colours")
-    return (_of_tiff(tags) if tags else None) or _of_exif(image)
+        lost = any(content.startswith(b"ICC_PROFILE\0") for _, content in image.applist)
+    return replace(found, warning=BROKEN_PROFILE) if lost else found
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -437,11 +427,11 @@ def _colour_steps(
 
 def _is_transparent(image: Image.Image, key: tuple[int, ...] | None) -> bool:
     """Return whether a pixel of the picture is transparent, wholly or partly."""
+    if key is None and (image.mode.startswith(("I", "F")) or not _has_alpha(image)):
+        return False
     strips = (strip for _, strip in _strips(image))
     if key is not None:
         return any(_is_key(strip, key).any() for strip in strips)
-    if image.mode.startswith(("I", "F")) or not _has_alpha(image):
-        return False
     alphas = (strip.convert("RGBA").getchannel("A") for strip in strips)
     return any(alpha.getextrema() != (255, 255) for alpha in alphas)
 

@@ -224,7 +224,11 @@ def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> Dec
             size = image.size
         else:
             image = _open(data, limits)
-            _check_frames(_n_frames(image, data, limits), limits, warnings)
+            if image.format in {"GIF", "TIFF"}:
+                n_frames = count_frames(data, limits.max_frames)
+            else:
+                n_frames = getattr(image, "n_frames", 1)  # found in the header
+            _check_frames(n_frames, limits, warnings)
             if layout is not None and layout.page:
                 image.seek(layout.page)
                 _check_pixels(image.size, limits)
@@ -420,14 +424,6 @@ def _check_pixels(size: tuple[int, int], limits: ImageLimits) -> None:
         )
     if width < 1 or height < 1:
         raise CorruptImage(f"The image is {width} × {height}: it has no pixels.")
-
-
-def _n_frames(image: Image.Image, data: bytes, limits: ImageLimits) -> int:
-    """Return the number of frames or pages, but at most one more than the limit."""
-    if image.format in {"GIF", "TIFF"}:
-        return count_frames(data, limits.max_frames)
-    n_frames: int = getattr(image, "n_frames", 1)  # found in the header
-    return n_frames
 
 
 def _check_frames(n_frames: int, limits: ImageLimits, warnings: list[str]) -> None:
