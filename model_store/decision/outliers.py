@@ -97,7 +97,7 @@ class OutlierDetector:
         A larger signal means that the embedding is more unusual.
         """
         features = averaged_features(embeddings.features, self.n_averaged)
-        lengths = feature_lengths(features)
+        lengths: NDArray[np.float32] = np.sqrt(np.vecdot(features, features))
         # Only products of x are computed, so each matrix is read once instead of six times. After a
         # search, the matrices are no longer in the processor's cache.
         products: NDArray[np.float32] = features @ self._axes.T
@@ -215,12 +215,6 @@ def unit_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     unit: NDArray[np.float32] = features / np.maximum(norms, _LEAST)
     return unit
-
-
-def feature_lengths(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The norms (B,) of the rows of ``features`` (B, F)."""
-    lengths: NDArray[np.float32] = np.sqrt(np.vecdot(features, features))
-    return lengths
 
 
 _ROWS = 4096

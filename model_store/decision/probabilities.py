@@ -220,14 +220,9 @@ def choice_probabilities(log_odds: Floats) -> Floats:
     return probabilities
 
 
-def bounded(probabilities: Floats) -> Floats:
-    """Clip probabilities so that their log-odds are finite."""
-    return np.minimum(np.maximum(probabilities, _BOUND), 1 - _BOUND)
-
-
 def bounded_logit(probabilities: Floats) -> Floats:
     """Return the log-odds of probabilities. The result is finite even for 0 and 1."""
-    log_odds: Floats = logit(bounded(probabilities))
+    log_odds: Floats = logit(np.minimum(np.maximum(probabilities, _BOUND), 1 - _BOUND))
     return log_odds
 
 

@@ -60,23 +60,6 @@ _PLAIN_ENCODINGS = {
 """Encoding headers of a part, with the values that mean "not encoded"."""
 
 
-async def read_form(content_type: str, body: AsyncIterator[bytes]) -> FormData:
-    """Read a form. After an error, nothing of the form stays in memory.
-
-    Raises
-    ------
-    InvalidForm : the form is malformed, has too many parts, or lacks its closing boundary.
-    UnsupportedMediaType : a part is encoded, or declares an encoding other than UTF-8.
-    """
-    form = _Form()
-    try:
-        await form.read(content_type, body)
-    except BaseException:
-        form.drop()
-        raise
-    return FormData(form.items)
-
-
 @dataclass(slots=True)
 class _Part:
     """The part of a form that the parser is reading."""
@@ -468,15 +451,27 @@ class BoundedRequest(Request):
     _document: bytes | None = None
 
     async def form(self, **_: object) -> FormData:  # type: ignore[override] # FastAPI awaits it
-        """Return the fields of a multipart form; no fields for any other body."""
+        """Return the fields of a multipart form; no fields for any other body.
+
+        After an error, nothing of the form stays in memory.
+
+        Raises
+        ------
+        InvalidForm : the form is malformed, has too many parts, or lacks its closing boundary.
+        UnsupportedMediaType : a part is encoded, or declares an encoding other than UTF-8.
+        """
         if self._fields is None:
             content_type = self.headers.get("content-type", "")
             check_charset(content_type)
-            is_multipart = content_type.partition(";")[0].strip().lower() == "multipart/form-data"
-            self._fields = FormData()
-            if is_multipart:
-                async with aclosing(self.stream()) as pieces:
-                    self._fields = await read_form(content_type, pieces)
+            form, self._fields = _Form(), FormData()
+            if content_type.partition(";")[0].strip().lower() == "multipart/form-data":
+                try:
+                    async with aclosing(self.stream()) as pieces:
+                        await form.read(content_type, pieces)
+                except BaseException:
+                    form.drop()
+                    raise
+            self._fields = FormData(form.items)
         return self._fields
 
     def leave_out(self, names: Container[str]) -> None:

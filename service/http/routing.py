@@ -107,6 +107,7 @@ class CheckedRoute(GuardedRoute):
         in_address = dict(_options_in_address(self.dependant))
         in_body = dict(_options_in_body(self))
         body = self.body_field
+        single = {name for name, one in in_body.items() if not one.repeats}
         of_form = body is not None and isinstance(body.field_info, params.Form)
         has_body = body is not None or "requestBody" in (self.openapi_extra or {})
 
@@ -127,8 +128,8 @@ class CheckedRoute(GuardedRoute):
                 return await handle(request)
             form = await request.form()
             try:
-                _check_form(form, in_body, in_address)
-                request.leave_out({name for name, one in in_body.items() if not one.repeats})
+                if _check_form(form, in_body, in_address):
+                    request.leave_out(single)
                 return await handle(request)
             finally:
                 await form.close()
@@ -301,20 +302,24 @@ def _shown(sent: bytes, start: int) -> str:
     return repr(sent[start : start + 40].decode("ascii", "backslashreplace"))
 
 
-def _check_form(form: FormData, in_body: Options, in_address: Options) -> None:
+def _check_form(form: FormData, in_body: Options, in_address: Options) -> bool:
     """Refuse a form with an unknown field, or with a field that is sent too often.
+
+    Returns whether a field of the form is empty.
 
     Raises
     ------
     RequestValidationError
     """
-    sent = [(name, value) for name, value in form.multi_items() if not is_empty(value)]
+    fields = form.multi_items()
+    sent = [(name, value) for name, value in fields if not is_empty(value)]
     errors = list(_errors(sent, in_body, in_address, "body"))
-    if any(name == "filter" and value == "" for name, value in form.multi_items()):
+    if ("filter", "") in fields:
         # Probably an unset variable of a script. A search without a filter would return all items.
         errors.append(_error("body", "filter", "is empty; leave it out to search all items"))
     if errors:
         raise RequestValidationError(errors)
+    return len(sent) < len(fields)
 
 
 async def _check_no_body(request: Request) -> None:

@@ -170,7 +170,8 @@ class SearchEngine:
         self.files = BundleFiles(bundle.directory, bundle.manifest)
         self.changed_file: str | None = None
         self.files_looked_at = -math.inf
-        self._key_prefix = key_prefix(bundle.retriever, "" if bundle.entry is None else bundle.key)
+        separate = "" if bundle.entry is None else bundle.key
+        self._key_prefix = f"{key_prefix(bundle.retriever, separate)}:"
         self._heard: tuple[int, int] | None = (0, 0)
         self.writing = asyncio.Lock()
         self.canary_at = -math.inf
@@ -375,7 +376,7 @@ class SearchEngine:
             query_id = hashlib.sha256(data).hexdigest()
         else:
             query_id = await self.compute(lambda: hashlib.sha256(data).hexdigest())
-        key = self._key(query_id)
+        key = self._key_prefix + query_id
         known = await self._remembered(key)
         looked_up = {"cache": time.perf_counter() - started}
         if known is not None:
@@ -402,7 +403,7 @@ class SearchEngine:
             lambda: (vector_id(query), predictive_of(self.bundle.retriever, query))
         )
         entry = CacheEntry(None, predictive, versions=self._versions)
-        await self._cache.put(self._key(query_id), entry)
+        await self._cache.put(self._key_prefix + query_id, entry)
         seconds = {"predict": time.perf_counter() - started}
         return Encoded(query_id, None, predictive, "miss", seconds, versions=entry.versions)
 
@@ -415,7 +416,7 @@ class SearchEngine:
         """
         started = time.perf_counter()
         query_id = text_id(text)
-        key = self._key(query_id)
+        key = self._key_prefix + query_id
         known = await self._remembered(key)
         seconds = {"cache": time.perf_counter() - started}
         if known is not None:
@@ -436,7 +437,7 @@ class SearchEngine:
             return
         versions = {**encoded.versions, self.bundle.key: version}
         entry = CacheEntry(encoded.image, encoded.predictive, encoded.text, versions)
-        await self._cache.put(self._key(encoded.query_id), entry)
+        await self._cache.put(self._key_prefix + encoded.query_id, entry)
 
     async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail, bytes]:
         """Return embedding, thumbnail and preview for a new item; see `encoded`.
@@ -463,7 +464,7 @@ class SearchEngine:
         QueryNotFound : the query is neither cached nor retained.
         NotReady : the cache does not answer, so the query cannot be looked up.
         """
-        entry = await self._remembered(self._key(query_id))
+        entry = await self._remembered(self._key_prefix + query_id)
         if entry is None:
             retained = await self.retained.find(query_id)
             if retained is not None:
@@ -494,7 +495,7 @@ class SearchEngine:
         stores = self.reviews.queue is not None or self.retained.keeps_all
         if found is not None or not stores or not self._cache.is_shared:
             return found
-        if await self._remembered(self._key(query_id)) is None:
+        if await self._remembered(self._key_prefix + query_id) is None:
             return None
         until = time.monotonic() + WRITTEN_WITHIN_S
         while found is None and time.monotonic() < until:
@@ -508,7 +509,7 @@ class SearchEngine:
         if self.shadow is not None:
             self.shadow.forget(query_id)
         await self.retained.forget(query_id)
-        await self._cache.remove(self._key(query_id))
+        await self._cache.remove(self._key_prefix + query_id)
 
     async def _remembered(self, key: str) -> CacheEntry | None:
         """Return the cache entry of a key, if its dimension is that of this encoder."""
@@ -576,9 +577,6 @@ class SearchEngine:
     @property
     def _versions(self) -> dict[str, int]:
         return {self.bundle.key: self.bundle.version}
-
-    def _key(self, query_id: str) -> str:
-        return f"{self._key_prefix}:{query_id}"
 
     async def decode(
         self,

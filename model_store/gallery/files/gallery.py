@@ -193,20 +193,14 @@ def nearest_items(
 ) -> Candidates:
     """Search an index whose rows are ordered by id; see `Gallery.candidates`."""
     found, plan = index.nearest(directions, n, allowed)
-    ranked = [_ranked(index, rows, query, n) for rows, query in zip(found, directions, strict=True)]
-    rows, similarities = map(np.array, zip(*ranked, strict=True))
-    return Candidates(rows, similarities, plan)
-
-
-def _ranked(
-    index: RowIndex, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the ``n`` rows nearest to ``query`` and their similarities, nearest first."""
-    rows = np.sort(rows)  # the stable sort below then orders ties by id
-    exact = similarities_of(index.directions.take(rows, axis=0), query)
-    similarities = np.round(exact, SIMILARITY_DECIMALS)
-    order = np.argsort(-similarities, kind="stable")[:n]
-    return rows[order], similarities[order]
+    ranked = []
+    for unordered, query in zip(found, directions, strict=True):
+        rows = np.sort(unordered)  # the stable sort below then orders ties by id
+        exact = similarities_of(index.directions.take(rows, axis=0), query)
+        similarities = np.round(exact, SIMILARITY_DECIMALS)
+        order = np.argsort(-similarities, kind="stable")[:n]
+        ranked.append((rows[order], similarities[order]))
+    return Candidates(*map(np.array, zip(*ranked, strict=True)), plan)
 
 
 def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
