@@ -150,7 +150,7 @@ def predict(
             kind,
             float(displacements[row]),
         )
-        for row in range(len(embeddings))
+        for row in range(len(directions))
     ]
 
 

@@ -376,19 +376,11 @@ class SearchEngine:
             query_id = hashlib.sha256(data).hexdigest()
         else:
             query_id = await self.compute(lambda: hashlib.sha256(data).hexdigest())
-        key = self._key_prefix + query_id
-        known = await self._remembered(key)
+        known = await self._remembered(query_id)
         looked_up = {"cache": time.perf_counter() - started}
         if known is not None:
-            return Encoded(
-                query_id,
-                known.image,
-                known.predictive,
-                "hit",
-                looked_up,
-                versions=known.versions,
-            )
-        encoded = await self._flights.do(key, lambda: self._encode(query_id, key, data, prepared))
+            return Encoded(query_id, known, "hit", looked_up)
+        encoded = await self._flights.do(query_id, lambda: self._encode(query_id, data, prepared))
         return replace(encoded, seconds=looked_up | encoded.seconds)
 
     async def embedded(self, query: VectorQuery) -> Encoded:
@@ -405,7 +397,7 @@ class SearchEngine:
         entry = CacheEntry(None, predictive, versions=self._versions)
         await self._cache.put(self._key_prefix + query_id, entry)
         seconds = {"predict": time.perf_counter() - started}
-        return Encoded(query_id, None, predictive, "miss", seconds, versions=entry.versions)
+        return Encoded(query_id, entry, "miss", seconds)
 
     async def encoded_text(self, text: str) -> Encoded:
         """Embed a text, or use the cached result.
@@ -416,27 +408,24 @@ class SearchEngine:
         """
         started = time.perf_counter()
         query_id = text_id(text)
-        key = self._key_prefix + query_id
-        known = await self._remembered(key)
+        known = await self._remembered(query_id)
         seconds = {"cache": time.perf_counter() - started}
         if known is not None:
-            return Encoded(
-                query_id, None, known.predictive, "hit", seconds, known.text, known.versions
-            )
+            return Encoded(query_id, known, "hit", seconds)
         started = time.perf_counter()
         found = await self.compute(lambda: embed_text(self.bundle.retriever, text))
         seconds["encode"] = time.perf_counter() - started
         said = QueryText(n_tokens=found.n_tokens, warnings=list(found.warnings))
         entry = CacheEntry(None, found.predictive, said, self._versions)
-        await self._cache.put(key, entry)
-        return Encoded(query_id, None, found.predictive, "miss", seconds, said, entry.versions)
+        await self._cache.put(self._key_prefix + query_id, entry)
+        return Encoded(query_id, entry, "miss", seconds)
 
     async def answered(self, encoded: Encoded, version: int) -> None:
         """Store the version of the gallery that answered a query, for later decisions."""
-        if not self._stores_decisions or encoded.versions.get(self.bundle.key) == version:
+        versions = encoded.entry.versions
+        if not self._stores_decisions or versions.get(self.bundle.key) == version:
             return
-        versions = {**encoded.versions, self.bundle.key: version}
-        entry = CacheEntry(encoded.image, encoded.predictive, encoded.text, versions)
+        entry = replace(encoded.entry, versions={**versions, self.bundle.key: version})
         await self._cache.put(self._key_prefix + encoded.query_id, entry)
 
     async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail, bytes]:
@@ -464,7 +453,7 @@ class SearchEngine:
         QueryNotFound : the query is neither cached nor retained.
         NotReady : the cache does not answer, so the query cannot be looked up.
         """
-        entry = await self._remembered(self._key_prefix + query_id)
+        entry = await self._remembered(query_id)
         if entry is None:
             retained = await self.retained.find(query_id)
             if retained is not None:
@@ -495,7 +484,7 @@ class SearchEngine:
         stores = self.reviews.queue is not None or self.retained.keeps_all
         if found is not None or not stores or not self._cache.is_shared:
             return found
-        if await self._remembered(self._key_prefix + query_id) is None:
+        if await self._remembered(query_id) is None:
             return None
         until = time.monotonic() + WRITTEN_WITHIN_S
         while found is None and time.monotonic() < until:
@@ -511,9 +500,9 @@ class SearchEngine:
         await self.retained.forget(query_id)
         await self._cache.remove(self._key_prefix + query_id)
 
-    async def _remembered(self, key: str) -> CacheEntry | None:
-        """Return the cache entry of a key, if its dimension is that of this encoder."""
-        entry = await self._cache.get(key)
+    async def _remembered(self, query_id: str) -> CacheEntry | None:
+        """Return the cache entry of a query, if its dimension is that of this encoder."""
+        entry = await self._cache.get(self._key_prefix + query_id)
         fits = (
             entry is not None
             and len(entry.predictive.direction) == self.bundle.retriever.encoder.dim
@@ -595,17 +584,14 @@ class SearchEngine:
             preview_side=preview_side,
         )
 
-    async def _encode(
-        self, query_id: str, key: str, data: bytes, prepared: Prepared | None
-    ) -> Encoded:
+    async def _encode(self, query_id: str, data: bytes, prepared: Prepared | None) -> Encoded:
         """Decode and embed an image file, and cache the result."""
         started = time.perf_counter()
         prepared = prepared or await self.decode(data)
         decoded = time.perf_counter()
         embeddings, predictive = await self._embed(prepared.pixels)
-        version = self.bundle.version
-        versions = {self.bundle.key: version}
-        self.retained.note(query_id, embeddings, version)
+        versions = self._versions
+        self.retained.note(query_id, embeddings, versions[self.bundle.key])
         seconds = {"decode": decoded - started, "encode": time.perf_counter() - decoded}
         image = QueryImage(
             format=prepared.format,
@@ -614,8 +600,8 @@ class SearchEngine:
             warnings=list(prepared.warnings),
         )
         entry = CacheEntry(image, predictive, versions=versions)
-        await self._cache.put(key, entry)
-        return Encoded(query_id, image, predictive, "miss", seconds, versions=versions)
+        await self._cache.put(self._key_prefix + query_id, entry)
+        return Encoded(query_id, entry, "miss", seconds)
 
     async def _embed(self, image: Inputs) -> tuple[Embeddings, Predictive]:
         """Return embedding and predictive distribution of one image at the encoder's input size."""

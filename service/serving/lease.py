@@ -163,23 +163,23 @@ class Lease:
         self, encoded: Encoded, parameters: SearchParameters, started: float
     ) -> SearchResult:
         """Search and decide for an embedded query, and record the outcome."""
-        answer, origin = await self._found(encoded.predictive, parameters)
+        answer, origin = await self._found(encoded.entry.predictive, parameters)
         watch = self.watch
         if watch.searched(encoded.query_id, answer, self.caller):  # the drift changed: decide again
-            answer, origin = await self._found(encoded.predictive, parameters)
+            answer, origin = await self._found(encoded.entry.predictive, parameters)
         await self.engine.answered(encoded, self.bundle.version)
         audit = watch.answered(encoded.query_id, answer)
         total = {"total": time.perf_counter() - started}
         seconds = encoded.seconds | answer.seconds | total
         return SearchResult(
             encoded.query_id,
-            encoded.image,
+            encoded.entry.image,
             answer,
             origin,
             encoded.cache,
             seconds,
             audit,
-            text=encoded.text,
+            text=encoded.entry.text,
             match_fingerprint=_fingerprint(self._retriever),
         )
 
@@ -197,14 +197,14 @@ class Lease:
         calibration = self._retriever.calibration
         ordinary = None if calibration is None else calibration.quality_limits
         hints = quality_hints(prepared.measures, ordinary)
-        uncertainty = await self._uncertainty(encoded.predictive)
-        assessment = assess(calibration, encoded.predictive, uncertainty)
+        uncertainty = await self._uncertainty(encoded.entry.predictive)
+        assessment = assess(calibration, encoded.entry.predictive, uncertainty)
         return Assessed(
             encoded.query_id,
-            encoded.image,
+            encoded.entry.image,
             prepared.measures,
             hints or degradation_hint(assessment.displacement, assessment.displacement_percentile),
-            encoded.predictive,
+            encoded.entry.predictive,
             assessment,
             self._retriever.alpha if alpha is None else alpha,
         )
@@ -293,12 +293,12 @@ class Lease:
         encoded = await self.engine.encoded(data)
         return Embedded(
             encoded.query_id,
-            encoded.image,
-            encoded.predictive,
+            encoded.entry.image,
+            encoded.entry.predictive,
             assess(
                 self._retriever.calibration,
-                encoded.predictive,
-                await self._uncertainty(encoded.predictive),
+                encoded.entry.predictive,
+                await self._uncertainty(encoded.entry.predictive),
             ),
             self._retriever.alpha if alpha is None else alpha,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +21,7 @@ from model_store.predictive import Predictive
 from model_store.queries import ListDecision, NeighbourList, VectorQuery
 from model_store.records import QualityHint
 from model_store.search import EVERYTHING, Diversity
+from service.encoding.cache import CacheEntry
 from service.schemas import QueryImage, QueryText, ShareOrigin
 
 
@@ -91,21 +91,15 @@ class Encoded:
     Attributes
     ----------
     query_id : hash of the request's content.
-    image : the image; None for a vector or a text.
-    predictive : predictive distribution of the query.
+    entry : the query as it is cached.
     cache : whether the embedding came from the cache.
     seconds : duration of each stage.
-    text : the token count and warnings of a text query.
-    versions : see `CacheEntry.versions`.
     """
 
     query_id: str
-    image: QueryImage | None
-    predictive: Predictive
+    entry: CacheEntry
     cache: Literal["hit", "miss"]
     seconds: dict[str, float]
-    text: QueryText | None = None
-    versions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,8 @@ def nearest_items(
         similarities = np.round(exact, SIMILARITY_DECIMALS)
         order = np.argsort(-similarities, kind="stable")[:n]
         ranked.append((rows[order], similarities[order]))
-    return Candidates(*map(np.array, zip(*ranked, strict=True)), plan)
+    rows, similarities = map(np.array, zip(*ranked, strict=True))
+    return Candidates(rows, similarities, plan)
 
 
 def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
