@@ -307,9 +307,7 @@ def assess(
     if calibration is None or calibration.outdated is not None:
         return Assessment(uncertainty)
     percentile = None if uncertainty is None else calibration.uncertainty_percentile(uncertainty)
-    level: Level | None = None
-    if percentile is not None:
-        level = next((level for limit, level in _LEVELS if percentile <= limit), "high")
+    level = None if percentile is None else _level(percentile)
     if math.isnan(predictive.outlier_score):
         return Assessment(uncertainty, percentile, level)
     displacement, of_pictures = None, None
@@ -514,3 +512,7 @@ def _result_set(
     if missing is None:
         return chosen
     return replace(chosen, promised_for=(), shortfall=missing)
+
+
+def _level(percentile: float) -> Level:
+    return next((level for limit, level in _LEVELS if percentile <= limit), "high")
