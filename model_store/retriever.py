@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from copy import copy
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TypedDict, Unpack
 
@@ -333,14 +332,8 @@ class Retriever:
             noise=self._noise,
             correlation=self._correlation,
         )
-        n_places = limit if terms.order == "similarity" else N_CANDIDATES
-        rows, retrieved = self._retrieved(predictive, neighbours, n_places, allowed)
+        rows, retrieved = self._retrieved(predictive, neighbours, limit, terms.order, allowed)
         searched = time.perf_counter()
-        if rows is neighbours.rows:
-            uncertainty = neighbours.uncertainty if predictive.has_uncertainty else None
-        else:
-            uncertainty = self._pair_uncertainty(predictive, rows[:1], retrieved.similarities[:1])
-        retrieved = replace(retrieved, limit=limit, uncertainty=uncertainty)
         if self.gallery.n_items:
             decision = decide(self.calibration, predictive, retrieved, terms)
         else:
@@ -406,20 +399,21 @@ class Retriever:
         self,
         predictive: Predictive,
         neighbours: Neighbours,
-        n_places: int,
+        limit: int,
+        order: Order,
         allowed: Allowed | None,
     ) -> tuple[NDArray[np.int64], Retrieved]:
-        """Return the rows (n,) that the decision needs, and the data of these rows.
-
-        Only the first ``n_places`` items of the list may be returned.
-        """
-        places = neighbours.listed[:n_places]
+        """Return the rows (n,) that the decision needs, and the data of these rows."""
+        # In order of similarity, only the first items of the list may be returned.
+        places = neighbours.listed[: limit if order == "similarity" else N_CANDIDATES]
         rows, similarities = neighbours.rows, neighbours.similarities
+        uncertainty = neighbours.uncertainty if predictive.has_uncertainty else None
         calibrated = self.calibration is not None and not math.isnan(predictive.outlier_score)
         n_nearest = len(rows)
         if allowed is not None and calibrated and self.gallery.n_items:
             nearest = self.gallery.candidates(predictive.direction[None], N_CANDIDATES)
             rows, similarities = nearest.rows[0], nearest.similarities[0]
+            uncertainty = self._pair_uncertainty(predictive, rows[:1], similarities[:1])
             n_nearest = len(rows)
             shown = neighbours.rows[places]
             equal = shown[:, None] == rows
@@ -443,7 +437,9 @@ class Retriever:
             n_listed,
             places,
             None if allowed is None else allowed.at(rows),
-            parents=parents,
+            limit,
+            parents,
+            uncertainty,
         )
 
     def similar(

@@ -421,6 +421,8 @@ class GallerySnapshot:
         appended: NDArray[NumberT],
     ) -> NDArray[NumberT]:
         """Return the values of ``rows`` from the base and from the array ``appended``."""
+        if self._is_base:
+            return of_base(rows)
         in_base = rows < self._base.n_rows
         if in_base.all():
             return of_base(rows)
@@ -469,6 +471,8 @@ class GallerySnapshot:
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
         """Return the items at ``rows`` (n,), in the order of ``rows``."""
+        if self._is_base:
+            return self._base.items(rows)
         in_base = rows < self._base.n_rows
         if in_base.all():
             return self._base.items(rows)
