@@ -346,7 +346,8 @@ class Access:
         """
         presented = None if self._keyring is None else _presented_key(request.scope)
         if self._keyring is None or (presented is None and self.keyless is not None):
-            host, scope = _host_of(request.scope), self.keyless or "read"
+            host = _host_of(request.scope)
+            scope = self.keyless or "read"
             if self._local_only and (
                 not is_loopback(host) or is_forwarded_by_an_untrusted_address(request)
             ):

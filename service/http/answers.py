@@ -11,8 +11,6 @@ from model_store.messages import message
 from service import schemas, serializers
 from service.access.hosts import root_path
 from service.http.cursors import SearchCursor, write
-from service.observability.logs import SearchRecord, request_record
-from service.observability.metrics import Telemetry, counted_as
 from service.serializers import PictureUrls
 from service.serving.lease import Lease
 from service.serving.queries import SearchResult
@@ -138,31 +136,3 @@ def search_answer(
         next_cursor=cursor,
         audit=found.audit and not skipped,
     )
-
-
-def counted_answer(
-    telemetry: Telemetry,
-    lease: Lease,
-    found: SearchResult,
-    request_id: str,
-    options: schemas.SearchFields,
-) -> schemas.SearchAnswer:
-    """Return the answer to one query, and add it to metrics, and to the request's log and trace."""
-    answer = search_answer(lease, found, request_id, options)
-    gallery = counted_as(lease.bundle)
-    search = SearchRecord(
-        verdict=answer.verdict,
-        cache=answer.cache,
-        uncertainty_percentile=answer.query.uncertainty.percentile,
-        outlier_p_value=answer.query.ood.p_value,
-        is_outlier=bool(answer.query.ood.flag),
-        seconds=found.seconds,
-        ended_ns=found.at_ns,
-    )
-    telemetry.search(gallery, search)
-    if answer.audit:
-        telemetry.audits.labels(gallery).inc()
-    request = request_record.get()
-    if request is not None:
-        request.searches.append(search)
-    return answer

@@ -117,17 +117,16 @@ async def state_of(request: Request) -> ServiceState:
 StateOf = Annotated[ServiceState, Depends(state_of)]
 
 
-def leased(
-    gallery: str, state: ServiceState, request: Request | None = None
-) -> AbstractAsyncContextManager[Lease]:
+def leased(gallery: str, request: Request) -> AbstractAsyncContextManager[Lease]:
     """Lease a gallery for a request. The request uses the same bundle until its answer."""
-    caller = "" if request is None else request.scope["state"]["caller"].stream
+    state: ServiceState = request.app.state.vouch
+    caller = request.scope["state"]["caller"].stream
     return state.galleries.lease(gallery, caller, request_record.get())
 
 
-async def lease_of(gallery: str, state: StateOf, request: Request) -> AsyncIterator[Lease]:
+async def lease_of(gallery: str, request: Request) -> AsyncIterator[Lease]:
     """Yield a lease of the gallery that the path names."""
-    async with leased(gallery, state, request) as lease:
+    async with leased(gallery, request) as lease:
         yield lease
 
 

@@ -42,13 +42,14 @@ from service.access.hosts import root_path
 from service.http import answers
 from service.http.problems import responses
 from service.http.routing import JSON, body_of
+from service.observability.logs import request_record
 from service.serving.calibration_runs import LastCalibration, n_item_queries
 from service.serving.lease import Lease
 from service.serving.registry import Switched
 from service.serving.reviewing import Audit
 from service.settings import Settings
 
-from .dependencies import LeaseOf, ServiceState, StateOf, gallery_router, leased
+from .dependencies import LeaseOf, ServiceState, StateOf, gallery_router
 
 router = gallery_router("galleries")
 
@@ -618,7 +619,7 @@ async def drop_gallery(
 
 
 async def _detail(name: str, state: ServiceState) -> schemas.GalleryDetail:
-    async with leased(name, state) as lease:
+    async with state.galleries.lease(name, record=request_record.get()) as lease:
         return gallery_detail(lease, state.settings)
 
 

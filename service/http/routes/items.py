@@ -54,7 +54,6 @@ from .dependencies import (
     options_in_address,
     options_of,
     parameters_of,
-    state_of,
 )
 from .galleries import activation
 from .search import BODY_ERRORS, IMAGE_ERRORS, ONE_IMAGE
@@ -124,7 +123,7 @@ async def get_similar(request: Request, gallery: str, item_id: str) -> schemas.S
     the calibration is valid only for queries that are not in the gallery.
     """
     options = options_of(request, schemas.ListFields)
-    async with leased(gallery, await state_of(request), request) as lease:
+    async with leased(gallery, request) as lease:
         similar = await lease.similar(item_id, parameters_of(options))
         bundle, answer = lease.bundle, similar.answer
         decision = answer.decision

@@ -40,10 +40,18 @@ from service.http.bodies import from_base64
 from service.http.limits import MAX_BATCH
 from service.http.problems import problem_document, responses
 from service.http.routing import JSON, MULTIPART, RAW, DirectRoute, body_of, form_of
+from service.observability.logs import SearchRecord, request_record
+from service.observability.metrics import counted_as
 from service.schemas.base import RequestModel
 from service.serializers import absent_share, milliseconds, query, result_set
 from service.serving.lease import Lease
-from service.serving.queries import Assessed, DecidedList, Embedded, SearchParameters
+from service.serving.queries import (
+    Assessed,
+    DecidedList,
+    Embedded,
+    SearchParameters,
+    SearchResult,
+)
 
 from .dependencies import (
     LeaseOf,
@@ -55,7 +63,6 @@ from .dependencies import (
     options_in_address,
     options_of,
     parameters_of,
-    state_of,
 )
 
 router = gallery_router("searching")
@@ -118,10 +125,9 @@ async def search(request: Request, gallery: str) -> schemas.SearchAnswer:
 
     `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/photographs/search`
     """
-    state = await state_of(request)
     form = await form_of(request, SearchForm)
-    async with leased(gallery, state, request) as lease:
-        return await _answer(request, lease, state, await form.image.read(), form)
+    async with leased(gallery, request) as lease:
+        return await _answer(request, lease, await form.image.read(), form)
 
 
 router.add_api_route(
@@ -141,9 +147,9 @@ async def search_raw(request: Request, gallery: str) -> schemas.SearchAnswer:
     `curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg …/search/raw?limit=5`
     """
     await _check_raw(request)
-    options, state = options_of(request, schemas.SearchFields), await state_of(request)
-    async with leased(gallery, state, request) as lease:
-        return await _answer(request, lease, state, await request.body(), options)
+    options = options_of(request, schemas.SearchFields)
+    async with leased(gallery, request) as lease:
+        return await _answer(request, lease, await request.body(), options)
 
 
 router.add_api_route(
@@ -175,7 +181,7 @@ async def search_json(
     Base64 text is a third larger than the file. The service does not fetch URLs.
     """
     data = await asyncio.to_thread(from_base64, body.image_base64, state.settings.max_image_bytes)
-    return await _answer(request, lease, state, data, body)
+    return await _answer(request, lease, data, body)
 
 
 @router.post(
@@ -187,7 +193,6 @@ async def search_json(
 async def search_batch(
     request: Request,
     lease: LeaseOf,
-    state: StateOf,
     form: Annotated[SearchBatchForm, Form(media_type=MULTIPART)],
 ) -> schemas.BatchAnswer:
     """Search with several image files in one request. An invalid file does not affect other files.
@@ -203,7 +208,7 @@ async def search_batch(
     async def one(index: int, image: UploadFile) -> schemas.BatchItem:
         async with turns:
             try:
-                answer = await _answer(request, lease, state, await image.read(), form)
+                answer = await _answer(request, lease, await image.read(), form)
             except Exception as error:  # any error: the other files still get answers
                 problem = problem_document(request, error)
                 return schemas.BatchItem(
@@ -323,13 +328,37 @@ def _described(
 async def _answer(
     request: Request,
     lease: Lease,
-    state: ServiceState,
     data: bytes,
     options: schemas.SearchFields,
 ) -> schemas.SearchAnswer:
     """Search with the bytes of an image file, and add the answer to metrics and log."""
     found = await lease.search(data, parameters_of(options, request))
-    return answers.counted_answer(state.telemetry, lease, found, request.state.request_id, options)
+    return _counted_answer(request, lease, found, options)
+
+
+def _counted_answer(
+    request: Request, lease: Lease, found: SearchResult, options: schemas.SearchFields
+) -> schemas.SearchAnswer:
+    """Return the answer to one query, and add it to metrics, and to the request's log and trace."""
+    answer = answers.search_answer(lease, found, request.state.request_id, options)
+    state: ServiceState = request.app.state.vouch
+    gallery = counted_as(lease.bundle)
+    search = SearchRecord(
+        verdict=answer.verdict,
+        cache=answer.cache,
+        uncertainty_percentile=answer.query.uncertainty.percentile,
+        outlier_p_value=answer.query.ood.p_value,
+        is_outlier=bool(answer.query.ood.flag),
+        seconds=found.seconds,
+        ended_ns=found.at_ns,
+    )
+    state.telemetry.search(gallery, search)
+    if answer.audit:
+        state.telemetry.audits.labels(gallery).inc()
+    record = request_record.get()
+    if record is not None:
+        record.searches.append(search)
+    return answer
 
 
 _ERRORS = responses(
@@ -351,7 +380,7 @@ _ERRORS = responses(
     dependencies=[Depends(counts_as_search), Depends(body_of(JSON))],
 )
 async def search_text(
-    request: Request, lease: LeaseOf, state: StateOf, body: schemas.TextSearchRequest
+    request: Request, lease: LeaseOf, body: schemas.TextSearchRequest
 ) -> schemas.SearchAnswer:
     """Search with a text, if the gallery's encoder has a text tower.
 
@@ -359,7 +388,7 @@ async def search_text(
     verdict is `not_calibrated`.
     """
     found = await lease.search_text(body.text, parameters_of(body, request))
-    return answers.counted_answer(state.telemetry, lease, found, request.state.request_id, body)
+    return _counted_answer(request, lease, found, body)
 
 
 @router.post(
@@ -369,7 +398,7 @@ async def search_text(
     dependencies=[Depends(counts_as_search), Depends(body_of(JSON))],
 )
 async def search_vector(
-    request: Request, lease: LeaseOf, state: StateOf, body: schemas.VectorSearchRequest
+    request: Request, lease: LeaseOf, body: schemas.VectorSearchRequest
 ) -> schemas.SearchAnswer:
     """Search with a vector that the gallery's encoder computed earlier or in another system.
 
@@ -377,7 +406,7 @@ async def search_vector(
     `outlier_score`.
     """
     found = await lease.search_vector(_query(body), parameters_of(body, request))
-    return answers.counted_answer(state.telemetry, lease, found, request.state.request_id, body)
+    return _counted_answer(request, lease, found, body)
 
 
 @router.post(
