@@ -30,11 +30,13 @@ _LEAST_PLANNED = 1e-9
 def search_answer(
     answer: Answer,
     retriever: Retriever,
-    query: schemas.Query,
     bundle: schemas.BundleState,
     *,
     gallery: str,
     request_id: str,
+    query_id: str,
+    image: schemas.QueryImage | None,
+    text: schemas.QueryText | None,
     share_origin: schemas.ShareOrigin,
     adopted_at: str | None,
     urls: PictureUrls,
@@ -52,6 +54,7 @@ def search_answer(
     Parameters
     ----------
     retriever : retriever for queries of this kind.
+    query_id, image, text : see `query`.
     share_origin, adopted_at : see `absent_share`.
     seconds : duration of each stage.
     refused : see `is_refused`.
@@ -74,7 +77,9 @@ def search_answer(
             "roll_up": decision.roll_up,
             "no_match_probability": decision.no_match_probability,
             "absent": absent_share(retriever.calibration, decision, share_origin, adopted_at),
-            "query": query,
+            "query": query(
+                query_id, decision.assessment, answer.alpha, retriever.posterior, image, text
+            ),
             "order": answer.order,
             "results": [_fields_of(match, urls) for match in shown if match.id not in gone],
             "explain": answer.explain,

@@ -306,19 +306,14 @@ class Gallery:
         return serializers.search_answer(
             answer,
             retriever,
-            serializers.query(
-                asked.query_id,
-                answer.decision.assessment,
-                answer.alpha,
-                retriever.posterior,
-                asked.image,
-                asked.text,
-            ),
             serializers.bundle_state(
                 self.bundle_id, retriever.calibration, retriever.stale, retriever.not_guaranteed
             ),
             gallery=self.name,
             request_id=uuid4().hex,
+            query_id=asked.query_id,
+            image=asked.image,
+            text=asked.text,
             share_origin=origin,
             adopted_at=self._operator.adopted_at,
             urls=lambda _: (None, None),
