@@ -93,7 +93,6 @@ class MarginLoss(Objective):
     cutoff : minimum distance for computing the probability. A smaller distance is replaced by this
         minimum, because in high dimensions the density of small distances is nearly zero.
     generator : draws the negatives; must be on the CPU.
-    learning_rate : learning rate of β.
     """
 
     def __init__(
@@ -103,13 +102,11 @@ class MarginLoss(Objective):
         boundary: float,
         cutoff: float,
         generator: torch.Generator,
-        learning_rate: float | None = None,
     ) -> None:
         super().__init__()
         self.margin = margin
         self.cutoff = cutoff
         self.generator = generator
-        self.learning_rate = learning_rate
         self.boundary = nn.Parameter(torch.tensor(boundary))
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:

@@ -39,7 +39,6 @@ class CrossEntropyLoss(Objective):
     dropout : share of the embedding's dimensions that are dropped.
     label_smoothing : ε.
     generator : draws the dropout masks.
-    learning_rate : learning rate of the classifier.
     """
 
     sampling = "shuffled"
@@ -52,7 +51,6 @@ class CrossEntropyLoss(Objective):
         dropout: float,
         label_smoothing: float,
         generator: torch.Generator,
-        learning_rate: float | None = None,
     ) -> None:
         super().__init__()
         self.classifier = nn.Linear(embedding_dim, n_labels)
@@ -61,7 +59,6 @@ class CrossEntropyLoss(Objective):
         self.dropout = dropout
         self.smoothing = label_smoothing * n_labels / max(1, n_labels - 1)
         self.generator = generator
-        self.learning_rate = learning_rate
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
         """Loss of a minibatch of ``features`` (B, F)."""
@@ -83,7 +80,6 @@ class CenterLoss(Objective):
     n_labels : K.
     weight : λ, weight of the distances.
     generator : draws the initial classifier.
-    learning_rate : learning rate of classifier and centres.
     """
 
     sampling = "shuffled"
@@ -95,14 +91,12 @@ class CenterLoss(Objective):
         *,
         weight: float,
         generator: torch.Generator,
-        learning_rate: float | None = None,
     ) -> None:
         super().__init__()
         with drawn_from(generator):
             self.classifier = nn.Linear(embedding_dim, n_labels)
         self.centres = nn.Parameter(torch.zeros(n_labels, embedding_dim))
         self.weight = weight
-        self.learning_rate = learning_rate
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
         """Loss of a minibatch of ``features`` (B, F)."""
@@ -131,39 +125,6 @@ def simplified_pairwise_cross_entropy(embeddings: Tensor, labels: Tensor) -> Ten
     return nn.functional.cross_entropy(logits, codes)
 
 
-def pairwise_cross_entropy(embeddings: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Return the pairwise cross-entropy of Boudiaf et al. 2020, Eq. 12; not for training.
-
-    Proposition 1 of the paper states that this value is a lower bound of the cross-entropy of any
-    linear classifier. The proposition is false: its proof infers that f₂ is convex from the
-    diagonal blocks of the Hessian only.
-
-    Parameters
-    ----------
-    embeddings : (B, D).
-    labels : (B,) int64.
-    weight : (K, D), weight of the classifier with the probabilities p_ik.
-
-    Returns
-    -------
-    A scalar. Let λ be the smallest eigenvalue of all A_k = 1/n Σ_i (p_ik − p_ik²) z_i z_iᵀ. The
-    result is not finite if λ is zero, for example if there are fewer images than dimensions.
-    """
-    n = len(labels)
-    probabilities = (embeddings @ weight.T).softmax(1)
-    spread = probabilities - probabilities.square()
-    curvature = torch.einsum("ik,id,ie->kde", spread, embeddings, embeddings) / n
-    least = torch.linalg.eigvalsh(curvature).min().clamp_min(0)
-    soft_means = probabilities.T @ embeddings / n
-    products = embeddings @ embeddings.T
-    same = labels[:, None] == labels
-    tightness = -(products * same).sum() / (2 * least * n**2)
-    contrast = (embeddings @ soft_means.T / least).logsumexp(1)
-    penalty = soft_means.square().sum() / (2 * least)
-    value: Tensor = tightness + mean_of(contrast) - penalty
-    return value
-
-
 def random_directions(n: int, dim: int, generator: torch.Generator) -> Tensor:
     """Draw unit vectors (n, D), uniform on the sphere."""
     with drawn_from(generator):
@@ -182,7 +143,6 @@ class ProxyNcaLoss(Objective):
     distance : ``cosine``, −cos(z, p); or ``squared``, ‖z − p‖² of unnormalised vectors.
     temperature : t.
     generator : draws the proxies.
-    learning_rate : learning rate of the proxies.
     """
 
     sampling = "shuffled"
@@ -195,13 +155,11 @@ class ProxyNcaLoss(Objective):
         distance: Literal["cosine", "squared"],
         temperature: float,
         generator: torch.Generator,
-        learning_rate: float | None = None,
     ) -> None:
         super().__init__()
         self.proxies = nn.Parameter(random_directions(n_labels, embedding_dim, generator))
         self.distance = distance
         self.temperature = temperature
-        self.learning_rate = learning_rate
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
         """Loss of a minibatch of ``features`` (B, F)."""
@@ -222,7 +180,6 @@ class ProxyAnchorLoss(Objective):
     n_labels : number of proxies.
     margin, alpha : see `proxy_anchor_loss`.
     generator : draws the proxies.
-    learning_rate : learning rate of the proxies.
     """
 
     sampling = "shuffled"
@@ -235,13 +192,11 @@ class ProxyAnchorLoss(Objective):
         margin: float,
         alpha: float,
         generator: torch.Generator,
-        learning_rate: float | None = None,
     ) -> None:
         super().__init__()
         self.proxies = nn.Parameter(random_directions(n_labels, embedding_dim, generator))
         self.margin = margin
         self.alpha = alpha
-        self.learning_rate = learning_rate
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
         """Loss of a minibatch of ``features`` (B, F)."""
@@ -290,10 +245,9 @@ class _DistributionProxies(Objective):
 
     sampling = "shuffled"
 
-    def __init__(self, temperature: float, learning_rate: float | None) -> None:
+    def __init__(self, temperature: float) -> None:
         super().__init__()
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
-        self.learning_rate = learning_rate
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
         """Loss of a minibatch of ``features`` (B, F)."""
@@ -321,7 +275,6 @@ class SphereProxyLoss(_DistributionProxies):
     concentration : initial concentration of the proxies.
     temperature : initial t.
     generator : draws the proxies' directions.
-    learning_rate : learning rate of the proxies and of log t.
     """
 
     def __init__(
@@ -333,9 +286,8 @@ class SphereProxyLoss(_DistributionProxies):
         concentration: float,
         temperature: float,
         generator: torch.Generator,
-        learning_rate: float | None = None,
     ) -> None:
-        super().__init__(temperature, learning_rate)
+        super().__init__(temperature)
         self.directions = nn.Parameter(random_directions(n_labels, embedding_dim, generator))
         self.log_concentrations = nn.Parameter(torch.full((n_labels,), math.log(concentration)))
         self.overlap = overlap
@@ -364,7 +316,6 @@ class NonIsotropicProxyLoss(_DistributionProxies):
     concentration : initial concentration of each dimension.
     temperature : initial t.
     generator : draws the proxies' directions.
-    learning_rate : learning rate of directions, log concentrations and log t.
     """
 
     def __init__(
@@ -375,9 +326,8 @@ class NonIsotropicProxyLoss(_DistributionProxies):
         concentration: float,
         temperature: float,
         generator: torch.Generator,
-        learning_rate: float | None = None,
     ) -> None:
-        super().__init__(temperature, learning_rate)
+        super().__init__(temperature)
         self.directions = nn.Parameter(random_directions(n_labels, embedding_dim, generator))
         self.log_concentrations = nn.Parameter(
             torch.full((n_labels, embedding_dim), math.log(concentration))

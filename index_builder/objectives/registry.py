@@ -62,6 +62,12 @@ Maker = Callable[[Any, ObjectiveInputs], Objective]
 """Function that constructs an objective from the objective's configuration table and the task."""
 
 
+def _settings(c: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the keys of a configuration table that the objective takes itself."""
+    found: dict[str, Any] = c.model_dump(exclude={"kind", "learning_rate"})
+    return found
+
+
 def _of_embeddings(loss: Callable[..., torch.Tensor], *keys: str) -> Maker:
     """Return a constructor that passes ``keys`` of the configuration table to ``loss``."""
     return lambda c, _: LossOfEmbeddings(partial(loss, **{key: getattr(c, key) for key in keys}))
@@ -88,19 +94,14 @@ def _triplet(c: Any, _: ObjectiveInputs) -> Objective:  # noqa: ANN401
 def _learning(objective: Callable[..., Objective]) -> Maker:
     """Return a constructor that calls ``objective`` with D, K, the settings and a generator."""
     return lambda c, task: objective(
-        task.embedding_dim,
-        task.n_labels,
-        **c.model_dump(exclude={"kind"}),
-        generator=task.generator,
+        task.embedding_dim, task.n_labels, **_settings(c), generator=task.generator
     )
 
 
 OBJECTIVES: Mapping[str, Maker] = {
     "contrastive": lambda c, task: ContrastiveLoss(task.margin, c.form),
     "triplet": _triplet,
-    "margin": lambda c, task: MarginLoss(
-        **c.model_dump(exclude={"kind"}), generator=task.generator
-    ),
+    "margin": lambda c, task: MarginLoss(**_settings(c), generator=task.generator),
     "n_pairs": _of_embeddings(n_pairs_loss, "norm_weight"),
     **{kind: _similarities(kind) for kind in SOFTMAXES},
     "multi_similarity": lambda c, _: LossOfEmbeddings(multi_similarity(c.alpha, c.beta, c.base)),
@@ -118,9 +119,7 @@ OBJECTIVES: Mapping[str, Maker] = {
     "el_nivmf": _learning(ExpectedLikelihoodLoss),
     "panc_el_nivmf": _learning(RegularisedProxyAnchorLoss),
     "simclr": lambda c, _: simclr(c.temperature),
-    "mc_info_nce": lambda c, task: MonteCarloInfoNceLoss(
-        **c.model_dump(exclude={"kind"}), generator=task.generator
-    ),
+    "mc_info_nce": lambda c, task: MonteCarloInfoNceLoss(**_settings(c), generator=task.generator),
 }
 """Constructors by `kind`. `index_builder.configuration` defines the configuration tables."""
 
@@ -138,4 +137,6 @@ def objective_of(
     generator : draws the initial parameters and, during training, the random samples.
     """
     task = ObjectiveInputs(embedding_dim, n_labels, config.margin, generator)
-    return OBJECTIVES[config.objective.kind](config.objective, task)
+    objective = OBJECTIVES[config.objective.kind](config.objective, task)
+    objective.learning_rate = getattr(config.objective, "learning_rate", None)
+    return objective

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from index_builder.objectives.objective import mean_of
 from index_builder.objectives.proxies import (
     CenterLoss,
     CrossEntropyLoss,
-    pairwise_cross_entropy,
     simplified_pairwise_cross_entropy,
 )
 from tests.support.small_batches import LABELS, LIMITS, embeddings, gradient, total
@@ -117,6 +117,39 @@ def test_spce_is_equation_15(labels: Tensor) -> None:
     value, expected = simplified_pairwise_cross_entropy(z, labels), spce_by_loops(z, labels)
     assert value.item() == pytest.approx(expected.item(), rel=1e-6, abs=1e-12)
     torch.testing.assert_close(gradient(value, z), gradient(expected, z), rtol=1e-6, atol=1e-9)
+
+
+def pairwise_cross_entropy(embeddings: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Return the pairwise cross-entropy of Boudiaf et al. 2020, Eq. 12; not for training.
+
+    Proposition 1 of the paper states that this value is a lower bound of the cross-entropy of any
+    linear classifier. The proposition is false: its proof infers that f₂ is convex from the
+    diagonal blocks of the Hessian only.
+
+    Parameters
+    ----------
+    embeddings : (B, D).
+    labels : (B,) int64.
+    weight : (K, D), weight of the classifier with the probabilities p_ik.
+
+    Returns
+    -------
+    A scalar. Let λ be the smallest eigenvalue of all A_k = 1/n Σ_i (p_ik − p_ik²) z_i z_iᵀ. The
+    result is not finite if λ is zero, for example if there are fewer images than dimensions.
+    """
+    n = len(labels)
+    probabilities = (embeddings @ weight.T).softmax(1)
+    spread = probabilities - probabilities.square()
+    curvature = torch.einsum("ik,id,ie->kde", spread, embeddings, embeddings) / n
+    least = torch.linalg.eigvalsh(curvature).min().clamp_min(0)
+    soft_means = probabilities.T @ embeddings / n
+    products = embeddings @ embeddings.T
+    same = labels[:, None] == labels
+    tightness = -(products * same).sum() / (2 * least * n**2)
+    contrast = (embeddings @ soft_means.T / least).logsumexp(1)
+    penalty = soft_means.square().sum() / (2 * least)
+    value: Tensor = tightness + mean_of(contrast) - penalty
+    return value
 
 
 class TestPairwiseCrossEntropy:
