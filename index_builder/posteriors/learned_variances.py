@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar, Self
 
 import torch
 from safetensors.torch import save_file
@@ -71,8 +73,8 @@ def softplus(values: Tensor) -> Tensor:
     return torch.where(values < _SERIES_BELOW, series, nn.functional.softplus(values))
 
 
-class VarianceHeadPosterior(nn.Module):
-    """A last layer and its variance head, with the interface of `Posterior`.
+class _HeadPosterior(nn.Module):
+    """A last layer and a head that predicts variances, with the interface of `Posterior`.
 
     Parameters
     ----------
@@ -80,38 +82,54 @@ class VarianceHeadPosterior(nn.Module):
         trained on directions: the length of the last layer's output is then arbitrary.
     """
 
-    def __init__(
-        self, last_layer: nn.Linear, head: VarianceHead, *, unit_mean: bool = True
-    ) -> None:
+    FORMAT: ClassVar[str]
+    HEAD: ClassVar[str]
+    """Name of the head among the stored tensors."""
+
+    def __init__(self, last_layer: nn.Linear, head: nn.Module, *, unit_mean: bool = True) -> None:
         super().__init__()
         self.last_layer = last_layer
-        self.head = head
+        self.add_module(self.HEAD, head)
         self.unit_mean = unit_mean
+        self.eval().requires_grad_(requires_grad=False)
+
+    @staticmethod
+    @abstractmethod
+    def head_for(state: Mapping[str, Tensor], n_features: int, dim: int) -> nn.Module:
+        """Return a head with the shape of the stored head."""
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the embedding, (B, D) each, of ``features`` (B, F)."""
-        mean = self.last_layer(features)
-        return nn.functional.normalize(mean) if self.unit_mean else mean, self.head(features)
+        mean, variance = self.last_layer(features), self.get_submodule(self.HEAD)(features)
+        return nn.functional.normalize(mean) if self.unit_mean else mean, variance
 
     def save(self, path: Path) -> None:
         """Write layer and head as safetensors."""
         tensors = {name: value.contiguous() for name, value in self.state_dict().items()}
         tensors[UNIT_MEAN] = torch.tensor(self.unit_mean)
-        save_file(tensors, path, metadata={"format": VARIANCE_HEAD_FORMAT})
+        save_file(tensors, path, metadata={"format": self.FORMAT})
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> VarianceHeadPosterior:
-        """Return the posterior that `save` wrote; its parameters are frozen."""
+    def from_state(cls, state: Mapping[str, Tensor]) -> Self:
+        """The posterior that `save` wrote."""
         layers = {name: value for name, value in state.items() if name != UNIT_MEAN}
         dim, n_features = state["last_layer.weight"].shape
-        isotropic = state["head.layer.weight"].shape[0] == 1
-        posterior = cls(
-            nn.Linear(n_features, dim),
-            VarianceHead(n_features, dim, isotropic=isotropic),
-            unit_mean=bool(state[UNIT_MEAN]),
-        )
+        head = cls.head_for(state, n_features, dim)
+        posterior = cls(nn.Linear(n_features, dim), head, unit_mean=bool(state[UNIT_MEAN]))
         posterior.load_state_dict(layers)
-        return posterior.requires_grad_(requires_grad=False)
+        return posterior
+
+
+class VarianceHeadPosterior(_HeadPosterior):
+    """A last layer and its `VarianceHead`."""
+
+    FORMAT, HEAD = VARIANCE_HEAD_FORMAT, "head"
+
+    @staticmethod
+    def head_for(state: Mapping[str, Tensor], n_features: int, dim: int) -> VarianceHead:
+        """Return a head with the shape of the stored head."""
+        isotropic = state["head.layer.weight"].shape[0] == 1
+        return VarianceHead(n_features, dim, isotropic=isotropic)
 
 
 UNCERTAINTY_MODULE_FORMAT = "uncertainty-module/1"
@@ -162,47 +180,15 @@ class UncertaintyModule(nn.Module):
         return log_variance.clamp(-_LOG_LIMIT, _LOG_LIMIT).exp()
 
 
-class UncertaintyModulePosterior(nn.Module):
-    """A last layer and its uncertainty module, with the interface of `Posterior`.
+class UncertaintyModulePosterior(_HeadPosterior):
+    """A last layer and its `UncertaintyModule`; PFE has a unit mean, HIB has not."""
 
-    Parameters
-    ----------
-    unit_mean : whether the mean is normalised to unit length, as in PFE. If False, the mean is the
-        output of the last layer, as in HIB.
-    """
+    FORMAT, HEAD = UNCERTAINTY_MODULE_FORMAT, "module"
 
-    def __init__(
-        self, last_layer: nn.Linear, module: UncertaintyModule, *, unit_mean: bool
-    ) -> None:
-        super().__init__()
-        self.last_layer = last_layer
-        self.module = module
-        self.unit_mean = unit_mean
-        self.eval().requires_grad_(requires_grad=False)
-
-    def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the embedding, (B, D) each, of ``features`` (B, F)."""
-        mean = self.last_layer(features)
-        return nn.functional.normalize(mean) if self.unit_mean else mean, self.module(features)
-
-    def save(self, path: Path) -> None:
-        """Write layer and module as safetensors."""
-        tensors = {name: value.contiguous() for name, value in self.state_dict().items()}
-        tensors[UNIT_MEAN] = torch.tensor(self.unit_mean)
-        save_file(tensors, path, metadata={"format": UNCERTAINTY_MODULE_FORMAT})
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> UncertaintyModulePosterior:
-        """The posterior that `save` wrote."""
-        layers = {name: value for name, value in state.items() if name != UNIT_MEAN}
-        dim, n_features = state["last_layer.weight"].shape
-        posterior = cls(
-            nn.Linear(n_features, dim),
-            UncertaintyModule(n_features, dim),
-            unit_mean=bool(state[UNIT_MEAN]),
-        )
-        posterior.load_state_dict(layers)
-        return posterior
+    @staticmethod
+    def head_for(_: Mapping[str, Tensor], n_features: int, dim: int) -> UncertaintyModule:
+        """Return a module with the shape of the stored module."""
+        return UncertaintyModule(n_features, dim)
 
 
 PREDICTED_LOSS_FORMAT = "predicted-loss/1"
