@@ -15,6 +15,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 from index_builder.foreign_encoders.choices import InputFormat, Pooling, channels, from_timm
 from index_builder.foreign_encoders.torch_modules import (
+    Applied,
     ForeignNetwork,
     first_line,
     pooled,
@@ -31,23 +32,18 @@ from model_store.errors import EncoderSourceError, WeightsError
 from model_store.images import Preprocessing
 
 
-class PooledTimmModel(nn.Module):
-    """A model of timm that pools its tokens or feature map with the requested pooling."""
+def pooled_timm(model: Any, pooling: Pooling) -> Applied:  # noqa: ANN401 - of timm
+    """Return a model of timm that pools its tokens or feature map with the requested pooling."""
+    n_prefix = int(getattr(model, "num_prefix_tokens", 0))
+    channels_last = str(getattr(model, "output_fmt", "NCHW")) == "NHWC"
 
-    def __init__(self, model: nn.Module, pooling: Pooling) -> None:
-        super().__init__()
-        self.model = model
-        self.pooling = pooling
-        self._n_prefix = int(getattr(model, "num_prefix_tokens", 0))
-        self._channels_last = str(getattr(model, "output_fmt", "NCHW")) == "NHWC"
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return features (B, F) of standardised ``images`` (B, 3, H, W)."""
-        model: Any = self.model
+    def features(images: Tensor) -> Tensor:
         found: Tensor = model.forward_features(images)
-        if found.ndim == 4 and self._channels_last:
+        if found.ndim == 4 and channels_last:
             found = found.permute(0, 3, 1, 2)
-        return pooled(found, self.pooling, self._n_prefix)
+        return pooled(found, pooling, n_prefix)
+
+    return Applied(model, features)
 
 
 def timm_network(
@@ -80,7 +76,7 @@ def timm_network(
             f"timm cannot load {name!r}: {first_line(error)} `--weights FILE` takes local weights, "
             "`--untrained` random weights."
         ) from error
-    network = model if pooling is Pooling.default else PooledTimmModel(model, pooling)
+    network = model if pooling is Pooling.default else pooled_timm(model, pooling)
     transform = timm.data.create_transform(**settings, is_training=False)
     origin = {"door": "timm", "name": name, "timm": version("timm")}
     return ForeignNetwork(network, input_format, reference_of(transform, network), origin)
@@ -90,23 +86,13 @@ _TOKENS = "encoder.ln"
 """Name of the node with the last tokens, in vision transformers of torchvision."""
 
 
-class PooledTorchvisionModel(nn.Module):
-    """A model that pools its last feature map, or its last tokens, to one vector."""
-
-    def __init__(self, model: nn.Module, pooling: Pooling) -> None:
-        super().__init__()
-        self.pooling = pooling
-        self._of_tokens = isinstance(model, models.VisionTransformer)
-        self.model: nn.Module = (
-            create_feature_extractor(model, [_TOKENS]) if self._of_tokens else feature_map(model)
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return features (B, F) of standardised ``images`` (B, 3, H, W)."""
-        found = self.model(images)
-        if self._of_tokens:
-            return pooled(found[_TOKENS], self.pooling, 1)
-        return pooled(found, self.pooling)
+def pooled_torchvision(model: nn.Module, pooling: Pooling) -> Applied:
+    """Return a model of torchvision that pools its tokens or its last feature map."""
+    if isinstance(model, models.VisionTransformer):
+        tokens = create_feature_extractor(model, [_TOKENS])
+        return Applied(tokens, lambda images: pooled(tokens(images)[_TOKENS], pooling, 1))
+    convolutions = feature_map(model)
+    return Applied(convolutions, lambda images: pooled(convolutions(images), pooling))
 
 
 def torchvision_network(
@@ -181,7 +167,7 @@ def _load(model: nn.Module, state: Any, name: str) -> None:  # noqa: ANN401 - a 
 def _network(model: nn.Module, pooling: Pooling) -> nn.Module:
     """Return the model without its last linear layer, or with the requested pooling."""
     if pooling is not Pooling.default:
-        return PooledTorchvisionModel(model, pooling)
+        return pooled_torchvision(model, pooling)
     for prefix in CLASSIFIERS:
         name = prefix.rstrip(".")
         part: Any = getattr(model, name, None)
@@ -193,4 +179,4 @@ def _network(model: nn.Module, pooling: Pooling) -> nn.Module:
             part[linear[-1]] = nn.Identity()
             return model
     # SqueezeNet has a convolutional classifier.
-    return PooledTorchvisionModel(model, Pooling.mean)
+    return pooled_torchvision(model, Pooling.mean)

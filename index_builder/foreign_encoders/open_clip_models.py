@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import open_clip
-import torch
 from numpy.typing import NDArray
 from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 from open_clip.transform import PreprocessCfg, image_transform_v2
@@ -17,33 +16,25 @@ from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
 from index_builder.foreign_encoders.choices import Pooling, from_open_clip
-from index_builder.foreign_encoders.classifiers import PooledTimmModel
+from index_builder.foreign_encoders.classifiers import pooled_timm
 from index_builder.foreign_encoders.parity import TextSource
 from index_builder.foreign_encoders.torch_modules import (
+    Applied,
     ForeignNetwork,
     first_line,
     pooled,
     reference_of,
+    vector_of,
 )
 from model_store.encoder.contract import Cleaning
 from model_store.errors import EncoderSourceError
 
 
 class ImageTower(nn.Module):
-    """The image tower of a model; gives the same vectors as ``encode_image`` of the model."""
+    """The image tower of a model; by default, it gives the same vectors as ``encode_image``.
 
-    def __init__(self, visual: nn.Module) -> None:
-        super().__init__()
-        self.visual = visual
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return features (B, F) of standardised ``images`` (B, 3, H, W)."""
-        found: Tensor = self.visual(images)
-        return found
-
-
-class PooledTower(nn.Module):
-    """A vision transformer of OpenCLIP: pools the last tokens and leaves out the projection."""
+    With another pooling, a vision transformer pools its last tokens and leaves out the projection.
+    """
 
     def __init__(self, visual: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -53,6 +44,9 @@ class PooledTower(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return features (B, F) of standardised ``images`` (B, 3, H, W)."""
         visual: Any = self.visual
+        if self.pooling is Pooling.default:
+            whole: Tensor = visual(images)
+            return whole
         found = visual.forward_intermediates(
             images,
             indices=1,
@@ -110,20 +104,6 @@ def open_clip_network(
     return ForeignNetwork(network, input_format, reference, origin, partial(_text, model, name))
 
 
-class OpenClipTextTower(nn.Module):
-    """The text tower of a model; gives the same vectors as ``encode_text`` of the model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """Return features (B, D) of texts given as ``token_ids`` (B, L)."""
-        model: Any = self.model
-        found: Tensor = model.encode_text(token_ids)
-        return found
-
-
 _CLEANING: dict[str, Cleaning] = {
     "_clean_lower": "lower",
     "_clean_whitespace": "whitespace",
@@ -132,7 +112,7 @@ _CLEANING: dict[str, Cleaning] = {
 """Kind of text cleaning, by the name of the function in OpenCLIP."""
 
 
-def _text(model: nn.Module, name: str) -> TextSource:
+def _text(model: Any, name: str) -> TextSource:  # noqa: ANN401 - of OpenCLIP
     """Open the text tower of a model, with OpenCLIP's tokenizer for this model.
 
     Raises
@@ -168,26 +148,21 @@ def _text(model: nn.Module, name: str) -> TextSource:
         return read
 
     def reference(text: str) -> NDArray[np.float32]:
-        whole: Any = model
-        with torch.inference_mode():
-            found: NDArray[np.float32] = whole.encode_text(theirs([text]))[0].float().numpy()
-        return found
+        return vector_of(model.encode_text, theirs([text]))
 
-    return text_source(OpenClipTextTower(model), tokenizer, cleaning, ids, reference)
+    tower = Applied(model, model.encode_text)
+    return text_source(tower, tokenizer, cleaning, ids, reference)
 
 
 def _tower(visual: nn.Module, pooling: Pooling) -> nn.Module:
-    if pooling is Pooling.default:
-        return ImageTower(visual)
-    if hasattr(visual, "trunk"):  # a model of timm
-        trunk: Any = visual.trunk
-        return PooledTimmModel(trunk, pooling)
-    if not isinstance(visual, VisionTransformer):
+    if pooling is not Pooling.default and hasattr(visual, "trunk"):  # a model of timm
+        return pooled_timm(visual.trunk, pooling)
+    if pooling is not Pooling.default and not isinstance(visual, VisionTransformer):
         raise EncoderSourceError(
             f"The image tower is a {type(visual).__name__}, which gives no access to its tokens. "
             "Use `--pooling default`."
         )
-    return PooledTower(visual, pooling)
+    return ImageTower(visual, pooling)
 
 
 def _transform(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - torchvision's

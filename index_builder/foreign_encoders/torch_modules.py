@@ -98,19 +98,33 @@ class ContractModule(nn.Module):
         return found, torch.zeros_like(found), found * 1.0  # the features need another name
 
 
+class Applied(nn.Module):
+    """A module that calls ``function``, which uses ``model``, in place of the model's forward."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the features (B, F) of the inputs of B images or texts."""
+        return self._function(*inputs)
+
+
+def vector_of(network: Callable[..., Any], *inputs: Tensor) -> NDArray[np.float32]:
+    """Run a network on one image or text; return its first output, a vector (F,)."""
+    with torch.inference_mode():
+        found = network(*inputs)
+        first: Tensor = found[0] if isinstance(found, tuple) else found
+        vector: NDArray[np.float32] = first[0].float().numpy()
+    return vector
+
+
 def reference_of(
     transform: Callable[[Image.Image], Tensor], network: Callable[[Tensor], Any]
 ) -> Reference:
     """Return the pipeline that applies ``transform`` and then ``network``."""
-
-    def vector(image: Image.Image) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            found = network(transform(image)[None])
-            first: Tensor = found[0] if isinstance(found, tuple) else found
-            vector: NDArray[np.float32] = first[0].float().numpy()
-        return vector
-
-    return vector
+    return lambda image: vector_of(network, transform(image)[None])
 
 
 def plain_transform(input_format: InputFormat) -> Callable[[Image.Image], Tensor]:
@@ -196,11 +210,7 @@ def _text(module: nn.Module) -> TextSource:
         return np.array(tokenizer.encode(text).ids, np.int64)
 
     def reference(text: str) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            found = tower(torch.from_numpy(ids(text))[None])
-        first: Tensor = found[0] if isinstance(found, tuple) else found
-        vector: NDArray[np.float32] = first[0].float().numpy()
-        return vector
+        return vector_of(tower, torch.from_numpy(ids(text))[None])
 
     return text_source(tower, tokenizer, "none", ids, reference)
 

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import torch
 import transformers
 from numpy.typing import NDArray
 from PIL import Image
@@ -17,7 +16,13 @@ from torch import Tensor, nn
 from index_builder.foreign_encoders.choices import Pooling, from_transformers
 from index_builder.foreign_encoders.parity import TextSource
 from index_builder.foreign_encoders.text_towers import library_tokenizer, text_source
-from index_builder.foreign_encoders.torch_modules import ForeignNetwork, first_line, pooled
+from index_builder.foreign_encoders.torch_modules import (
+    Applied,
+    ForeignNetwork,
+    first_line,
+    pooled,
+    vector_of,
+)
 from model_store.errors import EncoderSourceError
 
 _CLASS_TOKENS = ("cls_token", "class_embedding", "distillation_token")
@@ -81,29 +86,12 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
     network = VisionModel(model, pooling)
 
     def reference(image: Image.Image) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            pixels = processor(images=image, return_tensors="pt")["pixel_values"]
-            found: NDArray[np.float32] = network(pixels)[0].float().numpy()
-        return found
+        return vector_of(network, processor(images=image, return_tensors="pt")["pixel_values"])
 
     name = os.path.basename(repository) if os.path.isdir(repository) else repository  # noqa: PTH112, PTH119 - a name may be either
     origin = {"door": "transformers", "name": name, "transformers": version("transformers")}
     text = partial(_text, model, repository) if hasattr(model, "get_text_features") else None
     return ForeignNetwork(network, input_format, reference, origin, text)
-
-
-class TransformersTextTower(nn.Module):
-    """Computes the vector of a text; the vector equals the model's ``get_text_features``."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return features (B, D) of ``token_ids`` and optional ``attention_mask`` (B, L)."""
-        model: Any = self.model
-        masks = {} if attention_mask is None else {"attention_mask": attention_mask}
-        return _pooler_output(model.get_text_features(input_ids=token_ids, **masks))
 
 
 def _text(model: Any, repository: str) -> TextSource:  # noqa: ANN401 - of transformers
@@ -135,8 +123,11 @@ def _text(model: Any, repository: str) -> TextSource:  # noqa: ANN401 - of trans
             f"The tokenizer of {repository!r}, a {type(theirs).__name__}, is not from the "
             "`tokenizers` library, or has no padding. Leave out --text."
         )
-    tower = TransformersTextTower(model)
     reads_mask = "attention_mask" in theirs.model_input_names
+    names = ["input_ids", "attention_mask"] if reads_mask else ["input_ids"]
+
+    def features(*given: Tensor) -> Tensor:
+        return _pooler_output(model.get_text_features(**dict(zip(names, given, strict=True))))
 
     def read(text: str) -> Any:  # noqa: ANN401 - of transformers
         return theirs(
@@ -148,12 +139,9 @@ def _text(model: Any, repository: str) -> TextSource:  # noqa: ANN401 - of trans
         return found
 
     def reference(text: str) -> NDArray[np.float32]:
-        given = read(text)
-        with torch.inference_mode():
-            vector = tower(given["input_ids"], given["attention_mask"] if reads_mask else None)
-        found: NDArray[np.float32] = vector[0].float().numpy()
-        return found
+        return vector_of(features, *(read(text)[name] for name in names))
 
+    tower = Applied(model, features)
     return text_source(tower, tokenizer, "none", ids, reference, reads_mask=reads_mask)
 
 
