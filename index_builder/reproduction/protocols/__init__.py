@@ -14,7 +14,7 @@ settings do not use the test. They use the development task: a similar `Task` wh
 out of training.
 """
 
-from index_builder.reproduction.protocols.protocol import Outliers, ProtocolData, Task
+from index_builder.reproduction.protocols.protocol import Loading, Outliers, ProtocolData, Task
 from index_builder.reproduction.protocols.registry import (
     PROTOCOLS,
     ProtocolConfig,
@@ -24,6 +24,7 @@ from index_builder.reproduction.protocols.registry import (
 
 __all__ = [
     "PROTOCOLS",
+    "Loading",
     "Outliers",
     "ProtocolConfig",
     "ProtocolData",

@@ -122,13 +122,30 @@ class ProtocolData:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """How to read and divide the data of a protocol.
+
+    Attributes
+    ----------
+    generator : draws the held-out images.
+    validation_share : share of each label's training images that are used for validation.
+    n_outliers : number of outliers for calibration; None for all.
+    """
+
+    origin: Origin
+    generator: np.random.Generator
+    validation_share: float
+    n_outliers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Protocol:
     """A protocol: how to load its data, its configuration, and the published results.
 
     Attributes
     ----------
     title : title for display.
-    load : function that reads the data; the function's generator chooses the held-out images.
+    load : function that reads and divides the data.
     fields : configuration tables of the protocol: network, training, calibration.
     published : the papers' results, method → metric → "mean ± sd".
     notes : differences from the papers, and the origin of the results.
@@ -138,7 +155,7 @@ class Protocol:
     """
 
     title: str
-    load: Callable[[Origin, np.random.Generator, float], ProtocolData]
+    load: Callable[[Loading], ProtocolData]
     fields: Mapping[str, Any]
     published: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ from index_builder.reproduction.protocols.loaders import (
     load_omniglot_small,
     load_stanford_online_products,
 )
-from index_builder.reproduction.protocols.protocol import Protocol, ProtocolData
+from index_builder.reproduction.protocols.protocol import Loading, Protocol, ProtocolData
 from model_store.errors import ConfigError
 
 
@@ -350,4 +350,5 @@ def _loaded(dataset: ProtocolDataset, seed: int) -> ProtocolData:
         )
     origin = Origin(Path(root or "."), dataset.allow_partial, dataset.download)
     generator = np.random.default_rng([seed, 0])
-    return PROTOCOLS[dataset.protocol].load(origin, generator, dataset.validation_share)
+    loading = Loading(origin, generator, dataset.validation_share)
+    return PROTOCOLS[dataset.protocol].load(loading)

@@ -39,6 +39,7 @@ from index_builder.reproduction.data_sets import Origin
 from index_builder.reproduction.photographs import caltech101
 from index_builder.reproduction.protocols import (
     PROTOCOLS,
+    Loading,
     Outliers,
     ProtocolConfig,
     ProtocolData,
@@ -56,11 +57,9 @@ ARGUMENTS = ["reproduce", "--protocol", "objectives", "--objective", "cross_entr
 ARGUMENTS += ["--data", ".", "--seeds", "1", "--epochs", "2"]
 
 
-def few_digits(
-    origin: Origin, generator: np.random.Generator, validation_share: float
-) -> ProtocolData:
+def few_digits(loading: Loading) -> ProtocolData:
     """A third of the digits, and a tenth of the photographs."""
-    data = PROTOCOLS["digits"].load(origin, generator, validation_share)
+    data = PROTOCOLS["digits"].load(loading)
     gallery = data.test.gallery.at(range(300))
     return replace(
         data,
