@@ -183,10 +183,26 @@ def from_files(
     digests: Sequence[bytes] = (),
     decoded: Mapping[int, Pixels] = MappingProxyType({}),
 ) -> LabelledImages:
-    """Return the image files below ``root``, decoded on access; the id is the file's name.
+    """Return the image files below ``root``, see `from_encoded`; the id is the file's name."""
+
+    def file(row: int) -> bytes:
+        return (root / names[row]).read_bytes()
+
+    return from_encoded(names, labels, file, digests, decoded)
+
+
+def from_encoded(
+    names: Sequence[str],
+    labels: Sequence[str],
+    file: Callable[[int], bytes],
+    digests: Sequence[bytes] = (),
+    decoded: Mapping[int, Pixels] = MappingProxyType({}),
+) -> LabelledImages:
+    """Return image files, decoded on access.
 
     Parameters
     ----------
+    file : returns the bytes of a file.
     digests : SHA-256 of each file; if empty, computed on access.
     decoded : pixels of already decoded files, by position.
     """
@@ -195,14 +211,11 @@ def from_files(
         known = decoded.get(row)
         if known is not None and is_whole_at(known, smallest_side):
             return known
-        data = (root / names[row]).read_bytes()
-        return decode_image(data, smallest_side=smallest_side).pixels
+        return decode_image(file(row), smallest_side=smallest_side).pixels
 
     @cache
     def content(row: int) -> bytes:
-        return (
-            digests[row] if digests else hashlib.sha256((root / names[row]).read_bytes()).digest()
-        )
+        return digests[row] if digests else hashlib.sha256(file(row)).digest()
 
     rows = np.arange(len(names))
     return LabelledImages(tuple(names), tuple(labels), read, rows, content=content)

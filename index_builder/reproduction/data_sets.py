@@ -11,8 +11,6 @@ Omniglot. `photographs` reads the others.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +21,13 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from index_builder.datasets.images import LabelledImages, Pixels, from_arrays, joined
+from index_builder.datasets.images import (
+    LabelledImages,
+    Pixels,
+    from_arrays,
+    from_encoded,
+    joined,
+)
 from index_builder.datasets.small_images import idx_dataset
 from model_store.errors import DatasetError
 
@@ -358,17 +362,9 @@ def _part(origin: Origin, name: str) -> LabelledImages:
         files = dict(sorted(_files(place)))
     except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:
         raise DatasetError(f"{place} cannot be read ({error}). Fetch it again.") from error
-    names, contents = list(files), list(files.values())
-
-    def read(row: int, _smallest_side: int | None) -> Pixels:
-        with Image.open(io.BytesIO(contents[row])) as image:
-            return np.asarray(image.convert("RGB"))
-
-    def content(row: int) -> bytes:
-        return hashlib.sha256(contents[row]).digest()
-
-    labels = tuple("/".join(name.split("/")[:2]) for name in names)
-    return LabelledImages(tuple(names), labels, read, np.arange(len(names)), content=content)
+    names, drawings = list(files), list(files.values())
+    labels = ["/".join(name.split("/")[:2]) for name in names]
+    return from_encoded(names, labels, drawings.__getitem__)
 
 
 def _files(place: Path) -> Iterator[tuple[str, bytes]]:

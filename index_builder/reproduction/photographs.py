@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +13,9 @@ from numpy.typing import NDArray
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
-from index_builder.datasets.images import LabelledImages, Pixels, from_files, joined
+from index_builder.datasets.images import LabelledImages, from_encoded, from_files, joined
 from index_builder.reproduction.data_sets import Official, Origin, Publication, rows_of
 from model_store.errors import DatasetError
-from model_store.images import decode_image
 
 N_CUB_TRAIN, N_CARS_TRAIN = 100, 98
 """Number of training classes; classes with larger numbers are test classes."""
@@ -250,17 +247,8 @@ def _archived(path: Path) -> LabelledImages:
             }
     except (OSError, zipfile.BadZipFile) as error:
         raise DatasetError(f"{path} cannot be read ({error}). Fetch it again.") from error
-    names = list(contents)
-
-    def read(row: int, smallest_side: int | None) -> Pixels:
-        return decode_image(contents[names[row]], smallest_side=smallest_side).pixels
-
-    @cache
-    def content(row: int) -> bytes:
-        return hashlib.sha256(contents[names[row]]).digest()
-
-    labels = tuple(name.split("/")[-2] for name in names)
-    return LabelledImages(tuple(names), labels, read, np.arange(len(names)), content=content)
+    names, files = list(contents), list(contents.values())
+    return from_encoded(names, [name.split("/")[-2] for name in names], files.__getitem__)
 
 
 TRAIN_CITIES = (
