@@ -31,7 +31,7 @@ from index_builder.reproduction.stereo_matching import (
     patch_correlation,
     train_patches,
 )
-from index_builder.reproduction.summary import figure, publish, summarised
+from index_builder.reproduction.summary import figure, markdown_table, publish, summarised
 from model_store.errors import ConfigError
 
 TRIPLETS_PER_EPOCH = 100 * BATCH
@@ -194,15 +194,11 @@ def _some(known: NDArray[np.bool_], generator: np.random.Generator) -> NDArray[n
 
 def _markdown(report: Mapping[str, Any]) -> str:
     """Return the table as Markdown."""
-    lines = [
-        f"| pairs | by | within {TOLERANCE} px | error AUROC | by std | ECE |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
+    keys = ("within", "error_auroc", "error_auroc_by_std", "ece")
+    rows = [
+        [name, way, *(figure(metrics[key]) for key in keys)]
+        for name, ways in report["data_sets"].items()
+        for way, metrics in ways.items()
     ]
-    for name, ways in report["data_sets"].items():
-        for way, metrics in ways.items():
-            figures = (
-                figure(metrics[key])
-                for key in ("within", "error_auroc", "error_auroc_by_std", "ece")
-            )
-            lines.append(f"| {name} | {way} | " + " | ".join(figures) + " |")
-    return "\n".join(lines) + "\n"
+    head = ["pairs", "by", f"within {TOLERANCE} px", "error AUROC", "by std", "ECE"]
+    return markdown_table(head, rows, n_names=2) + "\n"

@@ -370,7 +370,7 @@ def _published(
     return markdown_table(["published results", *(column.title for column in columns)], rows)
 
 
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table; all columns except the first are aligned to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], n_names: int = 1) -> str:
+    """Return a table; all columns except the first ``n_names`` are aligned to the right."""
+    lines = [head, [*["---"] * n_names, *["---:"] * (len(head) - n_names)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
