@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
     ConfigDict,
@@ -33,6 +33,9 @@ from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
 from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE
 from model_store.messages import Order
+
+if TYPE_CHECKING:
+    from model_store.decision import Calibration
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
 
@@ -497,13 +500,20 @@ def in_database(config: BuildConfig, uri: str | None) -> BuildConfig:
     return build_config({**dict(config), "index": index}, {"index.database_uri": "--database"})
 
 
-def parse_promises(options: Mapping[str, Any]) -> CalibrationConfig:
-    """Return the given error bounds, with defaults for all other bounds.
+def parse_promises(
+    options: Mapping[str, Any], before: Calibration | None = None
+) -> CalibrationConfig:
+    """Return the given error bounds; all other bounds keep their value in ``before``.
+
+    Without ``before``, all other bounds have their defaults.
 
     Raises
     ------
     UsageError : a value is out of range.
     """
+    if before is not None:
+        kept = {name: getattr(before, name) for name in CalibrationConfig.model_fields}
+        options = {**kept, **options}
     try:
         return CalibrationConfig.model_validate(options)
     except ValidationError as error:

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from index_builder.progress import track_parts
 from index_builder.vectors.encoder_file import find_encoder, text_files
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.directory import bundle_ids
-from model_store.bundles.manifest import ENCODER_FILE, Manifest, SampleQuery
+from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE, Manifest, SampleQuery
 from model_store.bundles.publish import no_features, publish
-from model_store.decision import Calibration
+from model_store.decision import Calibration, outcome_of
 from model_store.decision.calibration import search_settings
 from model_store.encoder.contract import Embeddings
 from model_store.encoder.onnx import OnnxEncoder
@@ -93,6 +94,23 @@ def text_described(retriever: Retriever) -> dict[str, Any]:
             "calibration": None if calibration is None else summarise(calibration),
         }
     }
+
+
+def calibrated(
+    manifest: Manifest, fitted: Calibration, staging: Path, check: Check = accept_any
+) -> Manifest:
+    """Save a new calibration of images to ``staging``, and return the manifest that describes it.
+
+    The evaluation of the previous calibration is removed.
+
+    Parameters
+    ----------
+    check : see `Check`.
+    """
+    check(outcome_of(fitted))
+    fitted.save(staging)
+    (staging / EVALUATION_FILE).unlink(missing_ok=True)
+    return replace(manifest, calibration=summarise(fitted), metrics=None)
 
 
 def summarise(calibration: Calibration) -> dict[str, Any]:

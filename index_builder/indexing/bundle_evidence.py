@@ -29,7 +29,7 @@ from index_builder.calibration.retrieval import TruthRule, are_items, say_left_o
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.environment import open_with_access, signing
 from index_builder.datasets.splits import QuerySet
-from index_builder.indexing.assemble import Check, accept_any, summarise, text_described
+from index_builder.indexing.assemble import Check, accept_any, calibrated, text_described
 from index_builder.progress import console
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import PassedVectors, StoredEncoder, embed_all
@@ -37,7 +37,7 @@ from index_builder.vectors.images import VectorFile
 from index_builder.vectors.table import VectorTable, holds_vectors, open_table
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.kept_queries import BUILD_QUERIES_FILE, KEPT_QUERIES_FILE
-from model_store.bundles.manifest import EVALUATION_FILE, Manifest
+from model_store.bundles.manifest import Manifest
 from model_store.decision import outcome_of
 from model_store.errors import CalibrationError, DatasetError, UsageError
 from model_store.feedback import FeedbackLog, require_feedback_file
@@ -124,14 +124,11 @@ def calibrate_bundle(
     """
     with opened(root) as bundle, reading(bundle.retriever.encoder, evidence) as room:
         live, before = bundle.require_log(), bundle.retriever.calibration
-        config = _config(before, promises)
+        config = parse_promises(promises, before)
 
         def calibrate(gallery: Gallery, staging: Path, manifest: Manifest) -> Manifest:
             fitted = _fitted(room, gallery, before, config, seed, staging)
-            check(outcome_of(fitted))
-            fitted.save(staging)
-            (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of the earlier error bounds
-            return replace(manifest, calibration=summarise(fitted), metrics=None)
+            return calibrated(manifest, fitted, staging, check)
 
         with Compaction(root, bundle.manifest, live, signing(), calibrate) as compaction:
             return compaction.publish()
@@ -321,14 +318,6 @@ def _keep(
     keep(*known, are_views=False, unseen=False)
 
 
-def _config(before: Calibration | None, promises: Mapping[str, float]) -> CalibrationConfig:
-    """Return all error bounds; a bound that is not in ``promises`` comes from ``before``."""
-    fields: dict[str, Any] = {}
-    if before is not None:
-        fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}
-    return parse_promises({**fields, **promises})
-
-
 def _queries(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> QuerySet:
     """Read the queries; print the number of queries, and the queries that are left out.
 
@@ -450,22 +439,17 @@ def calibrate_bundle_texts(
             return compaction.publish()
 
 
-def _text_config(retriever: Retriever, promises: Mapping[str, float]) -> CalibrationConfig:
+def _text_config(retriever: Retriever, promises: Mapping[str, float | None]) -> CalibrationConfig:
     """Return all error bounds; a bound that is not in ``promises`` keeps its current value.
 
     The current values are the values in the calibration of texts. If texts are not calibrated, the
     values in the calibration of images are used. The expected share of queries without a match is
     the exception: it has a default.
     """
-    before, of_images = retriever.for_kind("text").calibration, retriever.calibration
-    fields = dict.fromkeys(CalibrationConfig.model_fields)
-    if before is not None:
-        known = {name: getattr(before, name) for name in fields}
-    elif of_images is not None:
-        known = {name: getattr(of_images, name) for name in fields if name != "expected_absent"}
-    else:
-        known = {}
-    return parse_promises({**known, **promises})
+    before = retriever.for_kind("text").calibration
+    if before is None:
+        promises = {"expected_absent": None, **promises}
+    return parse_promises(promises, before or retriever.calibration)
 
 
 COLUMNS = frozenset({"text", "id", "label", "group", "source"})

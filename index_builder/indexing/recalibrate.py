@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again, fit_first
 from index_builder.calibration.probabilities import corrected_by_feedback
-from index_builder.configuration.build import CalibrationConfig, parse_promises
+from index_builder.configuration.build import parse_promises
 from index_builder.configuration.environment import database_access, signing
-from index_builder.indexing.assemble import Check, accept_any, summarise
+from index_builder.indexing.assemble import Check, accept_any, calibrated
 from index_builder.indexing.bundle_evidence import opened
 from index_builder.progress import console
 from model_store.bundles.changes import open_writable, require_files
 from model_store.bundles.compaction import RENAMED_LABELS, Calibrate, Compaction
 from model_store.bundles.directory import is_bundle_id, locate, refuse_bundle
 from model_store.bundles.kept_queries import KEPT_QUERIES_FILE
-from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifest
+from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.retention import Hold
-from model_store.decision import Calibration, outcome_of
+from model_store.decision import Calibration
 from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError, UsageError
 from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries, require_feedback_file
@@ -101,9 +100,7 @@ def first_calibration_of(
     def calibrate(gallery: FaissGallery, staging: Path, manifest: Manifest) -> Manifest:
         with one_blas_thread():
             fitted = fit_first(staging, gallery, encoder, config, SEED)
-        check(outcome_of(fitted))
-        fitted.save(staging)
-        return replace(manifest, calibration=summarise(fitted), metrics=None)
+        return calibrated(manifest, fitted, staging, check)
 
     return calibrate
 
@@ -170,10 +167,7 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
                 f"{report['log_loss_after']:.4f} with the correction and "
                 f"{report['log_loss_before']:.4f} without. Review more queries."
             )
-        check(outcome_of(corrected))
-        corrected.save(staging)
-        (staging / EVALUATION_FILE).unlink(missing_ok=True)
-        return replace(manifest, calibration=summarise(corrected), metrics=None)
+        return calibrated(manifest, corrected, staging, check)
 
     return _published(root, locate(root), calibrate)
 
@@ -197,8 +191,7 @@ def calibration_of(
         is worse than ``before``. If False, ``before`` is kept instead.
     check : see `Check`.
     """
-    fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}
-    config = parse_promises({**fields, **promises})
+    config = parse_promises(promises, before)
 
     def calibrate(gallery: FaissGallery, staging: Path, manifest: Manifest) -> Manifest:
         try:
@@ -211,16 +204,14 @@ def calibration_of(
                 raise
             console.print(f"The calibration is unchanged. {error}", markup=False)
             return manifest
-        check(outcome_of(refit.calibration))
-        refit.calibration.save(staging)
-        (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of the earlier error bounds
+        renewed = calibrated(manifest, refit.calibration, staging, check)
         console.print(
             f"calibrated again, with {refit.calibration.n_queries:,} queries and "
             f"{refit.calibration.report['n_leave_one_out']:,} items excluded from their own "
             "results; "
             f"log loss {refit.loss_after:.4f}, before {refit.loss_before:.4f}"
         )
-        return replace(manifest, calibration=summarise(refit.calibration), metrics=None)
+        return renewed
 
     return calibrate
 
