@@ -36,6 +36,16 @@ error_console = Console(stderr=True)
 """The console for errors, which are always printed."""
 
 
+def note(message: str) -> None:
+    """Print a note word for word; the terminal breaks its lines."""
+    console.print(message, markup=False, soft_wrap=True)
+
+
+def warn(message: str) -> None:
+    """Print a warning word for word, in yellow."""
+    console.print(f"[yellow]{escape(message)}[/yellow]", soft_wrap=True)
+
+
 @dataclass
 class _Output:
     """The verbosity of a running command."""

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 from pydantic import Field
-from rich.markup import escape
 
 from index_builder.commands.command_line import CommandLine, Options, given_options, with_options
 from index_builder.commands.index import DatabaseOptionOfAll, declared
@@ -37,7 +36,7 @@ from index_builder.configuration.file import effective_file, schema_file, starti
 from index_builder.encoders import FORMS, require_form, with_dimensions
 from index_builder.output import writing
 from index_builder.pipeline.run import EVALUATION_TABLE
-from index_builder.progress import console, say_what_is_next, working
+from index_builder.progress import note, say_what_is_next, warn, working
 from index_builder.storage import Storage, is_url
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import OutputError, UsageError
@@ -138,7 +137,7 @@ class AllOptions(Options):
             with working("copying images"):
                 left_out = copy_images(images, self._copied, Storage(), labelled=labelled)
             for sentence in left_out.sentences:
-                console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
+                warn(sentence)
         if self.vectors is not None and self.encoder_name is not None:
             from index_builder.vectors.table import open_table  # noqa: PLC0415 - slow
 
@@ -234,11 +233,9 @@ def _say_what_is_not_used(encoder: str | None) -> None:
     from index_builder.vectors.encoder_file import has_text_tower  # noqa: PLC0415 - slow
 
     if encoder is not None and has_text_tower(Path(encoder)):
-        console.print(
+        note(
             f"The text tower of {encoder} is not used, because the build makes another encoder. "
-            "For searches with texts, use `vouch-build index --encoder`.",
-            markup=False,
-            soft_wrap=True,
+            "For searches with texts, use `vouch-build index --encoder`."
         )
 
 

@@ -25,7 +25,7 @@ from index_builder.configuration.build import (
 )
 from index_builder.encoders import FORMS, resolve_encoder
 from index_builder.indexing.blocks import NONE, parse_tolerance
-from index_builder.progress import console, say_what_is_next, timed_step, working
+from index_builder.progress import console, say_what_is_next, timed_step, warn, working
 from index_builder.storage import Patience, Storage, is_url
 from index_builder.storage.storage import PATIENCE
 from model_store.bundles.directory import name_problem
@@ -469,7 +469,7 @@ def run_index(indexing: Indexing, shown: OutcomeReport) -> Path:
 def _say(left_out: LeftOut) -> None:
     """Print the reasons why files were left out."""
     for sentence in left_out.sentences:
-        console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
+        warn(sentence)
 
 
 def _print_table(title: str, rows: Sequence[tuple[str, str]], where: Console = console) -> None:

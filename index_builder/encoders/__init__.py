@@ -17,7 +17,7 @@ from index_builder.configuration.defaults import ENCODER_IN_THE_BOX, WHITENED_DI
 from index_builder.foreign_encoders.card import is_encoder, replacing_encoder, write_card
 from index_builder.foreign_encoders.choices import Door
 from index_builder.output import writing
-from index_builder.progress import console
+from index_builder.progress import note
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import ConfigError
 from model_store.files import lock_between_processes
@@ -156,7 +156,7 @@ def _export(target: Path, spec: str, door: Door, model: str, weights: str | None
     from index_builder.foreign_encoders.parity import parity_images  # noqa: PLC0415
 
     source = DOORS[door](model, EncoderChoices(weights))
-    console.print(f"Exporting {spec} to {target}, once", markup=False, soft_wrap=True)
+    note(f"Exporting {spec} to {target}, once")
     origin = {**source.origin, "spec": spec}
     write_encoder(target, replace(source, origin=origin), parity_images(None))
 

@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.markup import escape
-
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.configuration.environment import database_access, signing
 from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason, label_messages
 from index_builder.indexing.assemble import Check, accept_any, assemble, describe, duplicates
 from index_builder.indexing.catalogue import Catalogue, held_out
 from index_builder.output import read_from, write_table, writing
-from index_builder.progress import console
+from index_builder.progress import warn
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
 from index_builder.vectors.encoder_file import text_files
@@ -218,15 +216,12 @@ class Indexing:
             nothing = "There are no images in the source. Name another, or add images."
             raise DatasetError(f"{nothing} {left_out.sentence}".strip())
         for message in label_messages(catalogue.labels()):
-            console.print(f"[yellow]{escape(message)}[/yellow]", soft_wrap=True)
+            warn(message)
         named = named_fields(self.index.filter_fields) or ()
         paths = {field.name: field.path for field in named if field.path}
         missing = [name for name, path in paths.items() if not catalogue.has_metadata(path)]
         if missing:
-            console.print(
-                f"[yellow]{escape(_NO_SUCH_FIELD.format(names=', '.join(missing)))}[/yellow]",
-                soft_wrap=True,
-            )
+            warn(_NO_SUCH_FIELD.format(names=", ".join(missing)))
         return catalogue
 
     def require_named(self, catalogue: Catalogue, left_out: LeftOut) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.markup import escape
 
 from index_builder.calibration.retrieval import LATITUDE, LONGITUDE, place_in, places_of_items
 from index_builder.datasets import LabelledImages
@@ -23,7 +22,7 @@ from index_builder.datasets.image_files import N_SHOWN, LeftOut, plain_label
 from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.progress import console, track
+from index_builder.progress import console, note, track, warn
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
 from model_store.errors import DatasetError, ItemNotFound
@@ -148,7 +147,7 @@ class QueryReader:
             )
         if len(kept) < len(label_of):
             n_missing = len(label_of) - len({entry.id for entry in kept})
-            _warn(f"{n_missing:,} of {len(label_of):,} items are not in --gallery.")
+            warn(f"{n_missing:,} of {len(label_of):,} items are not in --gallery.")
         kept, hashes = self._embedded(kept)
         return self._images(kept, [label_of[entry.id] for entry in kept], hashes)
 
@@ -167,7 +166,7 @@ class QueryReader:
                 hashes.update(zip(shard.ids, shard.hashes, strict=True))
                 failures.update(shard.failures)
         for name, failure in list(failures.items())[:N_SHOWN]:
-            console.print(f"left out: {name}: {failure.reason}", markup=False, soft_wrap=True)
+            note(f"left out: {name}: {failure.reason}")
         if len(failures) > N_SHOWN:
             console.print(f"left out: {len(failures) - N_SHOWN:,} more")
         return [entry for entry in entries if entry.id in hashes], hashes
@@ -203,7 +202,7 @@ def _entries(source: Source, scratch: Path) -> list[Entry]:
         nothing = "There are no queries in the source. Name another, or add some."
         raise DatasetError(f"{nothing} {left_out.sentence}".strip())
     for sentence in left_out.sentences:
-        _warn(sentence)
+        warn(sentence)
     return entries
 
 
@@ -227,15 +226,11 @@ def _warn_of_similar(labels: set[str], known: set[str]) -> None:
     if not found:
         return
     shown = ", ".join(f"{one!r} ({other!r})" for one, other in sorted(found)[:N_SHOWN])
-    _warn(
+    warn(
         f"{len(found):,} labels of queries differ from a label of the gallery (in brackets) only "
         f"in case, spaces or Unicode form: {shown}. Their queries count as queries without a "
         "match. If the labels mean the same, use one spelling."
     )
-
-
-def _warn(message: str) -> None:
-    console.print(f"[yellow]{escape(message)}[/yellow]", soft_wrap=True)
 
 
 def _by_place(

@@ -20,7 +20,7 @@ from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.sources.manifest import require_box, without_label
 from index_builder.indexing.sources.places import Places, named
-from index_builder.progress import console
+from index_builder.progress import note
 from index_builder.storage import shown
 from model_store.errors import DatasetError
 
@@ -58,11 +58,7 @@ class CocoAnnotations:
             files = self._by_id(content["images"], "images", "file_name")
             categories = self._by_id(content.get("categories", []), "categories", "name")
             if self.labelled and not categories:
-                console.print(
-                    f"{self.name} has no `categories`, so its boxes are indexed without labels.",
-                    markup=False,
-                    soft_wrap=True,
-                )
+                note(f"{self.name} has no `categories`, so its boxes are indexed without labels.")
             without_box = dict(files)
             for number, found in enumerate(content["annotations"]):
                 origin = f"{self.name}, annotation {number}"

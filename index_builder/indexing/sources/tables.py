@@ -39,7 +39,7 @@ from index_builder.indexing.sources.manifest import (
     without_label,
 )
 from index_builder.indexing.sources.places import MISSING
-from index_builder.progress import console
+from index_builder.progress import note
 from index_builder.vectors.table import VectorTable, opened_parquet
 from model_store.errors import CorruptImage, DatasetError
 
@@ -284,11 +284,9 @@ class VectorSource:
 
         if unused:
             where = (self.table.path if self.items is None else self.items).name
-            console.print(
+            note(
                 f"{where}: {', '.join(sorted(unused))} is not used, because the source has "
-                "vectors and no images.",
-                markup=False,
-                soft_wrap=True,
+                "vectors and no images."
             )
 
     def labelled_vectors(self) -> LabelledImages:
@@ -348,7 +346,7 @@ class VectorSource:
                     f"vectors is {median:.1e}."
                 )
         for number, reason in sorted(reasons.items()):
-            console.print(f"left out: {entries[number].id}: {reason}", markup=False, soft_wrap=True)
+            note(f"left out: {entries[number].id}: {reason}")
         require_readable({entries[row].id: reason for row, reason in reasons.items()}, len(rows))
         return [number for number in usable if number not in reasons]
 
