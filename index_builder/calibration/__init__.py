@@ -1,10 +1,10 @@
 """Fits the decision layer to held-out queries; no image is ever among its own results.
 
 `calibrate` is the entry point for builds, collections, the user's queries and captions. `plan`
-counts the queries before the build runs. `queries` has one record for each kind of query.
-`retrieval` searches the gallery with the queries, and makes absent queries by hiding labels.
-`item_queries` uses items of the gallery as queries, and `layer_gallery` embeds the gallery by
-layers that were fitted without these items.
+counts the queries before the build runs. `inputs` has the gallery and its queries. `queries` has
+one record for each kind of query. `retrieval` searches the gallery with the queries, and makes
+absent queries by hiding labels. `item_queries` uses items of the gallery as queries, and
+`layer_gallery` embeds the gallery by layers that were fitted without these items.
 
 `fit` runs all fits and collects the evidence for the error bounds; it also measures the most
 probable parents of labels. `detector` fits the outlier detector and the head that measures image

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from index_builder.calibration.detector import MeasuredPictures, fit_detector, fit_picture_state
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.item_queries import (
-    ENOUGH,
     ENOUGH_WITH_PARENTS,
     DetectorFolds,
     ItemQueries,
@@ -121,79 +121,36 @@ def _withheld(
 
 
 def calibrate_gallery(
-    encoder: Encoder,
-    gallery: Gallery,
-    images: LabelledImages,
-    queries: QuerySet,
-    config: CalibrationConfig,
-    seed: int,
-    *,
-    are_views: bool,
-    unseen: bool,
-    enough: int = ENOUGH,
-    rule: TruthRule = BY_LABEL,
-    items: ItemQueries | None = None,
-    kept_in: Path | None = None,
+    inputs: GalleryQueries, config: CalibrationConfig, kept_in: Path | None = None
 ) -> Calibration:
     """Search the gallery with all queries, and fit the decision layer to the results.
 
     Parameters
     ----------
-    images : gallery images in random order, at most `N_DETECTOR_IMAGES`.
-    are_views : whether the queries are augmented views of gallery images, because there are no
-        labels. Each image is then its own label.
-    unseen : whether the encoder was not trained on the gallery's images.
-    enough : sufficient number of matched queries. If there are fewer matched queries and the
-        gallery is ``unseen``, gallery images become queries, too; each is hidden from its own
-        results. If labels have parents, ``enough`` is at least `ENOUGH_WITH_PARENTS`.
-    rule : the rule for a match, and the parents of labels.
-    items : items that replace the matched queries of ``queries``.
     kept_in : directory of the bundle that stores the queries, see `keep`; None to store nothing.
 
     Raises
     ------
     CalibrationError : too few queries, or too few images.
     """
-    smallest_side = encoder.metadata.input.smallest_side
+    smallest_side = inputs.encoder.metadata.input.smallest_side
     pictures = MeasuredPictures(smallest_side)
     # Views can be made from pictures of reduced size, so the quality of views is not measured.
-    are_measured = smallest_side is None or not are_views
-    described, observed = observe_gallery(
-        encoder,
-        gallery,
-        images,
-        queries,
-        seed,
-        are_views=are_views,
-        unseen=unseen,
-        enough=enough,
-        rule=rule,
-        seen=pictures.look_at if are_measured else None,
-        items=items,
-    )
-    limits = pictures.limits(queries.matched if items is None else items.images)
-    calibration = fit_calibration(described, observed, config, seed, limits)
+    are_measured = smallest_side is None or not inputs.are_views
+    described, observed = observe_gallery(inputs, pictures.look_at if are_measured else None)
+    limits = pictures.limits(inputs.matched)
+    calibration = fit_calibration(described, observed, config, inputs.seed, limits)
     if kept_in is not None:
-        known = kept_in, encoder, images, queries, gallery, seed
-        keep(*known, are_views=are_views, unseen=unseen, items=items)
-    return replace(calibration, picture=fit_picture_state(encoder, images, seed))
+        keep(kept_in, inputs)
+    picture = fit_picture_state(inputs.encoder, inputs.images, inputs.seed)
+    return replace(calibration, picture=picture)
 
 
 def observe_gallery(
-    encoder: Encoder,
-    gallery: Gallery,
-    images: LabelledImages,
-    queries: QuerySet,
-    seed: int,
-    *,
-    are_views: bool,
-    unseen: bool,
-    enough: int = ENOUGH,
-    rule: TruthRule = BY_LABEL,
+    inputs: GalleryQueries,
     seen: Seen | None = None,
     was_put: NDArray[np.bool_] | None = None,
     known_labels: Collection[str] = (),
-    items: ItemQueries | None = None,
 ) -> tuple[CalibratedGallery, CalibrationQueries]:
     """Search the gallery with all queries; see `calibrate_gallery` and `calibration_queries`.
 
@@ -203,16 +160,18 @@ def observe_gallery(
         out. Images added later become queries, too; each is hidden from its own results.
     known_labels : labels that the gallery had when the absent queries were chosen. If empty, no
         label is assumed to be new.
-    items : see `calibrate_gallery`.
     """
+    encoder, gallery = inputs.encoder, inputs.gallery
+    images, queries = inputs.images, inputs.queries
+    unseen, items, rule = inputs.unseen, inputs.items, inputs.rule
     embeddings = embed_with_features(encoder, images, "features of the gallery")
-    matched = queries.matched if items is None else items.images
     was_put = np.zeros(len(images), dtype=bool) if was_put is None else was_put
-    put = put_queries(gallery, images, was_put, len(matched))
+    n_matched, enough = len(inputs.matched), inputs.enough
+    put = put_queries(gallery, images, was_put, n_matched)
     if rule.hierarchy is not None:
         enough = max(enough, ENOUGH_WITH_PARENTS)
     enough = enough if unseen and items is None else 0
-    left_out = leave_one_out_queries(images, len(matched), enough, was_put, put)
+    left_out = leave_one_out_queries(images, n_matched, enough, was_put, put)
     own_of_left_out = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
     own = None if items is None else items.own_rows(gallery, images)
     withheld, earlier, n_hidden = queries.withheld, None, [0]
@@ -225,7 +184,7 @@ def observe_gallery(
     few = len(withheld) < MIN_QUERIES or n_withheld < LEAST_LABELS
     layers = None if items is None else items.layers
     described = CalibratedGallery.of(
-        *(encoder, gallery, images, embeddings, seed),
+        *(encoder, gallery, images, embeddings, inputs.seed),
         hide_labels=items is not None or n_withheld == 0 or (unseen and few),
         n_hidden=max(n_hidden),
         layers=layers,
@@ -238,7 +197,7 @@ def observe_gallery(
         observed = CalibrationQueries(found, "left_out_items", unseen=True)
     else:
         observed = calibration_queries(
-            encoder, described, queries, seen, are_views=are_views, unseen=unseen
+            encoder, described, queries, seen, are_views=inputs.are_views, unseen=unseen
         )
     if own_of_left_out is None:
         return described, observed
@@ -250,7 +209,8 @@ def observe_gallery(
         more = layers.queries(images.at(left_out), embeddings.at(left_out))
         scores = _outlier_scores(more, images, embeddings)
     found = _observe_items("items", described, more, scores, own_of_left_out)
-    numbers = np.split(group_numbers(matched, more.images), [len(matched)])  # over both kinds
+    # numbered over both kinds
+    numbers = np.split(group_numbers(inputs.matched, more.images), [n_matched])
     of_kind = {"matched": numbers[0], "items": numbers[1]}
     groups = [replace(one, groups=of_kind.get(one.kind)) for one in (*observed.groups, *found)]
     n_put = int(was_put[left_out].sum())

@@ -40,6 +40,7 @@ from model_store.truth import label_or_id
 
 from .calibrate import calibrate_gallery, calibration_queries, observe_gallery
 from .fit import MIN_QUERIES, fit_calibration
+from .inputs import GalleryQueries
 from .item_queries import (
     MOST_QUERIES,
     CrossFittedLayers,
@@ -170,19 +171,14 @@ def fit_again(
                 not_fitted = {*kept.not_fitted, *decided, *put}
                 layers = _layers_again(encoder, images, queries.matched, not_fitted, kept.seed)
                 item_queries = layers.queries(queries.matched, alone)
-        described, observed = observe_gallery(
-            encoder,
-            gallery,
-            images,
-            queries,
-            kept.seed,
+        inputs = GalleryQueries(
+            *(encoder, gallery, images, queries, kept.seed),
             are_views=kept.are_views,
             unseen=kept.unseen,
-            was_put=was_put,
-            known_labels=kept.labels,
-            rule=rule,
             items=item_queries,
+            rule=rule,
         )
+        described, observed = observe_gallery(inputs, None, was_put, kept.labels)
     fitted = fit_calibration(described, observed, config, kept.seed, before.quality_limits)
     # A fit of these two values needs images and the encoder, which are not available.
     fitted = replace(fitted, picture=before.picture, similarity_stds=before.similarity_stds)
@@ -474,17 +470,11 @@ def fit_first(
     queries = images.at(leave_one_out_queries(images, 0, MOST_QUERIES))
     alone = embed_with_features(vectors, queries, "features of the queries")
     # No layer was fitted to an item or a label.
-    items, nothing = (
-        ItemQueries(queries, alone, alone),
-        QuerySet(images.at([]), images.at([]), None),
-    )
-    fitted = calibrate_gallery(
-        *(vectors, gallery, images, nothing, config, seed),
-        are_views=False,
-        unseen=True,
-        items=items,
-        kept_in=directory,
-    )
+    items = ItemQueries(queries, alone, alone)
+    nothing = QuerySet(images.at([]), images.at([]), None)
+    known = vectors, gallery, images, nothing, seed
+    inputs = GalleryQueries(*known, are_views=False, unseen=True, items=items)
+    fitted = calibrate_gallery(inputs, config, kept_in=directory)
     # `keep` stores the keys of the queries' groups; a refit compares the two.
     replace(stored, groups=tuple(f"group {group}" for group in stored.groups)).save(directory)
     # The stored features are already averaged; those of a query are averaged by the detector.

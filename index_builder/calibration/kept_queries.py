@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
-from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
 from model_store.bundles.kept_queries import MOST_ITEMS, CalibrationInputs, ItemFeatures, Kept
 from model_store.decision.outliers import averaged_features, averaging
@@ -26,7 +25,8 @@ from model_store.machine import PROVIDERS
 from model_store.table import HalfRows
 from model_store.truth import label_or_id
 
-from .item_queries import ItemQueries, group_keys, whole_groups
+from .inputs import GalleryQueries
+from .item_queries import group_keys, whole_groups
 
 MOST_QUERIES = 2_000
 """Maximum number of stored queries of each kind, chosen at random. More queries add little."""
@@ -50,30 +50,13 @@ def images_of(kept: Kept) -> LabelledImages:
     return as_vectors(kept.ids, kept.labels, kept.groups, kept.sources, kept.embeddings())
 
 
-def keep(
-    directory: Path,
-    encoder: Encoder,
-    images: LabelledImages,
-    queries: QuerySet,
-    gallery: Gallery,
-    seed: int,
-    *,
-    are_views: bool,
-    unseen: bool,
-    items: ItemQueries | None = None,
-) -> None:
-    """Write the inputs of a calibration into the ``directory`` of its bundle.
-
-    Parameters
-    ----------
-    encoder : encoder of the images; a `StoredEncoder` returns cached embeddings.
-    images : gallery images in random order; empty if not available.
-    seed, are_views, unseen, items : see `calibrate_gallery`.
-    """
+def keep(directory: Path, inputs: GalleryQueries) -> None:
+    """Write the inputs of a calibration into the ``directory`` of its bundle."""
+    encoder, queries, items = inputs.encoder, inputs.queries, inputs.items
 
     def kept(some: LabelledImages) -> Kept:
         if len(some) > MOST_QUERIES:
-            chosen = np.random.default_rng(seed).permutation(len(some))[:MOST_QUERIES]
+            chosen = np.random.default_rng(inputs.seed).permutation(len(some))[:MOST_QUERIES]
             some = some.at(np.sort(chosen))  # makes refits reproducible
         return kept_of(some, _embedded(encoder, some))
 
@@ -85,13 +68,14 @@ def keep(
     CalibrationInputs(
         of_matched,
         kept(queries.withheld),
-        are_views,
-        unseen,
-        seed,
-        tuple(gallery.labels),
+        inputs.are_views,
+        inputs.unseen,
+        inputs.seed,
+        tuple(inputs.gallery.labels),
         unlabelled,
         () if items is None or items.layers is None else items.layers.not_fitted,
     ).save(directory)
+    images = inputs.images
     if len(images):
         images = images.at(whole_groups(images.groups, np.arange(len(images)), MOST_ITEMS))
         ItemFeatures(
@@ -99,7 +83,7 @@ def keep(
             tuple(group_keys(images)),
             _half_features(_embedded(encoder, images).features),
             np.zeros(len(images), dtype=bool),
-            len(images) / gallery.n_items,
+            len(images) / inputs.gallery.n_items,
         ).save(directory)
 
 

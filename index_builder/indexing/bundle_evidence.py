@@ -23,6 +23,7 @@ from index_builder.calibration.calibrate import (
     calibrate_with_queries,
 )
 from index_builder.calibration.evaluate import evaluated
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.item_queries import whole_groups
 from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.retrieval import TruthRule, are_items, say_left_out
@@ -268,13 +269,10 @@ def _fitted(
         images = room.reader(gallery).items(source)
         order = np.random.default_rng(seed).permutation(len(images))
         images = images.at(whole_groups(images.groups, order, N_DETECTOR_IMAGES))
-        _keep(room, images, queries, gallery, staging, seed, before)
-        return calibrate_gallery(
-            *(room.encoder, gallery, images, queries, config, seed),
-            are_views=False,
-            unseen=False,
-            rule=rule,
-        )
+        known = room.encoder, gallery, images, queries, seed
+        inputs = GalleryQueries(*known, are_views=False, unseen=False, rule=rule)
+        _keep(inputs, staging, before)
+        return calibrate_gallery(inputs, config)
     if before is None:
         raise CalibrationError(
             "The bundle was never calibrated, so the outlier detector needs the gallery's images. "
@@ -287,35 +285,28 @@ def _fitted(
             "to name the source of the gallery: the calibration then hides the true matches of "
             "some queries."
         )
-    _keep(room, queries.matched.at([]), queries, gallery, staging, seed, before)
+    known = room.encoder, gallery, queries.matched.at([]), queries, seed
+    _keep(GalleryQueries(*known, are_views=False, unseen=False), staging, before)
     calibration = calibrate_with_queries(
         room.encoder, gallery, before.detector, queries, config, seed, rule
     )
     return replace(calibration, picture=before.picture)
 
 
-def _keep(
-    room: OpenedEvidence,
-    images: LabelledImages,
-    queries: QuerySet,
-    gallery: Gallery,
-    staging: Path,
-    seed: int,
-    before: Calibration | None,
-) -> None:
+def _keep(inputs: GalleryQueries, staging: Path, before: Calibration | None) -> None:
     """Store the queries; move the queries of the build to `BUILD_QUERIES_FILE`.
 
     A bundle without calibration was built by `vouch-build index`, whose encoder must not be trained
     on the collection's images.
     """
-    none, built, kept = images.at([]), staging / BUILD_QUERIES_FILE, staging / KEPT_QUERIES_FILE
+    built, kept = staging / BUILD_QUERIES_FILE, staging / KEPT_QUERIES_FILE
     if before is None and not kept.exists():
+        none = inputs.images.at([])
         nothing = QuerySet(none, none, None)
-        keep(staging, room.encoder, none, nothing, gallery, seed, are_views=False, unseen=True)
+        keep(staging, replace(inputs, images=none, queries=nothing, unseen=True))
     if kept.exists() and not built.exists():
         kept.rename(built)
-    known = staging, room.encoder, images, queries, gallery, seed
-    keep(*known, are_views=False, unseen=False)
+    keep(staging, inputs)
 
 
 def _queries(room: OpenedEvidence, gallery: Gallery, rule: TruthRule) -> QuerySet:

@@ -18,6 +18,7 @@ import numpy as np
 
 from index_builder.calibration import MIN_QUERIES
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.item_queries import whole_groups
 from index_builder.calibration.plan import Plan
 from index_builder.calibration.retrieval import TruthRule
@@ -180,13 +181,13 @@ def calibrate_collection(
             again = int(np.random.default_rng(seed).integers(2**32))
             matched = views(images.at(range(min(N_QUERIES, len(images)))), again)
     queries = QuerySet(matched, matched.at([]), None, held_out=labelled)
-    return calibrate_gallery(
-        *(encoder, gallery, images, queries, config, seed),
+    inputs = GalleryQueries(
+        *(encoder, gallery, images, queries, seed),
         are_views=not labelled,
         unseen=labelled,
         rule=TruthRule(hierarchy),
-        kept_in=work.bundle,
     )
+    return calibrate_gallery(inputs, config, kept_in=work.bundle)
 
 
 def _some_of_the_gallery(

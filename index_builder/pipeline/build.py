@@ -23,6 +23,7 @@ from PIL import Image
 from index_builder.calibration import corrected_by_feedback
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.calibration.evaluate import evaluate
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.item_queries import ItemQueries, cross_fitted_items, whole_groups
 from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.plan import Plan
@@ -211,32 +212,17 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
     order = np.random.default_rng(config.seed).permutation(len(splits.gallery))
     chosen = whole_groups(splits.gallery.groups, order, N_DETECTOR_IMAGES)
     images = splits.gallery.at(chosen)
-    views, unseen = not splits.labelled, splits.gallery_unseen
     with one_blas_thread():  # with one thread, sums are equal on all machines
         items = _item_queries(config, run, splits, images, encoder)
-        calibration = calibrate_gallery(
-            encoder,
-            gallery,
-            images,
-            splits.calibration,
-            config.calibration,
-            config.seed,
-            are_views=views,
-            unseen=unseen,
+        inputs = GalleryQueries(
+            *(encoder, gallery, images, splits.calibration, config.seed),
+            are_views=not splits.labelled,
+            unseen=splits.gallery_unseen,
             items=items,
         )
+        calibration = calibrate_gallery(inputs, config.calibration)
         forget(run.staging / EVALUATION_FILE, run.staging / CALIBRATION_FILE)
-        keep(
-            run.staging,
-            encoder,
-            images,
-            splits.calibration,
-            gallery,
-            config.seed,
-            are_views=views,
-            unseen=unseen,
-            items=items,
-        )
+        keep(run.staging, inputs)
     if feedback is not None:
         calibration = corrected_by_feedback(calibration, FeedbackLog(feedback))
     calibration.save(run.staging)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.calibrate import calibrate_gallery
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.kept_queries import keep
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
@@ -129,11 +130,11 @@ def changed(
     gallery = write_gallery(staging, encoder, first, seed)
     queries = QuerySet(asked, asked.at([]), None)
     config = CalibrationConfig()
-    before = calibrate_gallery(
-        encoder, gallery, first, queries, config, seed, are_views=False, unseen=True
-    )
+    known = encoder, gallery, first, queries, seed
+    inputs = GalleryQueries(*known, are_views=False, unseen=True)
+    before = calibrate_gallery(inputs, config)
     before.save(staging)
-    keep(staging, encoder, first, queries, gallery, seed, are_views=False, unseen=True)
+    keep(staging, inputs)
     (staging / "encoder.onnx").write_bytes(b"a table")
     manifest = Manifest(
         gallery={"name": "g", "description": "", "n_items": gallery.n_items},

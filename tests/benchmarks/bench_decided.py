@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from index_builder.calibration.calibrate import calibrate_gallery
 from index_builder.calibration.fit_again import fit_again
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.kept_queries import keep
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets.splits import QuerySet
@@ -126,9 +127,10 @@ def run(seed: int) -> Iterator[dict[str, object]]:
         asked = images_of(embedded, "query", held_out)
         queries = QuerySet(asked, asked.at([]), None)
         config = CalibrationConfig(expected_absent=ABSENT)
-        known = encoder, gallery, indexed, queries
-        before = calibrate_gallery(*known, config, seed, are_views=False, unseen=False)
-        keep(place, encoder, indexed, queries, gallery, seed, are_views=False, unseen=False)
+        known = encoder, gallery, indexed, queries, seed
+        inputs = GalleryQueries(*known, are_views=False, unseen=False)
+        before = calibrate_gallery(inputs, config)
+        keep(place, inputs)
         tests = images_of(embedded, "t", measured), images_of(embedded, "a", measured_absent)
         fits = {"before": before}
         for wrong in WRONG:

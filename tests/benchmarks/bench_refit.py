@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.calibrate import calibrate_gallery
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.kept_queries import KeptVectors, as_vectors, keep
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
@@ -86,11 +87,10 @@ def run(n_items: int, seed: int, root: Path) -> dict[str, object]:
     gallery, asked = open_gallery(staging), images("query", *world.drawn(N_QUERIES))
     some = first.at(np.random.default_rng(seed).permutation(n_items)[:N_SAMPLE])
     queries = QuerySet(asked, asked.at([]), None)
-    before = calibrate_gallery(
-        encoder, gallery, some, queries, CalibrationConfig(), seed, are_views=False, unseen=True
-    )
+    inputs = GalleryQueries(encoder, gallery, some, queries, seed, are_views=False, unseen=True)
+    before = calibrate_gallery(inputs, CalibrationConfig())
     before.save(staging)
-    keep(staging, encoder, some, queries, gallery, seed, are_views=False, unseen=True)
+    keep(staging, inputs)
     (staging / "encoder.onnx").write_bytes(b"no network")
     description = {"name": "g", "description": "", "n_items": n_items}
     manifest = Manifest(description, {"fingerprint": encoder.fingerprint}, None, None, (), {})

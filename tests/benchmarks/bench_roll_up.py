@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from index_builder.calibration.calibrate import calibrate_gallery
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.retrieval import TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
@@ -184,17 +185,13 @@ def measure(name: str, seed: int) -> dict[str, float]:
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         world = real_world(name, seed, Path(scratch))
-        calibration = calibrate_gallery(
-            world.encoder,
-            world.gallery,
-            world.gallery_images,
-            world.calibration,
-            CalibrationConfig(),
-            seed,
+        inputs = GalleryQueries(
+            *(world.encoder, world.gallery, world.gallery_images, world.calibration, seed),
             are_views=False,
             unseen=world.unseen,
             rule=TruthRule(hierarchy_of([*world.gallery.labels, *world.absent.labels], parent)),
         )
+        calibration = calibrate_gallery(inputs, CalibrationConfig())
         for max_error in ERRORS:
             promising = replace(calibration, max_error=max_error)
             for key, value in measured(answered(world, promising, parent), max_error).items():

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import linkage
 
 from index_builder.calibration.calibrate import calibrate_gallery
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import from_arrays
@@ -112,11 +113,8 @@ def served(
     indexed = images("item", gallery)
     opened = write_gallery(directory, encoder, indexed, seed)
     queries = QuerySet(images("query", world.calibration), images("none", gallery[:0]), None)
-    calibration = calibrate_gallery(
-        *(encoder, opened, indexed, queries, CalibrationConfig(), seed),
-        are_views=False,
-        unseen=True,
-    )
+    inputs = GalleryQueries(encoder, opened, indexed, queries, seed, are_views=False, unseen=True)
+    calibration = calibrate_gallery(inputs, CalibrationConfig())
     return Retriever(encoder, opened, calibration)
 
 

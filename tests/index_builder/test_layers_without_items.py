@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from index_builder.calibration.calibrate import calibrate_gallery
 from index_builder.calibration.fit_again import _layers_again, _little_changed, fit_again
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.item_queries import (
     CrossFittedLayers,
     DetectorFolds,
@@ -93,13 +94,9 @@ def test_recall_of_items_is_that_of_layers_that_were_not_fitted_to_them(
     queries = cross_fitted_items(ENCODER, images, training, shuffled, WEIGHT, SEED)
     nothing = QuerySet(images.at([]), images.at([]), None)
     config = CalibrationConfig()
-    fitted = calibrate_gallery(
-        *(ENCODER, gallery, shuffled, nothing, config, SEED),
-        are_views=False,
-        unseen=True,
-        items=queries,
-        kept_in=tmp_path,
-    )
+    known = ENCODER, gallery, shuffled, nothing, SEED
+    inputs = GalleryQueries(*known, are_views=False, unseen=True, items=queries)
+    fitted = calibrate_gallery(inputs, config, kept_in=tmp_path)
     wanted = recall_without_each_item()
     assert 0.2 < wanted < 0.6
     assert recall(fitted) == pytest.approx(wanted, abs=0.06)
@@ -131,13 +128,9 @@ def test_refit_of_pairs_without_some_features_says_what_to_do(
     queries = cross_fitted_items(ENCODER, images, images, images, WEIGHT, SEED)
     nothing = QuerySet(images.at([]), images.at([]), None)
     config = CalibrationConfig()
-    fitted = calibrate_gallery(
-        *(ENCODER, gallery, images, nothing, config, SEED),
-        are_views=False,
-        unseen=True,
-        items=queries,
-        kept_in=tmp_path,
-    )
+    known = ENCODER, gallery, images, nothing, SEED
+    inputs = GalleryQueries(*known, are_views=False, unseen=True, items=queries)
+    fitted = calibrate_gallery(inputs, config, kept_in=tmp_path)
     stored = ItemFeatures.load(tmp_path)
     assert stored is not None
     assert len(stored) == len(images)

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from index_builder.calibration.calibrate import calibrate_gallery
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet, Splits
@@ -226,9 +227,8 @@ def built(
     build_gallery(directory / "index", run.staging, fitted, kept)
     gallery = open_gallery(run.staging)
     if known is None:
-        known = calibrate_gallery(
-            fitted, gallery, kept, queries, config.calibration, 0, are_views=False, unseen=False
-        )
+        inputs = GalleryQueries(fitted, gallery, kept, queries, 0, are_views=False, unseen=False)
+        known = calibrate_gallery(inputs, config.calibration)
     return Retriever(fitted, gallery, replace(known, encoder_fingerprint=fitted.fingerprint))
 
 

@@ -7,11 +7,11 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from index_builder.calibration.calibrate import calibrate_gallery
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.item_queries import ItemQueries
 from index_builder.calibration.kept_queries import (
     KeptVectors,
@@ -119,10 +119,10 @@ def calibrated_anew(root: Path, absent_labels: np.ndarray, *, by_items: bool = F
     if by_items:
         queries = QuerySet(asked.at([]), absent, None)
         asked_of = item_queries(some, ITEMS.at(order))
-    known: dict[str, Any] = {"are_views": False, "unseen": not by_items, "items": asked_of}
-    fitted = calibrate_gallery(ENCODER, gallery, some, queries, config, 0, **known)
-    fitted.save(staging)
-    keep(staging, ENCODER, some, queries, gallery, 0, **known)
+    known = ENCODER, gallery, some, queries, 0
+    inputs = GalleryQueries(*known, are_views=False, unseen=not by_items, items=asked_of)
+    calibrate_gallery(inputs, config).save(staging)
+    keep(staging, inputs)
     (staging / "encoder.onnx").write_bytes(b"no network")
     manifest = Manifest(
         gallery={"name": "g", "description": "", "n_items": gallery.n_items},

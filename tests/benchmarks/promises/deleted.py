@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.kept_queries import keep
 from index_builder.indexing.recalibrate import calibration_of
 from model_store.bundles.changes import open_live
@@ -45,8 +46,8 @@ def measure_deleted(world: World, seed: int, directory: Path) -> Record:
     """
     before = calibrate(world, seed)
     before.save(directory)
-    known = world.encoder, world.gallery_images, world.calibration, world.gallery, seed
-    keep(directory, *known, are_views=False, unseen=True)
+    known = world.encoder, world.gallery, world.gallery_images, world.calibration, seed
+    keep(directory, GalleryQueries(*known, are_views=False, unseen=True))
     root = published(world, directory)
     generator = np.random.default_rng([seed, 8])
     names = np.unique(world.gallery_images.labels)

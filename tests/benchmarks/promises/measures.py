@@ -12,6 +12,7 @@ from scipy.special import expit
 from scipy.stats import binom
 
 from index_builder.calibration.calibrate import calibrate_gallery
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.item_queries import ENOUGH
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
@@ -82,17 +83,13 @@ def calibrate(world: AnyWorld, seed: int, **fields: Any) -> Calibration:
     config = CalibrationConfig(alpha=ALPHA, coverage=COVERAGE, max_error=MAX_ERROR).model_copy(
         update=fields
     )
-    return calibrate_gallery(
-        world.encoder,
-        world.gallery,
-        world.gallery_images,
-        world.calibration,
-        config,
-        seed,
+    inputs = GalleryQueries(
+        *(world.encoder, world.gallery, world.gallery_images, world.calibration, seed),
         are_views=False,
         unseen=not world.name.startswith(LEARNED),
         enough=ENOUGH if world.unseen else 0,
     )
+    return calibrate_gallery(inputs, config)
 
 
 def measure(world: AnyWorld, seed: int) -> Record:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -14,11 +12,12 @@ from scipy.special import expit
 
 from index_builder.calibration.calibrate import observe_gallery
 from index_builder.calibration.fit_again import Refit, fit_again
+from index_builder.calibration.inputs import GalleryQueries
 from index_builder.calibration.kept_queries import as_vectors, kept_of
 from index_builder.calibration.retrieval import BY_LABEL, TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets.splits import QuerySet
-from index_builder.indexing.bundle_evidence import OpenedEvidence, _keep
+from index_builder.indexing.bundle_evidence import _keep
 from index_builder.indexing.recalibrate import calibration_of
 from model_store.bundles.compaction import RENAMED_LABELS
 from model_store.bundles.directory import current_id
@@ -175,9 +174,8 @@ def test_where_labels_have_parents_more_items_are_queries(root: Path) -> None:
     n_left_out = []
     for rule in (BY_LABEL, TruthRule(parents)):
         enough = len(OF_QUERIES) + 5
-        _, observed = observe_gallery(
-            *parts, are_views=False, unseen=True, enough=enough, rule=rule
-        )
+        inputs = GalleryQueries(*parts, are_views=False, unseen=True, enough=enough, rule=rule)
+        _, observed = observe_gallery(inputs)
         n_left_out.append(len(not_none(observed.item_rows)))
     assert n_left_out == [5, len(OF_ITEMS)]
 
@@ -397,10 +395,10 @@ def test_own_queries_do_not_replace_the_queries_of_the_build(
         (directory / KEPT_QUERIES_FILE).unlink()
     before = calibration(directory) if is_calibrated else None
     own = images("own", OF_QUERIES, QUERIES)
-    none, room = own.at([]), cast("OpenedEvidence", SimpleNamespace(encoder=ENCODER))
+    none = own.at([])
     for _ in range(2):
-        queries, gallery = QuerySet(own, none, None), FaissGallery(directory)
-        _keep(room, none, queries, gallery, directory, 0, before)
+        known = ENCODER, FaissGallery(directory), none, QuerySet(own, none, None), 0
+        _keep(GalleryQueries(*known, are_views=False, unseen=False), directory, before)
         before = calibration(directory)
     assert not_none(CalibrationInputs.load(directory)).matched.ids == own.ids
     kept = not_none(CalibrationInputs.load(directory, BUILD_QUERIES_FILE))
