@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
@@ -29,8 +30,8 @@ from numpy.typing import NDArray
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import COMPACTION_LOCK, activate, require_current
 from model_store.bundles.kept_queries import ItemFeatures
-from model_store.bundles.manifest import Manifest, content_files
-from model_store.bundles.publish import ENCODER_FILES, link_or_copy, seal, with_digests
+from model_store.bundles.manifest import Manifest
+from model_store.bundles.publish import ENCODER_FILES, copy_content, seal, with_digests
 from model_store.bundles.retention import Hold, note, remove_left_under, remove_log
 from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.decision import Calibration, label_means
@@ -251,21 +252,8 @@ def _codes_until_now(gallery: FaissGallery, snapshot: GallerySnapshot) -> NDArra
     return np.array([code_of[label] for label in gallery.labels], dtype=np.int32)
 
 
-def _copy_rest(bundle: Path, staging: Path) -> None:
-    """Copy the files that a compaction does not rewrite.
-
-    This function does not use `shutil.copytree`, whose error would hide the cause, for example a
-    full disk.
-    """
-    staging.mkdir()
-    for name in content_files(bundle):
-        if name not in GALLERY_FILES:
-            target = staging / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if name in ENCODER_FILES:  # an encoder never changes, so bundles share encoder files
-                link_or_copy(bundle / name, target)
-            else:
-                shutil.copy2(bundle / name, target)
+_copy_rest = partial(copy_content, without=GALLERY_FILES, linked=ENCODER_FILES)
+"""Copies the files that a compaction does not rewrite."""
 
 
 def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -169,7 +169,7 @@ def publish(
             try:
                 note(root / PUBLISH_LOCK, complete.id)
                 if keep or staging.stat().st_dev != root.stat().st_dev:
-                    _copy(staging, partial)
+                    copy_content(staging, partial)
                 else:
                     staging.rename(partial)
                 _, hold = seal(partial, complete, key, aside=aside)
@@ -199,17 +199,25 @@ def _held_if_whole(directory: Path) -> Hold | None:
     return hold
 
 
-def _copy(staging: Path, partial: Path) -> None:
-    """Copy the files of a bundle.
+def copy_content(
+    directory: Path, to: Path, without: Collection[str] = (), linked: Collection[str] = ()
+) -> None:
+    """Copy the files of a bundle to the new directory ``to``.
 
     This function does not use `shutil.copytree`, whose error would hide the cause, for example a
     full disk.
+
+    Parameters
+    ----------
+    without : names of files that are not copied.
+    linked : names of files that never change, so bundles share them.
     """
-    partial.mkdir()
-    for name in content_files(staging):
-        target = partial / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(staging / name, target)
+    to.mkdir()
+    for name in content_files(directory):
+        if name not in without:
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            copy = link_or_copy if name in linked else shutil.copy2
+            copy(directory / name, to / name)
 
 
 def with_digests(directory: Path, manifest: Manifest) -> Manifest:

@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,11 +31,10 @@ from model_store.bundles.manifest import (
     MANIFEST_FILE,
     SCHEMA_VERSION,
     Manifest,
-    content_files,
     parse_manifest,
     read_manifest,
 )
-from model_store.bundles.publish import publish
+from model_store.bundles.publish import copy_content, publish
 from model_store.bundles.retention import Hold
 from model_store.bundles.signatures import UNSIGNED, Signing
 from model_store.decision.calibration import FILES, search_settings
@@ -166,14 +166,8 @@ def upgrade(root: Path, signing: Signing = UNSIGNED) -> Upgraded | None:
     )
 
 
-def _copy(directory: Path, staging: Path) -> None:
-    """Copy the files that have the same format in all schemas."""
-    staging.mkdir()
-    for name in content_files(directory):
-        if name not in GALLERY_FILES and name not in _LEFT_OUT:
-            target = staging / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(directory / name, target)
+_copy = partial(copy_content, without={*GALLERY_FILES, *_LEFT_OUT})
+"""Copies the files that have the same format in all schemas."""
 
 
 def _write_gallery(

@@ -405,7 +405,7 @@ def test_no_room_is_said_and_nothing_is_left(root: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("place", "error"),
     [
-        ("model_store.bundles.compaction.link_or_copy", OSError(28, "No space left on device")),
+        ("model_store.bundles.publish.link_or_copy", OSError(28, "No space left on device")),
         ("model_store.bundles.compaction.write_faiss_parts", RuntimeError("write error in f")),
         (
             "model_store.bundles.compaction.write_faiss_parts",
