@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,15 +196,15 @@ def whitening_of(
 
 
 def write_training(
-    config: EncoderConfig, run: Run, splits: Splits, started: float, epochs: list[dict[str, Any]]
+    config: EncoderConfig, run: Run, splits: Splits, started: float, **more: object
 ) -> None:
-    """Write the report of the step `train`."""
+    """Write the report of the step `train`, with the fields ``more``."""
     run.write_json(
         TRAINING_REPORT,
         {
             "config": config.model_dump(mode="json"),
             "n_images": len(splits.training),
-            "epochs": epochs,
+            **more,
             "seconds": time.perf_counter() - started,
         },
     )

@@ -130,14 +130,7 @@ def _train_members(config: EncoderConfig, splits: Splits, run: Run, group: Proce
         _train_alone(member, splits, place, group)
     if not group.writes:
         return
-    run.write_json(
-        TRAINING_REPORT,
-        {
-            "config": config.model_dump(mode="json"),
-            "n_images": len(splits.training),
-            "seconds": time.perf_counter() - started,
-        },
-    )
+    write_training(config, run, splits, started)
 
 
 def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: ProcessGroup) -> None:
