@@ -13,6 +13,7 @@ D x D curvature with respect to h_i. The joint terms of i and j factorise over t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -34,46 +35,6 @@ from index_builder.posteriors.laplace.curvature import AnchorTargets
 from .curvature import Curvature, Split
 from .kronecker import MAX_RANK, PartialTraces
 
-
-def checked_blocks(features: FeatureBlocks, weight: Array, n_rows: int) -> Iterator[Array]:
-    """Yield the blocks of one pass, in the number type of the layer's weight (D, F)."""
-    received = 0
-    for block in features():
-        if block.ndim != 2 or block.shape[1] != weight.shape[1]:
-            raise ValueError(f"{block.shape=}, wanted (n, {weight.shape[1]})")
-        received += len(block)
-        yield like(block, weight)
-    if received != n_rows:
-        raise ValueError(f"the blocks hold {received} rows, the labels {n_rows}")
-
-
-def project(features: FeatureBlocks, weight: Array, bias: Array, n_rows: int) -> Array:
-    """Embeddings h = W φ + b of all rows, (N, D)."""
-    blocks = checked_blocks(features, weight, n_rows)
-    return namespace(weight).concat([affine(block, weight, bias) for block in blocks])
-
-
-def gather(features: FeatureBlocks, weight: Array, rows: Array, n_rows: int) -> Array:
-    """Fetch the features of some rows, in the order of `rows`: (n, F).
-
-    Parameters
-    ----------
-    features, weight, n_rows : as in `checked_blocks`.
-    rows : (n,) int64, without repetition.
-    """
-    places = np.full(n_rows, -1)
-    places[to_numpy(rows)] = np.arange(len(rows))
-    shape = len(rows), weight.shape[1]
-    gathered = namespace(weight).empty(shape, dtype=weight.dtype, device=weight.device)
-    first = 0
-    for block in checked_blocks(features, weight, n_rows):
-        place = places[first : first + len(block)]
-        kept = np.flatnonzero(place >= 0)
-        gathered[place[kept]] = block[kept]
-        first += len(block)
-    return gathered
-
-
 MAX_DENSE = 4096
 """Maximum number of features for a full feature matrix. A matrix of this size takes 134 MB in
 float64, and its decomposition takes a minute."""
@@ -82,28 +43,92 @@ _SAMPLE = 2048
 """Maximum number of images that determine a basis."""
 
 
-def feature_basis(features: FeatureBlocks, weight: Array, bias: Array, n_rows: int) -> Array | None:
-    """Return an orthonormal basis (F + 1, K) of the features; None means all F + 1 dimensions.
+@dataclass(frozen=True, slots=True)
+class TrainedLayer:
+    """A last layer h = W φ + b, and the features and labels of N images.
 
-    All dimensions are kept if F ≤ `MAX_DENSE`, unless the images are so few that they span a much
-    smaller space.
-
-    The basis is the uncentred principal directions of φ̃ / ‖h‖, after dividing each feature by its
-    root mean square. These directions are computed from at most `_SAMPLE` images, spread evenly
-    over the data set. Within the basis, the traces over all images are exact. Outside the basis,
-    only the diagonal is exact, and the curvature is assumed to be isotropic.
-
-    Parameters
+    Attributes
     ----------
-    features : features of the data set; they are read once.
-    n_rows : number of images.
-    weight, bias : (D, F), (D,); the last layer.
+    features : called once for each pass over the images; yields blocks of φ (n, F) in row order.
+    labels : (N,) int64.
+    weight, bias : (D, F), (D,). All other arrays get the number type of the layer.
     """
-    n_features = weight.shape[1]
-    if n_features <= MAX_DENSE and n_rows > min(MAX_RANK, n_features // 2):
-        return None
-    some = gather(features, weight, np.arange(0, n_rows, -(-n_rows // _SAMPLE)), n_rows)
-    return spanning(extended(some) / norms(affine(some, weight, bias)))
+
+    features: FeatureBlocks
+    labels: Array
+    weight: Array
+    bias: Array
+
+    def blocks(self) -> Iterator[Array]:
+        """Yield the blocks of one pass, in the number type of the layer.
+
+        Raises
+        ------
+        ValueError : a block has the wrong shape, or the number of rows is not N.
+        """
+        received = 0
+        for block in self.features():
+            if block.ndim != 2 or block.shape[1] != self.weight.shape[1]:
+                raise ValueError(f"{block.shape=}, wanted (n, {self.weight.shape[1]})")
+            received += len(block)
+            yield like(block, self.weight)
+        if received != len(self.labels):
+            raise ValueError(f"the blocks hold {received} rows, the labels {len(self.labels)}")
+
+    def embeddings(self) -> Array:
+        """Return h of all images, (N, D)."""
+        blocks = [affine(block, self.weight, self.bias) for block in self.blocks()]
+        return namespace(self.weight).concat(blocks)
+
+    def gathered(self, rows: Array) -> Array:
+        """Return the features of some images (n, F), in the order of ``rows``.
+
+        Parameters
+        ----------
+        rows : (n,) int64, without repetition.
+        """
+        places = np.full(len(self.labels), -1)
+        places[to_numpy(rows)] = np.arange(len(rows))
+        weight, shape = self.weight, (len(rows), self.weight.shape[1])
+        found = namespace(weight).empty(shape, dtype=weight.dtype, device=weight.device)
+        first = 0
+        for block in self.blocks():
+            place = places[first : first + len(block)]
+            kept = np.flatnonzero(place >= 0)
+            found[place[kept]] = block[kept]
+            first += len(block)
+        return found
+
+    def of_classes(self, max_bytes: int) -> Iterator[tuple[NDArray[np.int64], Array]]:
+        """Yield the rows and the features φ (n, F) of each class with two or more images.
+
+        Parameters
+        ----------
+        max_bytes : memory for the features of a group of classes, see `positives_curvature`.
+        """
+        row_bytes = self.weight.shape[1] * self.weight.itemsize
+        for group in class_groups(self.labels, max_bytes // row_bytes):
+            found, first = self.gathered(np.concatenate(group)), 0
+            for rows in group:
+                yield rows, found[first : first + len(rows)]
+                first += len(rows)
+
+    def basis(self) -> Array | None:
+        """Return an orthonormal basis (F + 1, K) of the features; None for all F + 1 dimensions.
+
+        All dimensions are kept if F ≤ `MAX_DENSE`, unless the images are so few that they span a
+        much smaller space.
+
+        The basis is the uncentred principal directions of φ̃ / ‖h‖, after dividing each feature by
+        its root mean square. These directions are computed from at most `_SAMPLE` images, spread
+        evenly over the data set. Within the basis, the traces over all images are exact. Outside
+        the basis, only the diagonal is exact, and the curvature is assumed to be isotropic.
+        """
+        n_rows, n_features = len(self.labels), self.weight.shape[1]
+        if n_features <= MAX_DENSE and n_rows > min(MAX_RANK, n_features // 2):
+            return None
+        some = self.gathered(np.arange(0, n_rows, -(-n_rows // _SAMPLE)))
+        return spanning(extended(some) / norms(affine(some, self.weight, self.bias)))
 
 
 def spanning(rows: Array) -> Array:
@@ -121,10 +146,7 @@ def spanning(rows: Array) -> Array:
 
 
 def fixed_traces(
-    features: FeatureBlocks,
-    labels: Array,
-    weight: Array,
-    bias: Array,
+    layer: TrainedLayer,
     targets: AnchorTargets,
     *,
     split: Split,
@@ -137,12 +159,11 @@ def fixed_traces(
     ----------
     basis : basis of the features, see `PartialTraces`. The features are read twice.
     """
-    h = project(features, weight, bias, len(labels))
+    h = layer.embeddings()
     lengths = norms(h)
-    pull = fixed_pull(h / lengths, labels, targets, split=split, margin=margin)
-    blocks = checked_blocks(features, weight, len(labels))
-    total, first = PartialTraces.zeros_like(weight, basis), 0
-    for block in blocks:
+    pull = fixed_pull(h / lengths, layer.labels, targets, split=split, margin=margin)
+    total, first = PartialTraces.zeros_like(layer.weight, basis), 0
+    for block in layer.blocks():
         rows = slice(first, first + len(block))
         scaled = extended(block) / lengths[rows]
         total += own_traces(scaled, h[rows] / lengths[rows], pull[rows], split, basis)
@@ -151,10 +172,7 @@ def fixed_traces(
 
 
 def positives_traces(
-    features: FeatureBlocks,
-    labels: Array,
-    weight: Array,
-    bias: Array,
+    layer: TrainedLayer,
     targets: AnchorTargets,
     *,
     split: Split,
@@ -162,13 +180,13 @@ def positives_traces(
     max_bytes: int = 2**30,
 ) -> PartialTraces:
     """Return the partial traces of `positives` over all pairs; see `positives_curvature`."""
-    h = project(features, weight, bias, len(labels))
+    h = layer.embeddings()
     lengths = norms(h)
     z = h / lengths
-    pull = positives_pull(z, labels, targets, split=split)
-    total = PartialTraces.zeros_like(weight, basis)
+    pull = positives_pull(z, layer.labels, targets, split=split)
+    total = PartialTraces.zeros_like(layer.weight, basis)
     # Labels with a single image are skipped: they have no pair, and their target is zero.
-    for rows, phi in class_features(features, labels, weight, max_bytes):
+    for rows, phi in layer.of_classes(max_bytes):
         scaled = extended(phi) / lengths[rows]
         total += own_traces(scaled, z[rows], pull[rows], split, basis)
         joint = _joint_of_class(scaled, z[rows], basis)
@@ -254,10 +272,7 @@ _PRODUCTS = 256
 
 
 def fixed_curvature(
-    features: FeatureBlocks,
-    labels: Array,
-    weight: Array,
-    bias: Array,
+    layer: TrainedLayer,
     targets: AnchorTargets,
     *,
     split: Split,
@@ -276,32 +291,26 @@ def fixed_curvature(
 
     Parameters
     ----------
-    features : re-iterable blocks of φ, read twice.
-    labels : (N,) int64.
-    weight, bias : (D, F), (D,); the last layer. All other arrays get the number type of the
-        last layer.
+    layer : its features are read twice.
     targets : targets of the data set.
     split : see `Split`.
     margin : distance on the unit sphere, in (0, 2]. A negative that is farther away than the margin
         has weight zero.
     """
-    h = project(features, weight, bias, len(labels))
+    h = layer.embeddings()
     xp, lengths = namespace(h), norms(h)
     z = h / lengths
-    pull = fixed_pull(z, labels, targets, split=split, margin=margin)
+    pull = fixed_pull(z, layer.labels, targets, split=split, margin=margin)
     own = own_terms(z, pull, split) / lengths**2
-    total_weight, first = xp.zeros_like(weight), 0
-    for block in checked_blocks(features, weight, len(labels)):
+    total_weight, first = xp.zeros_like(layer.weight), 0
+    for block in layer.blocks():
         total_weight += own[first : first + len(block)].T @ block**2
         first += len(block)
     return Curvature(total_weight, xp.sum(own, axis=0))
 
 
 def positives_curvature(
-    features: FeatureBlocks,
-    labels: Array,
-    weight: Array,
-    bias: Array,
+    layer: TrainedLayer,
     targets: AnchorTargets,
     *,
     split: Split,
@@ -316,17 +325,17 @@ def positives_curvature(
 
     Parameters
     ----------
-    features : re-iterable blocks of φ; they are read once, and once more for each group of classes.
-    labels, weight, bias, targets, split : as in `fixed_curvature`.
+    layer : its features are read once, and once more for each group of classes.
+    targets, split : as in `fixed_curvature`.
     max_bytes : memory for the features of a group of classes. A class whose features need more
         memory forms its own group.
     """
-    h = project(features, weight, bias, len(labels))
+    h = layer.embeddings()
     xp, lengths = namespace(h), norms(h)
     z = h / lengths
-    own = own_terms(z, positives_pull(z, labels, targets, split=split), split) / lengths**2
-    of_weight, of_bias = xp.zeros_like(weight), xp.sum(own, axis=0)
-    for rows, phi in class_features(features, labels, weight, max_bytes):
+    own = own_terms(z, positives_pull(z, layer.labels, targets, split=split), split) / lengths**2
+    of_weight, of_bias = xp.zeros_like(layer.weight), xp.sum(own, axis=0)
+    for rows, phi in layer.of_classes(max_bytes):
         of_weight += own[rows].T @ phi**2
         scaled = phi
         scaled /= lengths[rows]  # in place: a copy would double the largest array
@@ -345,7 +354,8 @@ def fixed_pull(
     Parameters
     ----------
     z : (N, D), unit directions.
-    labels, targets, split, margin : as in `fixed_curvature`.
+    labels : (N,) int64.
+    targets, split, margin : as in `fixed_curvature`.
 
     Returns
     -------
@@ -492,23 +502,6 @@ def _by_label(labels: Array) -> tuple[NDArray[np.int64], list[int]]:
     order = np.argsort(codes, kind="stable")
     starts = np.flatnonzero(np.diff(codes[order])) + 1
     return order, [0, *starts.tolist(), len(order)]
-
-
-def class_features(
-    features: FeatureBlocks, labels: Array, weight: Array, max_bytes: int
-) -> Iterator[tuple[NDArray[np.int64], Array]]:
-    """Yield the rows and the features φ (n, F) of each class with two or more images.
-
-    Parameters
-    ----------
-    max_bytes : memory for the features of a group of classes, see `positives_curvature`.
-    """
-    for group in class_groups(labels, max_bytes // (weight.shape[1] * weight.itemsize)):
-        gathered = gather(features, weight, np.concatenate(group), len(labels))
-        first = 0
-        for rows in group:
-            yield rows, gathered[first : first + len(rows)]
-            first += len(rows)
 
 
 def class_groups(labels: Array, max_rows: int) -> Iterator[list[NDArray[np.int64]]]:

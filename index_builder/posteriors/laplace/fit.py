@@ -13,7 +13,7 @@ import numpy as np
 
 from index_builder.arrays import Array, FeatureBlocks, beside, constant
 from index_builder.posteriors.laplace.all_pairs import (
-    feature_basis,
+    TrainedLayer,
     fixed_curvature,
     fixed_traces,
     positives_curvature,
@@ -309,7 +309,7 @@ def fit_laplace(
     CalibrationError : no prior precision can be chosen, because the curvature is zero.
     """
     weight, bias, labels = constant(weight), constant(bias), beside(labels, weight)
-    layer = (features, labels, weight, bias)
+    layer = TrainedLayer(features, labels, weight, bias)
     curvature: Curvature | PartialTraces
     if approximation == "full":
         from index_builder.posteriors.laplace import minibatches  # noqa: PLC0415 - it needs torch
@@ -318,11 +318,11 @@ def fit_laplace(
             raise ValueError("`full` is estimated from random minibatches: give a seed")
         plan = plan or minibatches.MinibatchPlan()
         curvature = minibatches.estimated_curvature(
-            *layer, structure, scaling, plan, margin=margin, split=split, seed=seed
+            layer, structure, scaling, plan, margin=margin, split=split, seed=seed
         )
     else:
         curvature = _exact(
-            *layer,
+            layer,
             anchor_targets(labels, scaling, weight.dtype),
             structure=structure,
             approximation=approximation,
@@ -389,10 +389,7 @@ def laplace_of_curvature(
 
 
 def _exact(
-    features: FeatureBlocks,
-    labels: Array,
-    weight: Array,
-    bias: Array,
+    layer: TrainedLayer,
     targets: AnchorTargets,
     *,
     structure: Structure,
@@ -401,12 +398,11 @@ def _exact(
     margin: float,
 ) -> Curvature | PartialTraces:
     """Return the curvature over all pairs."""
-    layer = (features, labels, weight, bias, targets)
     if structure == "diagonal":
         if approximation == "fixed":
-            return fixed_curvature(*layer, split=split, margin=margin)
-        return positives_curvature(*layer, split=split)
-    basis = feature_basis(features, weight, bias, len(labels))
+            return fixed_curvature(layer, targets, split=split, margin=margin)
+        return positives_curvature(layer, targets, split=split)
+    basis = layer.basis()
     if approximation == "fixed":
-        return fixed_traces(*layer, split=split, margin=margin, basis=basis)
-    return positives_traces(*layer, split=split, basis=basis)
+        return fixed_traces(layer, targets, split=split, margin=margin, basis=basis)
+    return positives_traces(layer, targets, split=split, basis=basis)

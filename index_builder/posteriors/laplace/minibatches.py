@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from index_builder.arrays import Array, FeatureBlocks, extended, to_numpy
+from index_builder.arrays import extended, to_numpy
 from index_builder.posteriors.laplace.curvature import AnchorTargets, TargetScaling, anchor_targets
 
 from . import all_pairs
-from .all_pairs import gather, own_terms, own_traces, spanning, within
+from .all_pairs import TrainedLayer, own_terms, own_traces, spanning, within
 from .curvature import Approximation, Curvature, Split, Structure
 from .kronecker import PartialTraces
 
@@ -363,10 +363,7 @@ def minibatch_loss(embeddings: Tensor, labels: Tensor, margin: float) -> Tensor:
 
 def estimated(
     of_minibatch: Callable[..., Sum],
-    features: FeatureBlocks,
-    labels: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    layer: TrainedLayer,
     targets: AnchorTargets,
     plan: MinibatchPlan,
     *,
@@ -379,23 +376,23 @@ def estimated(
     Parameters
     ----------
     of_minibatch : `minibatch_curvature` or `minibatch_traces`.
-    features, labels, weight, bias, targets : features, labels, last layer and targets of the data
-        set. The features are read once. The rows of all minibatches are in memory, at most
-        n_minibatches · n_labels · n_images.
+    layer : the layer, in tensors. Its features are read once. The rows of all minibatches are in
+        memory, at most n_minibatches · n_labels · n_images.
+    targets : targets of the data set.
     plan : number of minibatches, and how they are drawn.
     margin, split : as in `minibatch_curvature`.
     generator : draws the minibatches.
     """
-    minibatches = plan.draw(labels, generator)
+    minibatches = plan.draw(layer.labels, generator)
     held, places = torch.unique(torch.cat(minibatches), return_inverse=True)
-    gathered = gather(features, weight, held, len(labels))
+    gathered = layer.gathered(held)
 
     def one(rows: Tensor, place: Tensor) -> Sum:
         return of_minibatch(
             gathered[place],
-            labels[rows],
-            weight,
-            bias,
+            layer.labels[rows],
+            layer.weight,
+            layer.bias,
             margin=margin,
             approximation="full",
             split=split,
@@ -411,10 +408,7 @@ def estimated(
 
 
 def estimated_curvature(
-    features: FeatureBlocks,
-    labels: Array,
-    weight: Array,
-    bias: Array,
+    layer: TrainedLayer,
     structure: Structure,
     scaling: TargetScaling,
     plan: MinibatchPlan,
@@ -423,7 +417,7 @@ def estimated_curvature(
     split: Split,
     seed: int,
 ) -> Curvature | PartialTraces:
-    """Return `estimated` for arrays of NumPy or tensors; the result has the type of ``weight``.
+    """Return `estimated` for arrays of NumPy or tensors; the result has the type of the layer.
 
     Parameters
     ----------
@@ -431,23 +425,23 @@ def estimated_curvature(
     scaling : see `TargetScaling`.
     seed : seed of the minibatches.
     """
-    codes, mean, shift = (torch.as_tensor(one) for one in (labels, weight, bias))
+    known = TrainedLayer(
+        lambda: map(torch.as_tensor, layer.features()),
+        *map(torch.as_tensor, (layer.labels, layer.weight, layer.bias)),
+    )
     of_minibatch: Callable[..., Any] = minibatch_traces
     if structure == "diagonal":
         of_minibatch = minibatch_curvature
     found: Curvature | PartialTraces = estimated(
         of_minibatch,
-        lambda: map(torch.as_tensor, features()),
-        codes,
-        mean,
-        shift,
-        anchor_targets(codes, scaling, mean.dtype),
+        known,
+        anchor_targets(known.labels, scaling, known.weight.dtype),
         plan,
         margin=margin,
         split=split,
         generator=torch.Generator().manual_seed(seed),
     )
-    if not isinstance(weight, np.ndarray):
+    if not isinstance(layer.weight, np.ndarray):
         return found
     arrays = (getattr(found, one.name) for one in fields(found))
     return type(found)(*(None if one is None else to_numpy(one) for one in arrays))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
+from index_builder.posteriors.laplace.all_pairs import TrainedLayer
 from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
 
 Oracle = Callable[..., Curvature]
@@ -28,6 +29,10 @@ class Problem:
     def blocks(self) -> Iterator[Tensor]:
         """Features in blocks whose borders are nobody else's."""
         return iter(self.features.split(3))
+
+    @property
+    def layer(self) -> TrainedLayer:
+        return TrainedLayer(self.blocks, self.labels, self.weight, self.bias)
 
     @property
     def embeddings(self) -> Tensor:

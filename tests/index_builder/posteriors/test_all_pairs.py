@@ -11,6 +11,7 @@ from torch import Tensor
 from index_builder.arrays import FeatureBlocks
 from index_builder.posteriors.laplace import all_pairs
 from index_builder.posteriors.laplace.all_pairs import (
+    TrainedLayer,
     class_groups,
     fixed_curvature,
     positives_curvature,
@@ -64,10 +65,7 @@ def test_fixed_equals_the_sum_over_all_ordered_pairs(
 ) -> None:
     monkeypatch.setattr(all_pairs, "_ROWS", 4)  # classes and blocks overlap in every way
     computed = fixed_curvature(
-        problem.blocks,
-        problem.labels,
-        problem.weight,
-        problem.bias,
+        problem.layer,
         anchor_targets(problem.labels, scaling, torch.float64),
         split=split,
         margin=margin,
@@ -93,10 +91,7 @@ def test_positives_equals_the_sum_over_all_ordered_pairs(
 ) -> None:
     monkeypatch.setattr(all_pairs, "_PRODUCTS", min(max_bytes, 256))  # one dimension at a time
     computed = positives_curvature(
-        problem.blocks,
-        problem.labels,
-        problem.weight,
-        problem.bias,
+        problem.layer,
         anchor_targets(problem.labels, scaling, torch.float64),
         split=split,
         max_bytes=max_bytes,
@@ -116,10 +111,7 @@ def test_classes_may_be_smaller_than_the_embedding(
         bias=torch.randn(8, generator=generator, dtype=torch.float64),
     )
     computed = positives_curvature(
-        wide.blocks,
-        wide.labels,
-        wide.weight,
-        wide.bias,
+        wide.layer,
         anchor_targets(wide.labels, "per_anchor", torch.float64),
         split="arccos",
     )
@@ -144,10 +136,7 @@ def test_directions_that_a_narrow_class_does_not_take_up_are_left_out(
 
     def curvature(dtype: torch.dtype) -> Curvature:
         return positives_curvature(
-            lambda: features.split(150),
-            labels,
-            weight.to(dtype),
-            bias.to(dtype),
+            TrainedLayer(lambda: features.split(150), labels, weight.to(dtype), bias.to(dtype)),
             anchor_targets(labels, "per_anchor", dtype),
             split="euclidean",
         )
@@ -166,10 +155,7 @@ def test_directions_that_a_narrow_class_does_not_take_up_are_left_out(
 @pytest.mark.parametrize("margin", [0.3, 1.0, 1.9, 2.0])
 def test_per_anchor_fixed_is_never_negative(problem: Problem, margin: float) -> None:
     computed = fixed_curvature(
-        problem.blocks,
-        problem.labels,
-        problem.weight,
-        problem.bias,
+        problem.layer,
         anchor_targets(problem.labels, "per_anchor", torch.float64),
         split="euclidean",
         margin=margin,
@@ -181,10 +167,7 @@ def test_per_anchor_fixed_is_never_negative(problem: Problem, margin: float) -> 
 def test_global_fixed_is_negative_for_images_of_a_small_class(problem: Problem) -> None:
     # All negatives inside; Prop. F.3 of Warburg et al. 2023 does not hold with Eq. 13's targets.
     computed = fixed_curvature(
-        problem.blocks,
-        problem.labels,
-        problem.weight,
-        problem.bias,
+        problem.layer,
         anchor_targets(problem.labels, "global", torch.float64),
         split="euclidean",
         margin=2.0,
@@ -198,10 +181,7 @@ def test_nothing_is_left_when_every_negative_is_inside(problem: Problem) -> None
         problem, features=problem.features[paired], labels=problem.labels[paired]
     )
     computed = fixed_curvature(
-        without_single.blocks,
-        without_single.labels,
-        problem.weight,
-        problem.bias,
+        without_single.layer,
         anchor_targets(without_single.labels, "per_anchor", torch.float64),
         split="euclidean",
         margin=2.0,
@@ -215,11 +195,12 @@ def test_single_precision_agrees_with_double(
 ) -> None:
     results = []
     for dtype in (torch.float64, torch.float32):
-        layer = (problem.blocks, problem.labels, problem.weight.to(dtype), problem.bias.to(dtype))
+        weight, bias = problem.weight.to(dtype), problem.bias.to(dtype)
+        layer = TrainedLayer(problem.blocks, problem.labels, weight, bias)
         targets = anchor_targets(problem.labels, "per_anchor", dtype)
         results.append(
-            fixed_curvature(*layer, targets, split=split, margin=MARGIN)
-            + positives_curvature(*layer, targets, split=split)
+            fixed_curvature(layer, targets, split=split, margin=MARGIN)
+            + positives_curvature(layer, targets, split=split)
         )
     assert results[1].weight.dtype == torch.float32
     assert difference(results[1], results[0]) < 1e-5
@@ -237,10 +218,7 @@ def test_blocks_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         fixed_curvature(
-            blocks,
-            problem.labels,
-            problem.weight,
-            problem.bias,
+            TrainedLayer(blocks, problem.labels, problem.weight, problem.bias),
             anchor_targets(problem.labels, "per_anchor", torch.float64),
             split="euclidean",
             margin=1.0,
@@ -253,7 +231,7 @@ def test_what_rounding_leaves_is_no_curvature() -> None:
     features = torch.randn(len(labels), 6, generator=generator)
     weight, bias = torch.randn(4, 6, generator=generator), torch.zeros(4)
     targets = anchor_targets(labels, "per_anchor", torch.float32)
-    layer = (lambda: [features], labels, weight, bias, targets)
+    layer = TrainedLayer(lambda: [features], labels, weight, bias), targets
     left = fixed_curvature(*layer, split="euclidean", margin=2.0)
     assert not left.weight.any()
     assert fixed_curvature(*layer, split="euclidean", margin=1.0).weight.min() > 0
@@ -292,8 +270,7 @@ def test_unless_told_the_features_that_are_gathered_take_up_to_a_gigabyte(
 
     monkeypatch.setattr(all_pairs, "class_groups", groups)
     targets = anchor_targets(problem.labels, "global", torch.float64)
-    layer = problem.blocks, problem.labels, problem.weight, problem.bias
-    summed(*layer, targets, split="euclidean")
+    summed(problem.layer, targets, split="euclidean")
     row_bytes = 8 * problem.weight.shape[1]
     assert [n * row_bytes for n in asked] == [pytest.approx(2**30, abs=row_bytes)]
 

@@ -33,9 +33,8 @@ scales = pytest.mark.parametrize("prior_scale", ["features", "isotropic"])
 
 
 def traces(problem: Problem) -> PartialTraces:
-    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
     targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
-    return fixed_traces(*layer, targets, split="euclidean", margin=MARGIN) * 11
+    return fixed_traces(problem.layer, targets, split="euclidean", margin=MARGIN) * 11
 
 
 def covariance(posterior: KroneckerPosterior) -> Tensor:

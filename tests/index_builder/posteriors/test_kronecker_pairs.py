@@ -10,7 +10,6 @@ from torch import Tensor
 
 from index_builder.posteriors.laplace import all_pairs
 from index_builder.posteriors.laplace.all_pairs import (
-    feature_basis,
     fixed_curvature,
     fixed_traces,
     positives_traces,
@@ -55,9 +54,9 @@ def test_fixed_equals_the_dense_sum_over_all_ordered_pairs(
     problem: Problem, dense_oracle: DenseOracle, monkeypatch: pytest.MonkeyPatch, split: Split
 ) -> None:
     monkeypatch.setattr(all_pairs, "_ROWS", 4)
-    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    layer = problem.layer
     targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
-    computed = fixed_traces(*layer, targets, split=split, margin=MARGIN)
+    computed = fixed_traces(layer, targets, split=split, margin=MARGIN)
     dense = dense_oracle(problem, *all_targets(problem), "fixed", split, anchored=True)
     assert_same(computed, traces_of(dense, 3))
 
@@ -67,9 +66,9 @@ def test_fixed_equals_the_dense_sum_over_all_ordered_pairs(
 def test_positives_equals_the_dense_sum(
     problem: Problem, dense_oracle: DenseOracle, split: Split, max_bytes: int
 ) -> None:
-    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    layer = problem.layer
     targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
-    computed = positives_traces(*layer, targets, split=split, max_bytes=max_bytes)
+    computed = positives_traces(layer, targets, split=split, max_bytes=max_bytes)
     dense = dense_oracle(problem, *all_targets(problem), "positives", split)
     assert_same(computed, traces_of(dense, 3))
 
@@ -84,9 +83,9 @@ def test_positives_of_embeddings_narrower_and_wider_than_classes(
         weight=torch.randn(dim, 5, generator=generator, dtype=torch.float64),
         bias=torch.randn(dim, generator=generator, dtype=torch.float64),
     )
-    layer = (other.blocks, other.labels, other.weight, other.bias)
+    layer = other.layer
     targets = anchor_targets(other.labels, "per_anchor", torch.float64)
-    computed = positives_traces(*layer, targets, split="euclidean")
+    computed = positives_traces(layer, targets, split="euclidean")
     dense = dense_oracle(other, *all_targets(other), "positives", "euclidean")
     expected = traces_of(dense, dim)
     torch.testing.assert_close(computed.features, expected.features, atol=1e-14, rtol=1e-12)
@@ -111,10 +110,10 @@ def test_given_pairs_equal_the_dense_sum(
 
 
 def test_diagonals_are_sums_of_the_diagonal_curvature(problem: Problem) -> None:
-    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    layer = problem.layer
     targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
-    diagonal = fixed_curvature(*layer, targets, split="euclidean", margin=MARGIN)
-    traces = fixed_traces(*layer, targets, split="euclidean", margin=MARGIN)
+    diagonal = fixed_curvature(layer, targets, split="euclidean", margin=MARGIN)
+    traces = fixed_traces(layer, targets, split="euclidean", margin=MARGIN)
     entries = torch.cat([diagonal.weight, diagonal.bias[:, None]], 1)
     torch.testing.assert_close(traces.features.diagonal(), entries.sum(0))
     torch.testing.assert_close(traces.diagonal, entries.sum(0))
@@ -129,26 +128,25 @@ def test_within_a_basis_that_holds_the_features_nothing_is_lost(
     generator = torch.Generator().manual_seed(2)
     turn = torch.linalg.qr(torch.randn(50, 5, generator=generator, dtype=torch.float64))[0].T
     wide = replace(problem, features=problem.features @ turn, weight=problem.weight @ turn)
-    basis = feature_basis(wide.blocks, wide.weight, wide.bias, len(wide.labels))
+    basis = wide.layer.basis()
     assert basis is not None
     assert basis.shape == (51, 6)  # eleven images in five directions, and the bias
     torch.testing.assert_close(basis.T @ basis, torch.eye(6, dtype=torch.float64))
     targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
-    layer = (wide.blocks, wide.labels, wide.weight, wide.bias)
+    layer = wide.layer
     if positives:
-        inside = positives_traces(*layer, targets, split="arccos", basis=basis)
-        whole = positives_traces(*layer, targets, split="arccos")
+        inside = positives_traces(layer, targets, split="arccos", basis=basis)
+        whole = positives_traces(layer, targets, split="arccos")
     else:
-        inside = fixed_traces(*layer, targets, split="arccos", margin=MARGIN, basis=basis)
-        whole = fixed_traces(*layer, targets, split="arccos", margin=MARGIN)
+        inside = fixed_traces(layer, targets, split="arccos", margin=MARGIN, basis=basis)
+        whole = fixed_traces(layer, targets, split="arccos", margin=MARGIN)
     torch.testing.assert_close(basis @ inside.features @ basis.T, whole.features)
     torch.testing.assert_close(inside.outputs, whole.outputs)
     torch.testing.assert_close(inside.diagonal, whole.diagonal)
 
 
 def test_few_features_need_no_basis(problem: Problem) -> None:
-    layer = (problem.blocks, problem.weight, problem.bias)
-    assert feature_basis(*layer, len(problem.labels)) is None
+    assert problem.layer.basis() is None
 
 
 @pytest.mark.parametrize("fewer", [0, 1])
@@ -157,7 +155,7 @@ def test_up_to_so_many_features_are_kept_whole(
 ) -> None:
     n_features = problem.weight.shape[1]
     monkeypatch.setattr(all_pairs, "MAX_DENSE", n_features - fewer)
-    basis = feature_basis(problem.blocks, problem.weight, problem.bias, len(problem.labels))
+    basis = problem.layer.basis()
     of_pairs = pair_traces(
         problem.features,
         problem.weight,
@@ -175,10 +173,9 @@ def test_of_more_directions_than_are_kept_it_is_the_main_ones(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(all_pairs, "MAX_DENSE", 0)
-    layer = problem.blocks, problem.weight, problem.bias, len(problem.labels)
-    every = feature_basis(*layer)
+    every = problem.layer.basis()
     monkeypatch.setattr(all_pairs, "MAX_RANK", 3)
-    main = feature_basis(*layer)
+    main = problem.layer.basis()
     assert every is not None
     assert main is not None
     assert every.shape[1] > main.shape[1] == 3

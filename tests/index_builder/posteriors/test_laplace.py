@@ -38,7 +38,7 @@ MARGIN = 0.9
 def test_variance_is_one_over_scaled_curvature_plus_prior(problem: Problem, split: Split) -> None:
     targets = anchor_targets(problem.labels, "global", torch.float64)
     layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
-    curvature = fixed_curvature(*layer, targets, split=split, margin=MARGIN)
+    curvature = fixed_curvature(problem.layer, targets, split=split, margin=MARGIN)
     fit = fit_laplace(
         *layer,
         split=split,
@@ -72,7 +72,7 @@ def test_the_curvature_of_positives_alone_is_of_the_split_that_is_asked_for(
         margin=MARGIN,
         prior_precision=1.0,
     )
-    wanted = positives_curvature(*layer, targets, split=split).weight.clamp_min(0)
+    wanted = positives_curvature(problem.layer, targets, split=split).weight.clamp_min(0)
     torch.testing.assert_close(instance_of(Curvature, fit.curvature).weight, wanted)
 
 
@@ -86,7 +86,7 @@ def test_the_data_count_once_each_and_the_evidence_chooses_where_asked(problem: 
         margin=MARGIN,
     )
     targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
-    scaled = positives_curvature(*layer, targets, split="euclidean") * 11
+    scaled = positives_curvature(problem.layer, targets, split="euclidean") * 11
     tuned = tune_prior_precision(scaled, problem.weight, problem.bias)
     assert fit.data_scale == 11
     assert fit.prior_chosen_by == "marginal_likelihood"

@@ -59,10 +59,7 @@ def test_full_is_estimated_without_bias_for_unbalanced_classes(
     estimates = [
         estimated(
             minibatch_curvature,
-            problem.blocks,
-            problem.labels,
-            problem.weight,
-            problem.bias,
+            problem.layer,
             targets,
             MinibatchPlan(n_minibatches=25, n_labels=3, n_images=2),
             margin=MARGIN,
@@ -84,10 +81,7 @@ def test_minibatches_of_the_whole_data_set_are_exact(
 ) -> None:
     computed = estimated(
         minibatch_curvature,
-        problem.blocks,
-        problem.labels,
-        problem.weight,
-        problem.bias,
+        problem.layer,
         anchor_targets(problem.labels, "per_anchor", torch.float64),
         MinibatchPlan(n_minibatches=1, n_labels=9, n_images=99),
         margin=MARGIN,
@@ -154,7 +148,7 @@ def test_weighted_minibatches_are_unbiased_for_unbalanced_classes(
             for rows in plan.draw(problem.labels, torch.Generator().manual_seed(3))
         ]
     )
-    layer = (problem.blocks, problem.labels, problem.weight, problem.bias, targets)
+    layer = problem.layer, targets
     if approximation == "fixed":
         exact = fixed_curvature(*layer, split=split, margin=MARGIN).weight
     elif approximation == "positives":
