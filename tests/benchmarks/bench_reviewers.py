@@ -3,9 +3,9 @@
 ``python -m tests.benchmarks.bench_reviewers`` simulates first results whose log-odds ℓ are too
 large: truth has 0.6 ℓ − 0.8. Some pairs are drawn at random for review, as `audit` draws them of
 likely ones; others are volunteered, wrong ones ``bias`` times as often as right ones; a share of
-the reviewers' words is wrong. It prints, by decisions, the ECE of the stream after a correction
-that takes every pair for such as is served (``all alike``), after that which is fitted (``told
-apart``), and after one by drawn pairs alone (``drawn alone``).
+the reviewers' words is wrong. The table has, by decisions, the ECE of the stream after a correction
+that takes every pair for such as is served, after that which is fitted, and after one by drawn
+pairs alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from scipy.special import expit
 
 from index_builder.metrics import calibration_error, reliability
 from model_store.decision import Recalibration, fit_recalibration
+from tests.benchmarks.measured import record_table
 
 SLOPE, INTERCEPT = 0.6, -0.8
 DRAWN = 0.3
@@ -26,6 +27,17 @@ DRAWN = 0.3
 LIKELY = 0.5
 N_STREAM = 20_000
 DECISIONS = (50, 100, 200, 400, 1000)
+COLUMNS = (
+    "decisions",
+    "wrong matches reported, times as often",
+    "wrong decisions",
+    "ECE before",
+    "after, all decisions alike",
+    "after, drawn and reported ones apart",
+    "after, drawn ones alone",
+)
+COMMAND = "python -m tests.benchmarks.bench_reviewers"
+ABOUT = "Simulated reviewers. Three in ten decisions are on pairs that were drawn at random."
 
 Floats = NDArray[np.float64]
 
@@ -58,11 +70,11 @@ def error_of(correction: Recalibration, generator: np.random.Generator) -> float
 
 
 def main() -> None:
-    """Print a table."""
+    """Measure, and write the table of the documentation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=20)
     options = parser.parse_args()
-    print("bias wrong decisions  uncorrected  all alike  told apart  drawn alone")
+    rows = []
     for bias, wrong in ((1.0, 0.0), (5.0, 0.0), (5.0, 0.05)):
         for n in DECISIONS:
             found = []
@@ -76,8 +88,10 @@ def main() -> None:
                     fit_recalibration(log_odds[drawn], said[drawn]),
                 ]
                 found.append([error_of(fit, generator) for fit in fits])
-            means = "  ".join(f"{mean:11.4f}" for mean in np.mean(found, axis=0))
-            print(f"{bias:4.1f} {wrong:5.2f} {n:9d}  {means}")
+            means = [f"{mean:.3f}" for mean in np.mean(found, axis=0)]
+            rows.append([f"{n:,}", f"{bias:g}", f"{100 * wrong:g} %", *means])
+            print(*rows[-1], sep="\t", flush=True)
+    record_table("reviewers", COLUMNS, rows, globals(), COMMAND, ABOUT)
 
 
 if __name__ == "__main__":
