@@ -80,8 +80,6 @@ class Retriever:
     Attributes
     ----------
     kind : kind of the queries for ``calibration``.
-    alpha : the false-alarm rate of the outlier flag that applies if a request states no rate.
-    posterior : name of the posterior that gives the variance of these queries.
     stale : reason why the calibration is not valid for this gallery; None if it is valid.
 
     Raises
@@ -106,43 +104,32 @@ class Retriever:
         require_one_encoder(encoder, gallery, calibration, text, text_calibration)
         self.encoder = encoder
         self.gallery: Gallery = gallery
+        self.calibration = calibration
         self.text = text
+        self.kind: QueryKind = "image"
+        self._checked: tuple[tuple[str, int, int], str | None] | None = None
         self._calibrations = {"image": calibration, "text": text_calibration}
-        self._decide_on("image")
         self._noise = Noise(
             _noise_of(encoder.fingerprint, N_SAMPLES, encoder.dim),
             _noise_of(f"{encoder.fingerprint}, items", N_SAMPLES, N_CANDIDATES),
         )
 
-    def _decide_on(self, kind: QueryKind) -> None:
-        self.kind: QueryKind = kind
-        calibration = self.calibration = self._calibrations[kind]
-        self.alpha = DEFAULT_ALPHA if calibration is None else calibration.alpha
-        self.posterior = self.encoder.metadata.posterior
-        if kind == "text" and self.text is not None:
-            self.posterior = self.text.metadata.posterior
-        self._checked: tuple[tuple[str, int, int], str | None] | None = None
-
     def with_gallery(self, gallery: Gallery) -> Retriever:
         """Return a copy of the retriever with another state of the gallery."""
-        other = self._copied()
-        other.gallery = gallery
-        return other
+        return self._with(gallery=gallery)
 
     def for_kind(self, kind: QueryKind) -> Retriever:
         """Return a copy of the retriever with the calibration for a kind of queries."""
         if kind == self.kind:
             return self
-        other = self._copied()
-        other._decide_on(kind)
-        return other
+        return self._with(kind=kind, calibration=self._calibrations[kind])
 
-    def _copied(self) -> Retriever:
-        """Return a copy without the results that depend on gallery or kind."""
+    def _with(self, **changed: object) -> Retriever:
+        """Return a copy with other attributes, without the results that depend on them."""
         other = copy(self)
         for name in ("n_gone_labels", "_correlation"):
             other.__dict__.pop(name, None)
-        other._checked = None
+        other.__dict__.update(changed, _checked=None)
         return other
 
     @cached_property
@@ -150,6 +137,13 @@ class Retriever:
         if self.kind == "text":
             return INDEPENDENT  # the errors of two encoders are independent
         return correlation_of(self.encoder.metadata)
+
+    @property
+    def posterior(self) -> str:
+        """Name of the posterior that gives a query's variance."""
+        if self.kind == "text" and self.text is not None:
+            return self.text.metadata.posterior
+        return self.encoder.metadata.posterior
 
     @property
     def stale(self) -> str | None:
@@ -200,6 +194,11 @@ class Retriever:
             return None
         code = "labels_gone_for_texts" if self.kind == "text" else "labels_gone"
         return message(code, n_gone=self.n_gone_labels)
+
+    @property
+    def alpha(self) -> float:
+        """The false-alarm rate of the outlier flag that applies if a request states no rate."""
+        return DEFAULT_ALPHA if self.calibration is None else self.calibration.alpha
 
     def order_of(self, requested: Order | None) -> Order:
         """Return the order of a list: ``requested``, or the gallery's default.

@@ -63,8 +63,7 @@ class FairShare:
         who = caller.get()
         n = min(n_places, self._n_places)
         if not self._waiting and n <= self._n_free and self._is_within_share(who, n):
-            self._n_free -= n
-            self._held[who] += n
+            self._take(who, n)
             self._idle.clear()
             return who
         turn = _Turn(n, asyncio.get_running_loop().create_future())
@@ -90,7 +89,7 @@ class FairShare:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._waiting and self._hand_to_next():
+        while self._hand_to_next():
             pass
         if self._n_free == self._n_places:
             self._idle.set()
@@ -109,12 +108,15 @@ class FairShare:
                 if turns[0].n_places > self._n_free:
                     return False
                 turn = turns.popleft()
-                self._n_free -= turn.n_places
-                self._held[who] += turn.n_places
+                self._take(who, turn.n_places)
                 turn.come.set_result(None)
                 self._waiting.move_to_end(who)
                 return True
         return False
+
+    def _take(self, who: str, n_places: int) -> None:
+        self._n_free -= n_places
+        self._held[who] += n_places
 
     def _is_within_share(self, who: str, n_places: int) -> bool:
         return who not in self._held or self._held[who] + n_places <= self._most

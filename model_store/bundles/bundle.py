@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_store.bundles.changes import open_writable, require_files
@@ -40,9 +40,6 @@ class Bundle:
     hold : lock that prevents other processes from removing the open bundle.
     entry : the gallery's entry in its `GalleryFolder`; None for a gallery built by the command
         line.
-    built_as : the name that the gallery had when it was built.
-    name : name of the gallery.
-    key : the key of the gallery in other data, for example in feedback; a rename keeps the key.
 
     Examples
     --------
@@ -57,17 +54,21 @@ class Bundle:
     live: Writable | None = None
     hold: Hold | None = None
     entry: GalleryEntry | None = None
-    built_as: str = field(init=False, repr=False, compare=False)
-    name: str = field(init=False, repr=False, compare=False)
-    key: str = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        name = key = built_as = str(self.manifest.gallery["name"])
-        if self.entry is not None:
-            name, key = self.entry.name, self.entry.id
-        object.__setattr__(self, "built_as", built_as)
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "key", key)
+    @property
+    def name(self) -> str:
+        """Name of the gallery."""
+        return self.built_as if self.entry is None else self.entry.name
+
+    @property
+    def built_as(self) -> str:
+        """The name that the gallery had when it was built."""
+        return str(self.manifest.gallery["name"])
+
+    @property
+    def key(self) -> str:
+        """The key of the gallery in other data, for example in feedback; a rename keeps the key."""
+        return self.built_as if self.entry is None else self.entry.id
 
     @property
     def description(self) -> str:

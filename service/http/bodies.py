@@ -311,16 +311,16 @@ class _Bound:
     n_bytes : maximum bytes of the encoded content, without boundaries and other fields.
     held : noun that names the content in the error message.
     n_bytes_held : the limit that the error message states, in bytes.
-    most : maximum size of the whole body in bytes, with boundaries and other fields.
     """
 
     n_bytes: int
     held: str
     n_bytes_held: int
-    most: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "most", self.n_bytes + limits.FORM_ALLOWANCE)
+    @property
+    def most(self) -> int:
+        """Maximum size of the whole body in bytes, with boundaries and other fields."""
+        return self.n_bytes + limits.FORM_ALLOWANCE
 
     def refusal(self, n_bytes: int) -> ImageTooLarge:
         """Return the error of a body that exceeds the limit with ``n_bytes`` bytes or more."""

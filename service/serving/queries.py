@@ -91,7 +91,7 @@ class Encoded:
     Attributes
     ----------
     query_id : hash of the request's content.
-    entry : the query as it is cached.
+    entry : the cache entry of the query.
     cache : whether the embedding came from the cache.
     seconds : duration of each stage.
     """
