@@ -18,16 +18,16 @@ from index_builder.calibration.retrieval import BY_LABEL, TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets.splits import QuerySet
 from index_builder.indexing.bundle_evidence import _keep
-from index_builder.indexing.recalibrate import calibration_of
+from index_builder.indexing.recalibrate import calibration_of, recalibrate_bundle
 from model_store.bundles.compaction import RENAMED_LABELS
-from model_store.bundles.directory import current_id
+from model_store.bundles.directory import bundle_directory, current_id
 from model_store.bundles.kept_queries import (
     BUILD_QUERIES_FILE,
     KEPT_QUERIES_FILE,
     CalibrationInputs,
     ItemFeatures,
 )
-from model_store.bundles.manifest import read_manifest
+from model_store.bundles.manifest import EVALUATION_FILE, read_manifest
 from model_store.decision import SIZE_CLASSES, Hierarchy, Recalibration
 from model_store.decision.calibration import staleness
 from model_store.errors import CalibrationError
@@ -352,6 +352,17 @@ def test_by_the_command_after_changes(root: Path) -> None:
     after = calibration(directory)
     assert after.max_error == 0.2
     assert staleness(after, opened(root).snapshot()) is None
+
+
+def test_new_calibration_leaves_out_the_evaluation_of_the_previous_one(
+    built_digits: Path, tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(built_digits / "bundles", tmp_path / "bundles"))
+    before = bundle_directory(root, not_none(current_id(root)))
+    assert (before / EVALUATION_FILE).exists()
+    after = recalibrate_bundle(root, {"max_error": 0.1})
+    assert not (after / EVALUATION_FILE).exists()
+    assert read_manifest(after).metrics is None
 
 
 def test_decisions_correct_a_bundle_and_can_be_taken_back(root: Path, tmp_path: Path) -> None:
