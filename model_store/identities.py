@@ -2,9 +2,11 @@
 
 The fit uses held-out labels. The labels are divided into two halves. The images of each half are
 queries, which are compared with the other half. The fit uses several random divisions. First, a
-model of the evidence of a pair is fitted. Then P(same) is fitted as a function of the log-odds at
-which average linkage joins a pair. P(same) is the probability that two images show the same
-identity. P(same) is shown to users, and determines where the linkage tree is cut into groups.
+model of the evidence of a pair is fitted. Then P(same) is fitted, by isotonic regression, as a
+function of the log-likelihood ratio at which average linkage joins a pair. P(same) is the
+probability that two images show the same identity. Each set of images has another share of pairs
+that show the same identity, so the odds are corrected for the share (Saerens et al. 2002). P(same)
+is shown to users, and determines where the linkage tree is cut into groups.
 
 If the mean log-odds between two groups are at least h, at least one pair of images has log-odds of
 at least h. Consider the graph of all pairs with log-odds of at least h. Images that are joined
@@ -24,7 +26,6 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from model_store.bundles.kept_queries import BUILD_QUERIES_FILE, CalibrationInputs
-from model_store.decision.probabilities import LogisticModel
 from model_store.errors import IdentitiesUnavailable
 from model_store.gallery import Gallery
 from model_store.gallery.index.build import faiss_threads
@@ -37,7 +38,6 @@ from model_store.identity_pairs import (
     Labelled,
     PairModel,
     Points,
-    fit_logistic,
 )
 
 if TYPE_CHECKING:
@@ -222,6 +222,10 @@ _MOST_DIFFERENT = 100_000
 """Maximum number of pairs of different identities that are drawn from each half. The drawn pairs
 are weighted to represent all pairs of different identities."""
 
+_BLOCKS = 50
+"""Number of equal blocks of pairs in the fit of P(same). Pairs that two clusters form are joined
+together, so that single pairs with the highest ratios are no evidence of a high P(same)."""
+
 _LIKELY = 0.5
 """Minimum P(same) of the pairs that are joined in a group, even if the requested precision is
 lower."""
@@ -253,13 +257,18 @@ class Grouping:
     Attributes
     ----------
     pairs : model of the evidence of a pair.
-    joined : model of P(same) as a function of the log-odds at which average linkage joins a pair.
+    ratios : (K,) log-likelihood ratios at which average linkage joins pairs in the fit, ascending;
+        the mean of each block of pairs.
+    same : (K,) share of the pairs joined at these ratios that show the same identity, ascending.
+    share : share of all pairs in the fit that show the same identity, by `share_of_same`.
     cohort : directions (M, D) of items that queries are compared with.
     n_labels : number of identities in the fit.
     """
 
     pairs: PairModel
-    joined: LogisticModel
+    ratios: Floats
+    same: Floats
+    share: float
     cohort: Points
     n_labels: int
 
@@ -318,6 +327,8 @@ class Grouping:
         ------
         IdentitiesUnavailable : too few identities have at least two images.
         """
+        from scipy.optimize import isotonic_regression  # noqa: PLC0415 - slow
+
         generator = np.random.default_rng(seed)
         names, counts = np.unique(known.codes, return_counts=True)
         n_repeated = int((counts > 1).sum())
@@ -330,22 +341,30 @@ class Grouping:
         examples = [_example_pairs(*half, generator) for half in halves]
         signals, same, weights = (np.concatenate(part) for part in zip(*examples, strict=True))
         pairs = PairModel.fit(signals, same, weights)
-        heights, outcomes = _joined_pairs(pairs, halves)
-        calibrated = fit_logistic(heights[:, None], outcomes, np.ones(len(heights)))
-        if calibrated.weights[0] <= 0:
+        ratios, outcomes, share = _joined_pairs(pairs, halves)
+        order = np.argsort(ratios, kind="stable")
+        blocks = np.array_split(order, min(_BLOCKS, len(order)))
+        at = np.array([ratios[block].mean() for block in blocks])
+        shares = isotonic_regression([outcomes[block].mean() for block in blocks]).x
+        if shares[0] == shares[-1]:
             raise IdentitiesUnavailable(
                 "The encoder does not separate the gallery's labels: similar images are not more "
                 "likely to have the same label. Use another encoder."
             )
-        return cls(pairs, calibrated, known.points, len(names))
+        return cls(pairs, at, shares, share, known.points, len(names))
 
-    def probability(self, heights: Floats) -> Floats:
-        """Return P(same) (...) for pairs that are joined at the log-odds ``heights`` (...).
+    def probability(self, ratios: Floats, share: float) -> Floats:
+        """Return P(same) (...) for pairs that are joined at the log-likelihood ``ratios`` (...).
 
         With n labels in the fit, the result is at most n / (n + 1) (Laplace's rule of succession),
         because the next label might be confused with another label.
+
+        Parameters
+        ----------
+        share : share of all pairs of these images that show the same identity.
         """
-        found: Floats = expit(self.joined.log_odds(heights[..., None]))
+        in_fit = np.interp(ratios, self.ratios, self.same)
+        found: Floats = expit(logit(in_fit) + logit(share) - logit(self.share))
         return found * (self.n_labels / (self.n_labels + 1))
 
     def groups(self, queries: Points, precision: float = PRECISION) -> list[Group]:
@@ -358,12 +377,12 @@ class Grouping:
         if len(queries) < 2:
             return []
         compared = Compared.with_cohort(queries, self.cohort.directions)
-        components, _ = joined(compared, self.pairs)
-        cut = self._cut(components, precision)
-        found = [group for part in components for group in self._of_component(part, cut)]
+        components, share = joined(compared, self.pairs)
+        cut = self._cut(components, share, precision)
+        found = [group for part in components for group in self._of_component(part, share, cut)]
         return sorted(found, key=lambda group: (-len(group.rows), int(group.rows[0])))
 
-    def _cut(self, components: Sequence[Joined], precision: float) -> float:
+    def _cut(self, components: Sequence[Joined], share: float, precision: float) -> float:
         """Return the lowest log-odds at which groups may be joined; ∞ if no log-odds are enough.
 
         At these log-odds, the mean P(same) of all joined pairs is at least ``precision``.
@@ -371,21 +390,19 @@ class Grouping:
         if not components:
             return np.inf
         heights = np.sort(np.concatenate([part.heights() for part in components]))[::-1]
-        probabilities = self.probability(heights)
+        probabilities = self.probability(heights - logit(share), share)
         means = np.cumsum(probabilities) / np.arange(1, len(heights) + 1)
         last = np.append(heights[1:] < heights[:-1], True)  # equal heights stay together
         enough = (means >= precision) & (probabilities >= _LIKELY) & last & (heights >= FLOOR)
         places = np.flatnonzero(enough)
         return float(heights[places[-1]]) if len(places) else np.inf
 
-    def _of_component(self, part: Joined, cut: float) -> Iterator[Group]:
+    def _of_component(self, part: Joined, share: float, cut: float) -> Iterator[Group]:
         if not np.isfinite(cut):
             return
         n = len(part.rows)
-        probabilities, log_odds = (
-            _square(self.probability(part.heights()), n),
-            _square(part.log_odds, n),
-        )
+        of_pairs = self.probability(part.heights() - logit(share), share)
+        probabilities, log_odds = _square(of_pairs, n), _square(part.log_odds, n)
         for places in part.cut(cut - 1e-9):  # includes pairs that are joined exactly at the cut
             inside = np.ix_(places, places)
             of_members = probabilities[inside].sum(axis=1) / (len(places) - 1)
@@ -475,18 +492,33 @@ def _example_pairs(
 
 def _joined_pairs(
     pairs: PairModel, halves: Sequence[tuple[Compared, Codes]]
-) -> tuple[Floats, Bools]:
-    """Return the log-odds (P,) that join each held-out pair, and whether a pair is one identity."""
-    heights, outcomes = [np.array([FLOOR, FLOOR])], [np.array([False, True])]
+) -> tuple[Floats, Bools, float]:
+    """Return the held-out pairs that are joined, and the share of pairs of the same identity.
+
+    Returns
+    -------
+    ratios : (P,) log-likelihood ratios at which the pairs are joined.
+    same : (P,) whether each pair shows the same identity.
+    share : mean of `share_of_same` over the halves.
+    """
+    ratios, outcomes, shares = [], [], []
     for compared, codes in halves:
-        for part in joined(compared, pairs)[0]:
-            of_part = part.heights()
+        parts, share = joined(compared, pairs)
+        shares.append(share)
+        for part in parts:
+            heights = part.heights()
             first, second = np.triu_indices(len(part.rows), 1)
             same = codes[part.rows[first]] == codes[part.rows[second]]
-            above = of_part >= FLOOR
-            heights.append(of_part[above])
+            above = heights >= FLOOR
+            ratios.append(heights[above] - logit(share))
             outcomes.append(same[above])
-    return np.concatenate(heights), np.concatenate(outcomes)
+    of_all = float(np.mean(shares))
+    ends = np.full(2, FLOOR - logit(of_all))  # of nothing that is joined, nothing is known
+    return (
+        np.concatenate([ends, *ratios]),
+        np.concatenate([[False, True], *outcomes]),
+        of_all,
+    )
 
 
 def _square(condensed: Floats, n: int) -> Floats:
