@@ -4,7 +4,7 @@ The HTTP benchmark wants the Fashion-MNIST bundle. Where bundles/fashion-mnist h
 epoch that `bench_fit` trains is made into one, which changes no shape and no time; it needs the
 images (VOUCH_DATA_DIR, or a download) and some minutes. The benchmarks of throughput, indexing,
 the first hour and a busy machine want photographs (VOUCH_DATA_DIR), of which they build a bundle
-once. Left out, because they take an hour and print tables: posteriors, zero-shot, decision,
+once. Left out, because they take an hour and print tables: posteriors, decision,
 label-free, roll-up, review, unknown; because it installs another server: load; because it wants a
 GPU: gpu; and because they build galleries of a million items and more: gallery, ten-million,
 filters, tenants. `make bench NAME=load` runs one.
@@ -61,7 +61,6 @@ def main() -> None:
     results |= bench_overhead.measure(bundle)
     results["meta"]["left_out"] = [
         "posteriors",
-        "zero-shot",
         "decision",
         "label-free",
         "gallery",

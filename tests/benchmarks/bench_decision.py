@@ -39,9 +39,9 @@ from model_store.decision import Calibration, choice_probabilities
 from model_store.decision.outliers import unit_rows
 from model_store.decision.probabilities import prior_shift
 from model_store.encoder.onnx import OnnxEncoder
-from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
-from tests.benchmarks.bench_zero_shot import config_of as photographs
 from tests.benchmarks.measured import record_figures
+from tests.benchmarks.photographs import WEIGHTS, unpacked
+from tests.benchmarks.photographs import config_of as photographs
 from tests.benchmarks.preconditions import data_dir
 
 RUNS = Path("build/decision")

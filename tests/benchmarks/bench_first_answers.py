@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from index_builder.metrics import auroc
-from tests.benchmarks.bench_zero_shot import unpacked
 from tests.benchmarks.measured import record_figures
+from tests.benchmarks.photographs import unpacked
 from tests.benchmarks.preconditions import data_dir
 from tests.end_to_end.processes import Service
 

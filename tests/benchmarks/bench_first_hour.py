@@ -30,7 +30,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.images import decode_image
 from model_store.machine import usable_processors
-from tests.benchmarks.bench_zero_shot import unpacked
+from tests.benchmarks.photographs import unpacked
 from tests.benchmarks.preconditions import data_dir
 
 N_ROUNDS = 2

@@ -40,8 +40,8 @@ from model_store.bundles.bundle import open_bundle
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
-from tests.benchmarks.bench_zero_shot import unpacked
 from tests.benchmarks.measured import record_table
+from tests.benchmarks.photographs import unpacked
 from tests.benchmarks.preconditions import data_dir
 from tests.benchmarks.strong_views import strong_views
 

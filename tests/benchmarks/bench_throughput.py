@@ -195,7 +195,7 @@ def built() -> None:
     from index_builder.encoders import resolve_encoder
     from index_builder.pipeline.build import build_all
     from index_builder.pipeline.run import Run
-    from tests.benchmarks.bench_zero_shot import unpacked
+    from tests.benchmarks.photographs import unpacked
 
     data = data_dir()
     IMAGES.mkdir(parents=True, exist_ok=True)

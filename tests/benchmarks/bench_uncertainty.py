@@ -55,8 +55,9 @@ from index_builder.vectors.encoder import embed_with_features
 from model_store import Retriever, open_bundle
 from model_store.decision.outliers import DisplacementModel
 from model_store.encoder.contract import Embeddings
-from tests.benchmarks.bench_zero_shot import unpacked
+from model_store.sphere import unit_direction
 from tests.benchmarks.measured import record_table
+from tests.benchmarks.photographs import unpacked
 from tests.benchmarks.preconditions import data_dir
 from tests.support.narrowing import instance_of, not_none
 
@@ -159,11 +160,18 @@ def measured(name: str, images: LabelledImages, seed: int) -> dict[str, Any]:
         posterior = place / "runs" / "gallery" / "posterior.safetensors"
         indexed = folder(place / "gallery")
         clean = embed_with_features(retriever.encoder, known, "queries")
-        layers = against_layers(retriever, posterior, indexed, clean.at(slice(0, None, 2)))
+        items = embed_with_features(retriever.encoder, indexed, "items")
+        layers = against_layers(retriever, posterior, indexed, items, clean.at(slice(0, None, 2)))
         of_head = judged_head(retriever, indexed, known, clean, spoilt_images, seed)
     right = of_known.matches[:, 0]
     ordinary, alien, spoilt = signals(of_known), signals(of_absent), signals(poor)
-    found: dict[str, Any] = {"recall_at_1": float(right.mean()), **layers}
+    found: dict[str, Any] = {
+        "recall_at_1": float(right.mean()),
+        "recall_at_1, features without the last layer": recall_of_features(
+            clean.features, known.labels, items.features, indexed.labels
+        ),
+        **layers,
+    }
     for signal in SIGNALS:
         values = ordinary[signal]
         found[f"wrong: {signal}"] = auroc(values[~right], values[right])
@@ -188,6 +196,22 @@ def measured(name: str, images: LabelledImages, seed: int) -> dict[str, Any]:
     for columns, fusion in ((1, "match"), (2, "match and aleatoric")):
         found[f"wrong and degraded: {fusion}"] = fused(doubts[:, :columns], is_wrong)
     return found
+
+
+def recall_of_features(
+    queries: NDArray[np.float32],
+    asked: Sequence[str],
+    items: NDArray[np.float32],
+    indexed: Sequence[str],
+) -> float:
+    """Return the share of queries whose most similar item by the features (·, F) is of their label.
+
+    Parameters
+    ----------
+    asked, indexed : labels of the queries and of the items.
+    """
+    nearest = (unit_direction(queries) @ unit_direction(items).T).argmax(axis=1)
+    return float((np.array(indexed)[nearest] == np.array(asked)).mean())
 
 
 def fused(signals: Floats, is_wrong: NDArray[np.bool_]) -> float | None:
@@ -247,11 +271,14 @@ def at_strength(images: LabelledImages, kind: str, strength: float, seed: int) -
 
 
 def against_layers(
-    retriever: Retriever, posterior: Path, indexed: LabelledImages, asked: Embeddings
+    retriever: Retriever,
+    posterior: Path,
+    indexed: LabelledImages,
+    items: Embeddings,
+    asked: Embeddings,
 ) -> dict[str, float]:
     """Compare what is served of ranks and similarities with what sampled layers give."""
     fitted = instance_of(KroneckerPosterior, load_posterior(posterior))
-    items = embed_with_features(retriever.encoder, indexed, "items")
     generator = torch.Generator().manual_seed(0)
     drawn = np.empty((N_LAYERS, len(asked), len(indexed)), dtype=np.float32)
     for place in range(N_LAYERS):

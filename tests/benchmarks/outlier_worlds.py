@@ -31,8 +31,8 @@ from model_store.decision import OutlierDetector
 from model_store.decision.outliers import averaged_features
 from model_store.encoder.contract import Embeddings
 from model_store.encoder.onnx import OnnxEncoder
-from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
-from tests.benchmarks.bench_zero_shot import config_of as photographs
+from tests.benchmarks.photographs import WEIGHTS, unpacked
+from tests.benchmarks.photographs import config_of as photographs
 
 KEPT = Path("build/outliers")
 

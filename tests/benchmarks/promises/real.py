@@ -21,8 +21,8 @@ from index_builder.pipeline.steps import export_step, fit_step, train_step
 from model_store.decision.outliers import averaged_features
 from model_store.encoder.contract import Embeddings
 from model_store.encoder.onnx import OnnxEncoder
-from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
-from tests.benchmarks.bench_zero_shot import config_of as photographs
+from tests.benchmarks.photographs import WEIGHTS, unpacked
+from tests.benchmarks.photographs import config_of as photographs
 from tests.benchmarks.preconditions import data_dir
 
 from .latents import TableEncoder, pictures
