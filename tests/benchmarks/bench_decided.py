@@ -1,4 +1,4 @@
-"""Coverage at a promised error, before and after decisions on queries drawn at random.
+"""Bounds from 1,000 reviewed queries: coverage before and after.
 
 All of Omniglot's evaluation characters, through a network that was trained on the background ones
 (`bench_unknown`), seven in ten of them in a gallery of eight drawings each, which is calibrated
@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ from model_store.gallery import FaissGallery
 from model_store.machine import one_blas_thread
 from model_store.table import HalfRows
 from tests.benchmarks.bench_changed import images_of
+from tests.benchmarks.measured import record_table
 from tests.benchmarks.omniglot_network import evaluation_characters
 from tests.benchmarks.promises.answers import Answers, answer_all
 from tests.benchmarks.promises.latents import TableEncoder
@@ -140,17 +142,38 @@ def run(seed: int) -> Iterator[dict[str, object]]:
             print(seed, wrong, refit.loss_before, refit.loss_after, refit.predicts_as_well)
         for name, calibration in fits.items():
             answers = [answer_all(encoder, gallery, calibration, images) for images in tests]
-            record = said(calibration, answers[0], answers[1])
-            yield {"seed": seed, "fit": name, "n": calibration.n_queries, **record}
+            of_fit = said(calibration, answers[0], answers[1])
+            yield {"seed": seed, "fit": name, "n": calibration.n_queries, **of_fit}
+
+
+def record(records: Sequence[Mapping[str, Any]]) -> None:
+    """Write the table: a row for each fit, the divisions side by side."""
+    rows = []
+    for fit in dict.fromkeys(one["fit"] for one in records):
+        of_fit = [one for one in records if one["fit"] == fit]
+        keys = [f"{what}_at_{error:g}" for error in ERRORS for what in ("coverage", "error")]
+        rows.append([fit, *(", ".join(f"{one[key]:.3f}" for one in of_fit) for key in keys)])
+    record_table(
+        "decided",
+        ["", *(title for e in ERRORS for title in (f"`match` at max_error {e:g}", "… wrong"))],
+        rows,
+        globals(),
+        command="python -m tests.benchmarks.bench_decided",
+        about="Omniglot, 461 labels, 150 calibration queries, and then 1,000 reviewed queries of "
+        f"which the given share is decided wrongly. {N_SEEDS} divisions.",
+    )
 
 
 def main() -> None:
-    """Print a record a line."""
+    """Print a record a line, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=N_SEEDS)
+    records = []
     for seed in range(parser.parse_args().seeds):
-        for record in run(seed):
-            print(json.dumps(record), flush=True)
+        for one in run(seed):
+            print(json.dumps(one), flush=True)
+            records.append(one)
+    record(records)
 
 
 if __name__ == "__main__":

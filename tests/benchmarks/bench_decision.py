@@ -1,4 +1,4 @@
-"""What the decision layer adds, over seeds: calibration, errors, outliers, result sets.
+"""The decision layer over five seeds: calibration, errors, outliers, result sets.
 
 Fashion-MNIST trains its own encoder on eight classes, another pair withheld for each seed; the
 photographs of Caltech-101 and Omniglot's characters go through ImageNet's MobileNetV2, which no
@@ -39,7 +39,7 @@ from model_store.decision import Calibration, choice_probabilities
 from model_store.decision.outliers import unit_rows
 from model_store.decision.probabilities import prior_shift
 from model_store.encoder.onnx import OnnxEncoder
-from tests.benchmarks.measured import record_figures
+from tests.benchmarks.measured import mean_rows, record_table
 from tests.benchmarks.photographs import WEIGHTS, unpacked
 from tests.benchmarks.photographs import config_of as photographs
 from tests.benchmarks.preconditions import data_dir
@@ -190,10 +190,6 @@ def measure(config: BuildConfig, run: Run, data: Path) -> dict[str, float]:
     for kind, images in worlds:
         seen = Measured(calibration, look(images))
         row[f"OOD AUROC, {kind}"] = area(seen.outlier_scores, matched.outlier_scores)
-        row[f"… variance, {kind}"] = area(
-            seen.observed.spherical_variances,
-            matched.observed.spherical_variances,
-        )
         row[f"… kNN, {kind}"] = area(alone(images), ordinary)
     return row
 
@@ -229,7 +225,6 @@ def of_errors(matched: Measured) -> dict[str, float]:
     wrong = ~matched.correct
     signals = {
         "error AUROC": -matched.probabilities,
-        "… variance": matched.observed.spherical_variances,
         "… similarity": -matched.similarities,
         "… gap": rankdata(-matched.gaps()),  # scikit-learn ranks no infinities
     }
@@ -278,7 +273,15 @@ def main() -> None:
             values = np.array([row[key] for row in rows])
             print(f"| {key} | {values.mean():.4f} | {values.std(ddof=1):.4f} |", flush=True)
     (RUNS / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    record_figures("decision", report, globals())
+    titles = {key: key for rows in report.values() for row in rows for key in row}
+    record_table(
+        "decision",
+        ["", *report],
+        mean_rows(titles, report),
+        globals(),
+        about="The photographs and the characters go through MobileNetV2, which saw none of the "
+        "labels. Mean ± standard deviation.",
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -73,6 +74,27 @@ def record_table(
     """
     table = {"about": about, "columns": list(columns), "rows": [list(row) for row in rows]}
     return _record(name, module, command, table)
+
+
+def mean_rows(
+    titles: Mapping[str, str], results: Mapping[str, Sequence[Mapping[str, float | None]]]
+) -> list[list[str]]:
+    """Return rows of a table: mean ± standard deviation of each number; – where there is none.
+
+    Parameters
+    ----------
+    titles : the row's title of each number.
+    results : records of each column, one of each seed.
+    """
+    rows = []
+    for key, title in titles.items():
+        cells = []
+        for records in results.values():
+            values = [value for one in records if (value := one.get(key)) is not None]
+            spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.3f}{spread}" if values else "–")
+        rows.append([title, *cells])
+    return rows
 
 
 def _record(name: str, module: Mapping[str, Any], command: str, found: Mapping[str, Any]) -> Path:
