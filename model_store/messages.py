@@ -108,7 +108,8 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "error_bounded_for_matched_queries": "The error of matches is guaranteed for queries with "
         "a match only: {cause}.",
         "absent_unknown_trained_labels": "queries of labels that the encoder was trained on do "
-        "not represent absent queries; withhold some labels from training and gallery",
+        "not represent absent queries; withhold some labels from training and gallery, or "
+        "calibrate with at least 50 queries without a match",
         "probabilities_uncertain": "With a share of {share} absent queries, probabilities may be "
         "far off: {cause}.",
         "error_and_probabilities_uncertain": "With a share of {share} absent queries, no error "
