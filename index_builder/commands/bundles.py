@@ -288,7 +288,7 @@ def rollback_command(directory: DirectoryArgument) -> None:
     _activate(directory, before, upgrades.KNOWN_SCHEMAS)
     print(before)
     if left is not None and left != before:
-        _say_what_is_left(directory, left)
+        _say_what_is_left(directory, left, before)
     if (schema := upgrades.old_schema(directory)) is not None:
         print(f"It has schema {schema}: start the release that built it.")
     if _is_of_earlier_release(bundle_directory(directory, before)):
@@ -297,15 +297,16 @@ def rollback_command(directory: DirectoryArgument) -> None:
             print(f"The upgrade also converted a created gallery. Roll it back: {command}")
 
 
-def _say_what_is_left(directory: Path, left: str) -> None:
+def _say_what_is_left(directory: Path, left: str, now: str) -> None:
     changes = importlib.import_module("model_store.bundles.changes")
     try:
-        n_changes = changes.n_changes(directory, bundle_directory(directory, left))
+        both = bundle_directory(directory, left), bundle_directory(directory, now)
+        n_changes = changes.n_changes_without(directory, *both)
     except VouchError:  # a damaged bundle may be the reason for the rollback
         return
     if n_changes:
         command = shlex.join(["vouch-build", "activate", str(directory), left])
-        print(f"{n_changes} changes are only in the other bundle. To return to it: {command}")
+        print(f"Changes that are only in the other bundle: {n_changes}. To return to it: {command}")
 
 
 def _can_go_back(root: Path) -> bool:

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from model_store.bundles.directory import bundle_directory, require_current
+from model_store.bundles.manifest import read_manifest
 from model_store.errors import WriteRefused
 from model_store.gallery import (
     ChangesFile,
@@ -59,19 +60,25 @@ def open_live(root: Path, directory: Path, base: FaissGallery | None = None) -> 
     return LiveGallery(base, log)
 
 
-def n_changes(root: Path, directory: Path) -> int:
-    """Return the number of changes after the bundle ``directory`` was built.
+def n_changes_without(root: Path, directory: Path, other: Path) -> int:
+    """Return the number of changes of the bundle ``directory`` that the bundle ``other`` lacks.
 
-    The number is 0 for a gallery in a database, because its changes belong to no bundle. The bundle
-    itself may be damaged.
+    ``other`` has the changes in its own log, and those that were in its gallery from the start, if
+    it was compacted from ``directory``. The number is 0 for a gallery in a database, because its
+    changes belong to no bundle. The bundle ``directory`` may be damaged.
     """
-    if engine_of(directory) is not None:
+    path, of_other = (changes_path(root, one.name) for one in (directory, other))
+    if engine_of(directory) is not None or not path.exists():
         return 0
-    path = changes_path(root, directory.name)
-    if not path.exists():
-        return 0
+    known: set[tuple[int, bytes]] = set()
+    start = -1
+    if of_other.exists():
+        with errors_in_words(of_other, "read"), closing(connect(of_other, "ro")) as log:
+            known.update(rows.identities(log))
+            if read_manifest(other).gallery.get("compacted_from") == directory.name:
+                start = rows.first_sequence(log)
     with errors_in_words(path, "read"), closing(connect(path, "ro")) as log:
-        return rows.last_sequence(log) - rows.first_sequence(log)
+        return sum(one[0] > start and one not in known for one in rows.identities(log))
 
 
 def open_writable(root: Path, directory: Path, gallery: Gallery) -> Writable:

@@ -387,10 +387,13 @@ def test_rollback_counts_the_changes_that_stay_in_the_other_bundle(tmp_path: Pat
     before, said = run("rollback", root).stdout.splitlines()
     assert current_id(root) == before != after
     assert said == (
-        "2 changes are only in the other bundle. To return to it: vouch-build activate "
+        "Changes that are only in the other bundle: 2. To return to it: vouch-build activate "
         f"{root} {after}"
     )
-    assert len(run("rollback", root).stdout.splitlines()) == 2  # "a" is only in the old log
+    assert run("rollback", root).stdout.splitlines() == [after]  # its gallery has "a"
+    assert run("rollback", root).exit_code == 0
+    opened(root).commit([upsert("d", 4)])
+    assert "only in the other bundle: 1." in run("rollback", root).stdout
     (root / after / "norms.npy").unlink()  # may be the reason for a rollback
     assert run("rollback", root).exit_code == 0
 

@@ -126,6 +126,11 @@ def last_sequence(connection: sqlite3.Connection) -> int:
     return first_sequence(connection) if last is None else int(last)
 
 
+def identities(connection: sqlite3.Connection) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the checksums of each change; both are equal for copies alone."""
+    yield from connection.execute("SELECT sequence, checksums FROM changes")
+
+
 def row_of(sequence: int, write: Upsert | Delete) -> Row:
     """Return the row that stores a write."""
     values: Row = (sequence, write.id, None, None, None, None, None, None)
