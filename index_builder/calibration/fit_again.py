@@ -27,7 +27,12 @@ from index_builder.datasets.groups import Fingerprint, fingerprint, pairs_among,
 from index_builder.datasets.images import joined
 from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
-from model_store.bundles.kept_queries import MOST_ITEMS, CalibrationInputs, ItemFeatures
+from model_store.bundles.kept_queries import (
+    BUILD_QUERIES_FILE,
+    MOST_ITEMS,
+    CalibrationInputs,
+    ItemFeatures,
+)
 from model_store.decision import Calibration, size_classes
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.outliers import averaging
@@ -155,6 +160,8 @@ def fit_again(
         observed = calibration_queries(encoder, described, queries)
     else:
         images, was_put = stored_items(items, gallery, kept.seed)
+        if (directory / BUILD_QUERIES_FILE).exists():
+            was_put[:] = False  # queries of users are harder than items, which cannot replace them
         item_queries = None  # the queries are held-out images
         if unlabelled is not None:
             was_fitted = _layer_was_fitted(kept)
