@@ -149,6 +149,42 @@ def fit_calibration(
     return replace(calibration, report=report)
 
 
+def with_evidence_of(
+    calibration: Calibration, queries: CalibrationQueries, chosen: NDArray[np.bool_], seed: int
+) -> Calibration:
+    """Return the calibration with only some queries with a match as evidence for bounds.
+
+    Bounds, result sets and outlier p-values then hold for queries like these, whatever the other
+    queries were. The models, which were fitted to all queries, stay.
+
+    Parameters
+    ----------
+    queries : all queries of the fit.
+    chosen : (B,) mask of the queries of the kind ``matched``.
+    """
+    evidence = calibration.evidence
+    is_chosen = np.zeros(len(evidence.absent), dtype=bool)
+    is_chosen[: len(chosen)] = chosen
+    rows = np.flatnonzero(is_chosen | evidence.absent)
+    scores = np.concatenate([one.observed.outlier_scores for one in queries.of()])
+    ordinary, is_ordinary = np.sort(scores[is_chosen]), is_chosen[rows]
+    restricted = replace(
+        calibration,
+        n_queries=len(ordinary),
+        outlier_scores=ordinary,
+        evidence=replace(
+            evidence.at(rows), outlier_p_values=_p_values(scores[rows], ordinary, is_ordinary)
+        ),
+    )
+    report = {
+        **calibration.report,
+        "n_matched": len(ordinary),
+        "n_leave_one_out": 0,
+        "guarantee_share": _guarantee_share(restricted, seed),
+    }
+    return replace(restricted, report=report)
+
+
 def signals_alone(examples: Examples, n_signals: int) -> dict[str, dict[str, float | None]]:
     """Measure how well each of the first ``n_signals`` of `SIGNALS` detects two problems alone.
 
@@ -300,15 +336,20 @@ def _weighted(groups: Sequence[QueryGroup], assumed: float) -> list[QueryGroup]:
 
 def _outlier_p_values(groups: Sequence[QueryGroup], n_put: int) -> Floats:
     """Return the outlier p-value of each query, (N,); no query is compared with itself."""
-    ordinary = _ordinary_scores(groups, n_put)
-    n, p_values = len(ordinary), []
+    ordinary, p_values = _ordinary_scores(groups, n_put), []
     for place, group in enumerate(groups):
         scores = group.observed.outlier_scores
-        at_least = n - np.searchsorted(ordinary, scores)
         n_ordinary = {0: len(scores), 1: n_put}.get(place, 0)
-        is_ordinary = np.arange(len(scores)) < n_ordinary
-        p_values.append(np.where(is_ordinary, at_least / n, (1 + at_least) / (n + 1)))
+        p_values.append(_p_values(scores, ordinary, np.arange(len(scores)) < n_ordinary))
     return np.concatenate(p_values)
+
+
+def _p_values(scores: Floats, ordinary: Floats, is_ordinary: NDArray[np.bool_]) -> Floats:
+    """Compare ``scores`` (B,) with sorted scores, to which those that are ordinary belong."""
+    n = len(ordinary)
+    at_least = n - np.searchsorted(ordinary, scores)
+    p_values: Floats = np.where(is_ordinary, at_least / n, (1 + at_least) / (n + 1))
+    return p_values
 
 
 def _evidence(

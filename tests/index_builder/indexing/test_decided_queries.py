@@ -1,4 +1,4 @@
-"""Queries that were drawn at random and decided on are calibration queries as well."""
+"""Queries that were drawn at random and decided on are calibration queries."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from index_builder.calibration.fit_again import BY_REVIEWED, ENOUGH_REVIEWED
 from index_builder.calibration.kept_queries import UNSAID, with_decisions
 from model_store.bundles.directory import current_id
 from model_store.bundles.kept_queries import CalibrationInputs
+from model_store.decision import Calibration
 from model_store.encoder.contract import Embeddings
 from model_store.feedback import (
     AnsweredQuery,
@@ -26,9 +28,7 @@ from model_store.feedback import (
     ReviewQueue,
     drawn_queries,
 )
-from model_store.gallery import (
-    FaissGallery,
-)
+from model_store.gallery import Delete, FaissGallery
 from model_store.table import HalfRows
 from tests.support.build_command import vouch_build
 from tests.support.kept_worlds import (
@@ -38,6 +38,7 @@ from tests.support.kept_worlds import (
     calibrated,
     calibration,
     drawn,
+    opened,
 )
 from tests.support.narrowing import not_none
 
@@ -55,26 +56,68 @@ def root(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "bundles"))
 
 
-def test_queries_that_were_drawn_and_decided_on_are_evidence(root: Path, tmp_path: Path) -> None:
-    """They leave less open of what the error is, but for that on absent queries: all matched."""
-    before = calibration(root / str(current_id(root)))
-    labels = np.random.default_rng(14).integers(N_LABELS, size=400)
-    path = tmp_path / "feedback.sqlite3"
-    keep_cases(path, labels, drawn(labels, 15))
+def reviewed(path: Path, n: int, spread: float = 0.0) -> Path:
+    """Write a feedback file with ``n`` queries, each decided rightly; they are spoilt by noise."""
+    labels = np.random.default_rng(14).integers(N_LABELS, size=n)
+    embeddings = drawn(labels, 15)
+    noise = spread * np.random.default_rng(16).standard_normal(embeddings.mean.shape)
+    keep_cases(path, labels, replace(embeddings, mean=(embeddings.mean + noise).astype(np.float32)))
     log = FeedbackLog(path)
     for number, label in enumerate(labels.tolist()):
         log.decide(decision(number, "that_item", f"item-{label * N_EACH:04d}"))
-    assert len(drawn_queries(path, "g", ENCODER.fingerprint)) == 400
-    done = vouch_build("calibrate", str(root), "--decisions", str(path), cwd=root)
+    assert len(drawn_queries(path, "g", ENCODER.fingerprint)) == n
+    return path
+
+
+def calibrated_with(root: Path, decisions: Path) -> Calibration:
+    done = vouch_build("calibrate", str(root), "--decisions", str(decisions), cwd=root)
     assert done.returncode == 0, done.stderr
-    after = calibration(root / str(current_id(root)))
-    assert after.n_queries == before.n_queries + 400
-    known = after.evidence.at(after.evidence.true_classes > 0)
-    assert len(known) - int((before.evidence.true_classes > 0).sum()) == 400
-    found = [not_none(fitted.promises(0.01).at(0.1)[0]) for fitted in (before, after)]
-    open_by = [point.error_bound - point.error for point in found]
-    assert open_by[1] < 0.7 * open_by[0]
-    assert vouch_build("rollback", str(root), cwd=root).returncode == 0
+    return calibration(root / str(current_id(root)))
+
+
+def n_with_a_match(calibration: Calibration) -> int:
+    return int((calibration.evidence.true_classes > 0).sum())
+
+
+def test_few_reviewed_queries_are_evidence_as_well(root: Path, tmp_path: Path) -> None:
+    before = calibration(root / str(current_id(root)))
+    after = calibrated_with(root, reviewed(tmp_path / "feedback.sqlite3", ENOUGH_REVIEWED - 1))
+    assert n_with_a_match(after) == n_with_a_match(before) + ENOUGH_REVIEWED - 1
+    assert BY_REVIEWED not in after.report
+
+
+@pytest.mark.parametrize("by_items", [False, True])
+def test_enough_reviewed_queries_are_the_evidence_alone(tmp_path: Path, by_items: bool) -> None:
+    """Neither held-out images nor items stand beside them, also after the gallery has changed."""
+    root = calibrated(tmp_path, np.empty(0, dtype=np.int64), by_items=by_items)
+    path = reviewed(tmp_path / "feedback.sqlite3", 400)
+    before = calibrated_with(root, path)
+    live = opened(root)
+    live.commit([Delete(f"item-{row:04d}") for row in range(1, N_LABELS * N_EACH, 3)])
+    live.close()
+    for fitted in (before, calibrated_with(root, path)):
+        assert fitted.report[BY_REVIEWED]
+        assert fitted.n_queries == n_with_a_match(fitted) == len(fitted.outlier_scores) == 400
+        p_values = not_none(fitted.evidence.outlier_p_values)[~fitted.evidence.absent]
+        assert np.sort(p_values) == pytest.approx(np.arange(1, 401) / 400)
+
+
+def test_reviewed_queries_of_another_camera_bound_their_own_error(
+    root: Path, tmp_path: Path
+) -> None:
+    before = calibration(root / str(current_id(root)))
+    after = calibrated_with(root, reviewed(tmp_path / "feedback.sqlite3", 250, spread=0.09))
+    assert before.promises().gives_matches
+    assert not after.promises().gives_matches
+
+
+def test_bounds_of_reviewed_queries_are_not_replaced_by_others(root: Path, tmp_path: Path) -> None:
+    calibrated_with(root, reviewed(tmp_path / "feedback.sqlite3", ENOUGH_REVIEWED))
+    before = current_id(root)
+    done = vouch_build("calibrate", str(root), cwd=root)
+    assert done.returncode == 1
+    assert "vouch-build calibrate BUNDLES --decisions FILE" in " ".join(done.stderr.split())
+    assert current_id(root) == before
 
 
 def test_decisions_on_what_a_reviewer_chose_are_none(tmp_path: Path) -> None:
