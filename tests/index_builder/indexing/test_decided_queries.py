@@ -79,10 +79,14 @@ def n_with_a_match(calibration: Calibration) -> int:
     return int((calibration.evidence.true_classes > 0).sum())
 
 
-def test_few_reviewed_queries_are_evidence_as_well(root: Path, tmp_path: Path) -> None:
+def test_few_reviewed_queries_are_not_used(root: Path, tmp_path: Path) -> None:
     before = calibration(root / str(current_id(root)))
-    after = calibrated_with(root, reviewed(tmp_path / "feedback.sqlite3", ENOUGH_REVIEWED - 1))
-    assert n_with_a_match(after) == n_with_a_match(before) + ENOUGH_REVIEWED - 1
+    path = reviewed(tmp_path / "feedback.sqlite3", ENOUGH_REVIEWED - 1)
+    done = vouch_build("calibrate", str(root), "--decisions", str(path), cwd=root)
+    assert done.returncode == 0, done.stderr
+    assert "199 reviewed queries have a match, too few to be used: 200 are needed" in done.stderr
+    after = calibration(root / str(current_id(root)))
+    assert n_with_a_match(after) == n_with_a_match(before)
     assert BY_REVIEWED not in after.report
 
 
