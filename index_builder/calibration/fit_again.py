@@ -211,6 +211,8 @@ def fit_again(
     known = queries.matched, images, was_decided
     refit = _compared(fitted, before, encoder, observed, *known)
     if are_enough and not are_users:
+        if was_decided.sum() < MIN_QUERIES:  # the labels of the others have gone
+            raise CalibrationError(TOO_FEW_REVIEWED.format(was_decided.sum(), ENOUGH_REVIEWED))
         fitted = with_evidence_of(fitted, observed, was_decided, kept.seed)
         fitted = replace(fitted, report={**fitted.report, BY_REVIEWED: True})
     detector = replace(fitted.detector, n_averaged=n_averaged)

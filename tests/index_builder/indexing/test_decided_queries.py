@@ -56,9 +56,9 @@ def root(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "bundles"))
 
 
-def reviewed(path: Path, n: int, spread: float = 0.0) -> Path:
+def reviewed(path: Path, n: int, spread: float = 0.0, first_label: int = 0) -> Path:
     """Write a feedback file with ``n`` queries, each decided rightly; they are spoilt by noise."""
-    labels = np.random.default_rng(14).integers(N_LABELS, size=n)
+    labels = np.random.default_rng(14).integers(first_label, N_LABELS, size=n)
     embeddings = drawn(labels, 15)
     noise = spread * np.random.default_rng(16).standard_normal(embeddings.mean.shape)
     keep_cases(path, labels, replace(embeddings, mean=(embeddings.mean + noise).astype(np.float32)))
@@ -122,6 +122,16 @@ def test_bounds_of_reviewed_queries_are_not_replaced_by_others(root: Path, tmp_p
     assert done.returncode == 1
     assert "vouch-build calibrate BUNDLES --decisions FILE" in " ".join(done.stderr.split())
     assert current_id(root) == before
+
+
+def test_reviewed_queries_whose_labels_have_gone_are_too_few(root: Path, tmp_path: Path) -> None:
+    path = reviewed(tmp_path / "feedback.sqlite3", ENOUGH_REVIEWED, first_label=12)
+    live = opened(root)
+    live.commit([Delete(f"item-{row:04d}") for row in range(12 * N_EACH, N_LABELS * N_EACH)])
+    live.close()
+    done = vouch_build("calibrate", str(root), "--decisions", str(path), cwd=root)
+    assert done.returncode == 1
+    assert "reviewed queries with a match; 200 are needed" in " ".join(done.stderr.split())
 
 
 def test_decisions_on_what_a_reviewer_chose_are_none(tmp_path: Path) -> None:
