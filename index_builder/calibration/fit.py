@@ -180,6 +180,7 @@ def with_evidence_of(
         **calibration.report,
         "n_matched": len(ordinary),
         "n_leave_one_out": 0,
+        "queries": "held_out_images",
         "guarantee_share": _guarantee_share(restricted, seed),
     }
     return replace(restricted, report=report)

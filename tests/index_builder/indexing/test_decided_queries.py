@@ -101,6 +101,7 @@ def test_enough_reviewed_queries_are_the_evidence_alone(tmp_path: Path, by_items
     live.close()
     for fitted in (before, calibrated_with(root, path)):
         assert fitted.report[BY_REVIEWED]
+        assert fitted.report["queries"] == "held_out_images"
         assert fitted.n_queries == n_with_a_match(fitted) == len(fitted.outlier_scores) == 400
         p_values = not_none(fitted.evidence.outlier_p_values)[~fitted.evidence.absent]
         assert np.sort(p_values) == pytest.approx(np.arange(1, 401) / 400)
