@@ -55,6 +55,25 @@ N_FAR = 1000
 ALPHAS = (0.01, 0.05, 0.1)
 COVERAGES = (0.9, 0.95)
 
+COLUMNS = {
+    "fashion-mnist": "Fashion-MNIST",
+    "caltech101_half": "Caltech-101",
+    "omniglot": "Omniglot",
+}
+TITLES = {
+    "R@1": "recall at 1",
+    "error AUROC": "AUROC, first result wrong: **match probability**",
+    "… gap": "… gap to the next label",
+    "top-1 ECE": "ECE of the first result",
+    "… of a perfect predictor, 95 %": "… a perfect predictor's, 95 % of the time below",
+    "Brier": "Brier score",
+    "… isotonic on the cosine": "… of isotonic regression on the cosine",
+    "no-match AUROC": "AUROC, nothing matches: **P(no match)**",
+    "… similarity, no match": "… similarity",
+    "OOD AUROC, near": "outliers, AUROC: labels withheld",
+}
+"""Titles of rows that do not explain themselves."""
+
 Floats = NDArray[np.float64]
 
 
@@ -273,10 +292,10 @@ def main() -> None:
             values = np.array([row[key] for row in rows])
             print(f"| {key} | {values.mean():.4f} | {values.std(ddof=1):.4f} |", flush=True)
     (RUNS / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    titles = {key: key for rows in report.values() for row in rows for key in row}
+    titles = {key: TITLES.get(key, key) for rows in report.values() for row in rows for key in row}
     record_table(
         "decision",
-        ["", *report],
+        ["", *(COLUMNS[name] for name in report)],
         mean_rows(titles, report),
         globals(),
         about="The photographs and the characters go through MobileNetV2, which saw none of the "
