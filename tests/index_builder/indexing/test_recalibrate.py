@@ -139,6 +139,24 @@ def test_half_of_the_items_replaced_and_new_labels_put_end_its_staleness(root: P
     live.close()
 
 
+def test_new_items_are_no_queries_beside_queries_of_users(root: Path) -> None:
+    """Photographs of users can be harder than items, which would make bounds too low."""
+    live = opened(root)
+    gone = [Delete(f"item-{number:04d}") for number in range(0, len(OF_ITEMS), 2)]
+    live.commit([*put(OF_ITEMS[::2], 3), *gone])
+    live.close()
+    directory = compacted(root, calibrated=False)
+    assert not_none(ItemFeatures.load(directory)).was_put.any()
+    gallery, before = FaissGallery(directory), calibration(directory)
+    own = images("own", OF_QUERIES, drawn(OF_QUERIES, 20))
+    none = own.at([])
+    known = ENCODER, gallery, none, QuerySet(own, none, None), 0
+    _keep(GalleryQueries(*known, are_views=False, unseen=False), directory, before)
+    after = fit_again(directory, gallery, before, CalibrationConfig()).calibration
+    assert after.report["n_leave_one_out"] == 0
+    assert after.n_matched == len(after.outlier_scores) == len(OF_QUERIES)
+
+
 def test_compacted_first_and_calibrated_later_is_the_same(root: Path, tmp_path: Path) -> None:
     """As a service compacts, which cannot fit anything: what is needed goes along."""
     other = Path(shutil.copytree(root, tmp_path / "other"))
