@@ -101,8 +101,8 @@ class CalibrateOptions(PromiseOptions):
     """Feedback file of the service, to correct match probabilities by users' decisions. Give this
     option with --config, with --captions, or with BUNDLES and no queries."""
     decisions: Path | None = None
-    """With only BUNDLES: feedback file of the service. Randomly drawn queries with a decision also
-    become calibration queries."""
+    """With only BUNDLES: feedback file of the service. Once 200 randomly drawn queries with a match
+    are reviewed, they bound the errors."""
     require: RequireOption = None
     as_json: JsonOption = False
 

@@ -48,8 +48,8 @@ def recalibrate_bundle(
     ----------
     promises : error bounds by their names in `CalibrationConfig`; a bound that is not given keeps
         its current value.
-    decisions : the service's feedback file. The service draws random queries for review; reviewed
-        queries also become calibration queries.
+    decisions : the service's feedback file. The service draws random queries for review; for their
+        use, see `fit_again`.
     check : see `Check`.
 
     Raises
