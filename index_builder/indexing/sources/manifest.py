@@ -31,9 +31,9 @@ _LEAST_MISSPELT = 4
 """Minimum length of a column name that is checked for misspellings. If a name is shorter, a change
 of one letter often gives another word."""
 
-_PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
+_PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,20})?(e-[0-9]{2})?")
 """Pattern of a text that is read as a number. 007 and 1E5 do not match, because they are probably
-names."""
+names. Python and pandas write computed numbers with up to 20 digits, or as 5e-05."""
 
 _UNNAMED = "\0"
 """Prefix of the number of a CSV column without a name. No named column begins with it."""
@@ -310,7 +310,7 @@ def _plain(value: object) -> object:
 def _number(text: str) -> str | float:
     if _PLAIN_NUMBER.fullmatch(text) is None:
         return text
-    return float(text) if "." in text else int(text)
+    return int(text) if text.lstrip("-").isdecimal() else float(text)
 
 
 def _written_metadata(value: object, origin: str) -> Mapping[str, Any]:

@@ -203,6 +203,15 @@ def test_other_columns_are_metadata(folder: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "number", [0.1 + 0.2, 0.020210808927224603, -12.345678901234567, 5e-05, 30]
+)
+def test_numbers_as_python_writes_them_are_numbers(folder: Path, number: float) -> None:
+    path = folder / "list.csv"
+    path.write_text(f"path,longitude\n0/x.png,{number!r}\n", encoding="utf-8")
+    assert [entry.metadata["longitude"] for entry in entries(path)] == [number]
+
+
 def test_empty_columns_without_a_name_and_blank_labels_are_left_out(folder: Path) -> None:
     path = folder / "list.csv"
     path.write_text('path,label,,\n0/x.png," ",, \n', encoding="utf-8")
