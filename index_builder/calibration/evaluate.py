@@ -72,7 +72,10 @@ class Outcomes:
         self._calibration, self._absent, self._correct = calibration, absent, correct & ~absent
         self._groups = np.array(queries.groups or queries.ids)
         self._sources = np.array(queries.sources or [""] * len(queries))
-        self._clusters = np.unique(self._groups, return_inverse=True)[1].astype(np.int64)
+        # Absent queries of one label are right or wrong together, as in the calibration.
+        labels = np.array([f"label {label}" for label in queries.labels])
+        groups = np.array([f"group {group}" for group in self._groups.tolist()])
+        self._clusters = np.where(absent, labels, groups)
         self._matched = np.array([one.decision.verdict == "match" for one in answers])
         self._probabilities = np.array(
             [one.matches[0].match_probability for one in answers], dtype=np.float64
@@ -192,8 +195,8 @@ class Outcomes:
     def _worst_groups(self) -> dict[str, Any]:
         """Return the number of groups, and the groups with the most wrong matches."""
         wrong = self._matched & ~self._correct
-        counts = np.bincount(self._clusters, wrong)
-        names, sizes = np.unique(self._groups, return_counts=True)
+        names, places, sizes = np.unique(self._groups, return_inverse=True, return_counts=True)
+        counts = np.bincount(places, wrong)
         worst = np.argsort(-counts, kind="stable")[:MOST_GROUPS]
         return {
             "n": len(names),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from index_builder.calibration.evaluate import Outcomes
+from index_builder.calibration.evaluate import CONFIDENCE, Outcomes
+from model_store.decision.operating import exact_interval
 
 
-def described(probabilities: np.ndarray, correct: np.ndarray, absent: np.ndarray) -> dict[str, Any]:
+def described(
+    probabilities: np.ndarray,
+    correct: np.ndarray,
+    absent: np.ndarray,
+    labels: Sequence[str] | None = None,
+) -> dict[str, Any]:
     answers = [
         SimpleNamespace(
             decision=SimpleNamespace(verdict="match", roll_up=None),
@@ -24,7 +31,8 @@ def described(probabilities: np.ndarray, correct: np.ndarray, absent: np.ndarray
         default_share=0.2, hierarchy=None, max_error=0.1, promises=lambda: promises
     )
     names = [""] * len(answers)
-    queries = SimpleNamespace(labels=names, groups=names, sources=names)
+    groups = [f"query {row}" for row in range(len(answers))]
+    queries = SimpleNamespace(labels=labels or names, groups=groups, sources=names)
     given: Any = calibration, answers, correct, absent, queries
     outcomes = Outcomes(*given)
     return outcomes.described()
@@ -44,3 +52,15 @@ def test_queries_that_are_equally_sure_have_no_order() -> None:
     # All are as sure as each other: the surest are as often wrong as all.
     alike = described(np.ones(60), np.arange(60) < 30, np.zeros(60, dtype=bool))
     assert [error for _, error in alike["risk_coverage"]] == pytest.approx([0.5] * 60)
+
+
+def test_absent_queries_of_one_label_count_once() -> None:
+    absent = np.arange(60) < 40
+    labels = [f"label {row % 8}" for row in range(60)]
+    report = described(np.ones(60), ~absent, absent, labels)
+    assert report["fpir"] == {
+        "n": 40,
+        "share": 1.0,
+        "interval": list(exact_interval(1.0, 8, CONFIDENCE)),
+    }
+    assert report["fnir"]["interval"] == list(exact_interval(0.0, 20, CONFIDENCE))
