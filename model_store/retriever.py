@@ -46,6 +46,7 @@ from model_store.search import (
     two_stage_search,
 )
 from model_store.sphere import base_noise
+from model_store.truth import place_codes, positions_of
 
 DEFAULT_ALPHA = 0.05
 """False-alarm rate of the outlier flag if neither the request nor a calibration states a rate."""
@@ -425,7 +426,10 @@ class Retriever:
         if self.calibration is not None:
             n_listed = min(n_nearest, self.calibration.n_candidates)
         codes, parents = self.gallery.label_codes(rows), None
-        if self.calibration is not None and self.calibration.hierarchy is not None:
+        if self.calibration is not None and self.calibration.within is not None:
+            positions = positions_of(self.gallery.items(rows), strict=False)
+            codes = place_codes(positions, self.calibration.within)
+        elif self.calibration is not None and self.calibration.hierarchy is not None:
             # Labels are looked up by name, because a compaction changes their codes.
             names = self.gallery.labels
             labels = [names[code] if code >= 0 else None for code in codes.tolist()]

@@ -7,11 +7,15 @@ classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from model_store.errors import DatasetError
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -20,6 +24,10 @@ Bools = NDArray[np.bool_]
 _EQUATOR = 6_378_137.0
 _FLATTENING = 1 / 298.257223563
 """Equatorial radius in metres and flattening of the WGS84 ellipsoid."""
+
+
+LATITUDE, LONGITUDE = "latitude", "longitude"
+"""Metadata fields with the position of an item: WGS84 coordinates in degrees."""
 
 
 class LabelledItem(Protocol):
@@ -32,6 +40,18 @@ class LabelledItem(Protocol):
     @property
     def label(self) -> str | None:
         """The label of the item."""
+
+
+class PlacedItem(Protocol):
+    """An item that may have a position."""
+
+    @property
+    def id(self) -> str:
+        """The id of the item."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The fields of the item."""
 
 
 def label_or_id(item: LabelledItem) -> str:
@@ -149,3 +169,71 @@ def wgs84(latitudes: Floats, longitudes: Floats) -> Floats:
         ],
         axis=-1,
     )
+
+
+def place_in(metadata: Mapping[str, Any], origin: str) -> tuple[float, float] | None:
+    """Return latitude and longitude in degrees from metadata; None if both are missing.
+
+    Raises
+    ------
+    DatasetError : only one value is given, or a value is not a number of degrees in its range.
+    """
+    found = metadata.get(LATITUDE), metadata.get(LONGITUDE)
+    if found == (None, None):
+        return None
+    for value, most in zip(found, (90, 180), strict=True):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:
+            raise DatasetError(
+                f"{origin}: {LATITUDE} and {LONGITUDE} are {found}; wanted degrees, −90 to 90 and "
+                "−180 to 180."
+            )
+    return float(found[0]), float(found[1])  # type: ignore[arg-type] # looked at above
+
+
+def positions_of(items: Sequence[PlacedItem], *, strict: bool) -> Floats:
+    """Return the positions (n, 3) of items in metres, see `wgs84`; NaN if not known.
+
+    Parameters
+    ----------
+    strict : whether an invalid position is an error. Otherwise, it counts as not known.
+
+    Raises
+    ------
+    DatasetError : a position is invalid, see `place_in`.
+    """
+    degrees = np.full((len(items), 2), np.nan)
+    for row, item in enumerate(items):
+        with suppress(*() if strict else (DatasetError,)):
+            place = place_in(item.metadata, f"the item {item.id!r}")
+            if place is not None:
+                degrees[row] = place
+    return wgs84(*degrees.T)
+
+
+def place_codes(positions: Floats, metres: float) -> NDArray[np.int32]:
+    """Divide the results of a query into places; places take the role of labels.
+
+    If matches are defined by distance, all results near the query are true matches. Probabilities
+    must not be divided among them. So a result and all less similar results within ``metres`` of it
+    are one place, unless they belong to the place of a more similar result.
+
+    Parameters
+    ----------
+    positions : (n, d) positions of the results in metres, most similar first; NaN if not known.
+    metres : maximum distance of a match.
+
+    Returns
+    -------
+    (n,) codes. Results of one place have the same code. The codes are −2 or smaller, so they are
+    not codes of labels. A result without a position has −1.
+    """
+    apart = positions[:, None] - positions
+    near = np.square(apart).sum(axis=-1) <= metres**2
+    codes = np.full(len(positions), -1, dtype=np.int32)
+    free = near.diagonal().copy()  # a NaN is near nothing
+    for row in range(len(positions)):
+        if free[row]:
+            same = near[row] & free
+            codes[same] = -2 - row
+            free &= ~same
+    return codes

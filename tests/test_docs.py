@@ -60,7 +60,7 @@ OPTIONS_OF_OTHERS = {
     *("--nproc-per-node", "--no-python", "--scale", "--install-completion"),
     *("--paper", "--surface", "--ink", "--muted", "--rule", "--accent", "--serif"),  # CSS
 }
-MAX_PAGES, MAX_WORDS = 37, 900
+MAX_PAGES, MAX_WORDS = 38, 900
 MAX_WORDS_OF_README, MAX_WORDS_OF_MAP = 500, 150
 PARTS = ("start", "howto", "reference", "explanation")
 OPENAPI = json.loads((ROOT / "tests" / "service" / "openapi.json").read_text("utf-8"))

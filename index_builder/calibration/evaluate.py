@@ -27,7 +27,7 @@ from model_store.answers import Answer
 from model_store.decision import Calibration, Hierarchy
 from model_store.decision.operating import exact_interval
 from model_store.decision.probabilities import prior_shift, shifted
-from model_store.gallery import Item
+from model_store.gallery import Gallery, Item
 from model_store.messages import Order
 from model_store.records import Match
 from model_store.retriever import Retriever
@@ -148,7 +148,7 @@ class Outcomes:
     def _share(self, rows: Bools, counted: Bools) -> dict[str, Any]:
         """Return the share of ``counted`` queries among ``rows``, with its exact interval.
 
-        Queries of one group count as one observation.
+        Queries of one group, and absent queries of one label, count as one observation.
         """
         n, k = int(rows.sum()), int((rows & counted).sum())
         if n == 0:
@@ -271,16 +271,23 @@ class Answers:
 
 
 def ask(
-    retriever: Retriever, queries: LabelledImages, description: str, order: Order | None = None
+    retriever: Retriever,
+    queries: LabelledImages,
+    description: str,
+    order: Order | None = None,
+    within: float | None = None,
 ) -> Answers:
     """Search the gallery with every query, as the service does.
 
-    Results have the gallery's default order if ``order`` is None.
+    Parameters
+    ----------
+    order : order of the results; None for the gallery's default.
+    within : maximum distance in metres between a query and a match; None if labels define matches.
     """
     answers: list[Answer] = []
     matches = np.zeros((len(queries), LIMIT), dtype=bool)
     covered = np.zeros(len(queries), dtype=bool)
-    is_match = _truth(retriever, queries)
+    is_match = _truth(retriever.gallery, queries, within)
     for positions, embeddings in embedded(retriever.encoder, queries, description):
         for start in range(0, len(positions), BATCH):
             predictives = retriever.predictives(embeddings.at(slice(start, start + BATCH)))
@@ -294,11 +301,10 @@ def ask(
 
 
 def _truth(
-    retriever: Retriever, queries: LabelledImages
+    gallery: Gallery, queries: LabelledImages, within: float | None
 ) -> Callable[[int, Sequence[Item | Match]], NDArray[np.bool_]]:
     """Return a function that finds a query's true matches: (query position, items) → mask."""
-    gallery, calibration = retriever.gallery, retriever.calibration
-    near = nearby(gallery, queries, None if calibration is None else calibration.within)
+    near = nearby(gallery, queries, within)
 
     def by_label(position: int, items: Sequence[Item | Match]) -> NDArray[np.bool_]:
         return np.array(
@@ -406,11 +412,18 @@ def _of_items(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
     return report
 
 
-def evaluated(retriever: Retriever, queries: QuerySet, seed: int) -> Evaluation:
-    """Evaluate a calibrated retriever; return the report and the outcome of each query."""
+def evaluated(
+    retriever: Retriever, queries: QuerySet, seed: int, within: float | None = None
+) -> Evaluation:
+    """Evaluate a calibrated retriever; return the report and the outcome of each query.
+
+    Parameters
+    ----------
+    within : see `ask`.
+    """
     calibration = retriever.calibration
     assert calibration is not None  # noqa: S101 - the caller has calibrated it
-    report, asked = _asked(retriever, queries, seed)
+    report, asked = _asked(retriever, queries, seed, within)
     absent = np.repeat([False, True][: len(asked)], [len(one) for one in asked])
     answers = [answer for one in asked for answer in one.answers]
     known = joined(*(one.queries for one in asked))
@@ -421,11 +434,11 @@ def evaluated(retriever: Retriever, queries: QuerySet, seed: int) -> Evaluation:
 
 
 def _asked(
-    retriever: Retriever, queries: QuerySet, seed: int
+    retriever: Retriever, queries: QuerySet, seed: int, within: float | None = None
 ) -> tuple[dict[str, Any], list[Answers]]:
     """Return the report of `evaluate`, and the answers to queries with and without a match."""
     assert retriever.calibration is not None  # noqa: S101 - the caller has calibrated it
-    matched = ask(retriever, queries.matched, "queries with a match")
+    matched = ask(retriever, queries.matched, "queries with a match", within=within)
     correct = matched.matches[:, 0]
     probabilities = matched.first_probabilities
     p_values = matched.values(lambda answer: answer.decision.assessment.outlier_p_value)
@@ -447,7 +460,7 @@ def _asked(
         "verdicts": {"matched": matched.verdicts()},
     }
     report |= _of_first(retriever, probabilities, correct, None)
-    report["orders"] = _of_orders(retriever, queries.matched, matched)
+    report["orders"] = _of_orders(retriever, queries.matched, matched, within)
     corrupt = corrupted if retriever.encoder.metadata.takes_images else corrupted_vectors
     kinds = {"corrupted": ask(retriever, corrupt(queries.matched, seed), "corrupted queries")}
     if len(queries.withheld):
@@ -491,7 +504,7 @@ def _separation(answers: Answers, matched: Answers) -> dict[str, float | None]:
 
 
 def _of_orders(
-    retriever: Retriever, queries: LabelledImages, own: Answers
+    retriever: Retriever, queries: LabelledImages, own: Answers, within: float | None
 ) -> dict[Order, dict[str, Any]]:
     """For queries with a match, measure the results in both orders (similarity and probability).
 
@@ -503,7 +516,7 @@ def _of_orders(
     for order in get_args(Order):
         answered = own
         if order != retriever.order_of(None):
-            answered = ask(retriever, queries, f"the same, by {order}", order)
+            answered = ask(retriever, queries, f"the same, by {order}", order, within)
         correct, probabilities = answered.matches[:, 0], answered.first_probabilities
         called = np.array([answer.decision.verdict == "match" for answer in answered.answers])
         measured[order] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,12 @@ from model_store.decision import (
 )
 from model_store.decision.outliers import label_sums, unit_rows
 from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, TextEncoder
-from model_store.errors import DatasetError
 from model_store.gallery import Gallery, MaskedRows
 from model_store.gallery.entities import parts_of
 from model_store.predictive import INDEPENDENT, Correlation, correlation_of, predict
 from model_store.search import N_CANDIDATES, pair_uncertainty
 from model_store.table import Table
-from model_store.truth import SameLabel, Truth, Within, wgs84
+from model_store.truth import SameLabel, Truth, Within, place_codes, positions_of
 
 from .detector import MIN_REFERENCES, fit_detector, fit_detectors, scores_by_fold
 from .item_queries import CrossFittedLayers
@@ -132,9 +131,6 @@ def fit_label_folds(
     return LabelFolds(dict(zip(names.tolist(), folds.tolist(), strict=True)), detectors)
 
 
-LATITUDE, LONGITUDE = "latitude", "longitude"
-"""Metadata fields with the place of an item: WGS84 coordinates in degrees."""
-
 N_PLACES = 10_000
 """Number of items whose metadata are read together."""
 
@@ -185,7 +181,8 @@ class RetrievedQueries(Table):
         label is hidden.
     outlier_scores : (B,), see `OutlierDetector.scores`.
     similarities : (B, n) similarities of the candidates.
-    label_codes : (B, n) label codes of the candidates.
+    label_codes : (B, n) label codes of the candidates; see `place_codes` if matches are defined by
+        distance.
     mean_similarities : (B, n) similarity of the query to the mean direction of each candidate's
         label, see `LabelMeans.similarities`.
     matches : (B, n) whether each candidate is a true match.
@@ -237,33 +234,16 @@ def nearby(gallery: Gallery, queries: LabelledImages, within: float | None) -> W
 
 
 def places_of_items(gallery: Gallery) -> Floats:
-    """Return the coordinates (N, 3) of all rows, from the items' metadata; NaN if not known."""
-    degrees = np.full((gallery.n_rows, 2), np.nan)
-    for rows in parts_of(gallery.rows(), N_PLACES):
-        for row, item in zip(rows, gallery.items(rows), strict=True):
-            place = place_in(item.metadata, f"the item {item.id!r}")
-            if place is not None:
-                degrees[row] = place
-    return wgs84(*degrees.T)
-
-
-def place_in(metadata: Mapping[str, Any], origin: str) -> tuple[float, float] | None:
-    """Return latitude and longitude in degrees from metadata; None if both are missing.
+    """Return the positions (N, 3) of all rows, from the items' metadata; NaN if not known.
 
     Raises
     ------
-    DatasetError : only one value is given, or a value is not a number of degrees in its range.
+    DatasetError : an item has an invalid position.
     """
-    found = metadata.get(LATITUDE), metadata.get(LONGITUDE)
-    if found == (None, None):
-        return None
-    for value, most in zip(found, (90, 180), strict=True):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:
-            raise DatasetError(
-                f"{origin}: {LATITUDE} and {LONGITUDE} are {found}; wanted degrees, −90 to 90 and "
-                "−180 to 180."
-            )
-    return float(found[0]), float(found[1])  # type: ignore[arg-type] # looked at above
+    positions = np.full((gallery.n_rows, 3), np.nan)
+    for rows in parts_of(gallery.rows(), N_PLACES):
+        positions[rows] = positions_of(gallery.items(rows), strict=True)
+    return positions
 
 
 PARTS = 4
@@ -581,7 +561,12 @@ class CalibratedGallery:
             rows, similarities = _without(gallery, directions, n, hidden)
         label_codes = item_codes[rows]
         of_means = similarities
-        if gallery.labels:
+        own_sizes = _items_of_labels(item_codes, codes, unknown=0)
+        if within is not None:  # places take the role of labels; the size of a place is not known
+            positions = within.items[rows]
+            label_codes = np.stack([place_codes(one, within.metres) for one in positions])
+            own_sizes = np.minimum(own_sizes, 1)
+        elif gallery.labels:
             of_means = np.empty_like(similarities)
             for row, direction in enumerate(directions):
                 of_list = label_codes[row], similarities[row]
@@ -590,7 +575,6 @@ class CalibratedGallery:
                 rest = _means_without(gallery, item_codes, codes, hidden)
                 without = np.einsum("bd,bd->b", directions, rest)[:, None]
                 of_means = np.where(label_codes == codes[:, None], without, of_means)
-        of_own = _items_of_labels(item_codes, codes, unknown=0)
         stds = np.full(len(rows), np.nan)  # the calibration uses those of matched queries only
         if not hide_label and n:
             found = zip(predict(embeddings, stds), rows[:, :1], similarities[:, :1], strict=True)
@@ -607,7 +591,7 @@ class CalibratedGallery:
             of_means,
             truth.matches(np.arange(len(labels)), rows),
             codes,
-            np.zeros_like(of_own) if hide_label else of_own,
+            np.zeros_like(own_sizes) if hide_label else own_sizes,
             _items_of_labels(item_codes, label_codes, unknown=1),
         )
 

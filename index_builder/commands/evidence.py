@@ -68,8 +68,8 @@ WithinOption = Annotated[
     typer.Option(
         min=0.001,
         help="Maximum distance from a query to a match, in metres. Queries and items need columns "
-        "or metadata fields `latitude` and `longitude` (WGS84, degrees). Labels are then "
-        "ignored. The bundle keeps this value.",
+        "or metadata fields `latitude` and `longitude` (WGS84, degrees). Labels then have no "
+        "effect. The bundle keeps this value.",
     ),
 ]
 

@@ -91,12 +91,27 @@ class EvidenceSource:
     within: float | None = None
 
     def rule(self, gallery: Gallery, before: Calibration | None) -> TruthRule:
-        """Return the rule that defines true matches; a missing option is taken from ``before``."""
-        hierarchy, within = self.parents.of(gallery), self.within
-        if before is not None:
-            hierarchy = before.hierarchy if hierarchy is None else hierarchy
-            within = before.within if within is None else within
-        return TruthRule(hierarchy, within)
+        """Return the rule that defines true matches; a missing option is taken from ``before``.
+
+        Raises
+        ------
+        UsageError : labels have no effect, because places define matches, but parents of labels are
+            given.
+        """
+        within = self.within
+        if within is None and before is not None:
+            within = before.within
+        if within is not None:
+            if self.parents != NO_PARENTS:
+                raise UsageError(
+                    f"Matches are defined by place (within {within:g} metres), so labels and their "
+                    "parents have no effect. Remove --parents and --levels."
+                )
+            return TruthRule(within=within)
+        hierarchy = self.parents.of(gallery)
+        if hierarchy is None and before is not None:
+            hierarchy = before.hierarchy
+        return TruthRule(hierarchy)
 
 
 def calibrate_bundle(
@@ -192,8 +207,8 @@ def _evaluated(root: Path, evidence: EvidenceSource, seed: int) -> Iterator[Side
                 "more queries with a match, also for the false-match rate. The column `item` has "
                 "the id of the item that a query shows; the column `label` has its label."
             )
-        judged = replace(calibration, within=rule.within)
-        found = evaluated(Retriever(room.encoder, gallery, judged), queries, seed)
+        retriever = Retriever(room.encoder, gallery, calibration)
+        found = evaluated(retriever, queries, seed, rule.within)
         yield Side(root.name, found, calibration, gallery)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.retrieval import LATITUDE, LONGITUDE, place_in, places_of_items
+from index_builder.calibration.retrieval import places_of_items
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.image_files import N_SHOWN, LeftOut, plain_label
 from index_builder.datasets.images import Pixels
@@ -29,7 +29,7 @@ from model_store.errors import DatasetError, ItemNotFound
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
 from model_store.machine import usable_processors
-from model_store.truth import Within, label_or_id, wgs84
+from model_store.truth import LATITUDE, LONGITUDE, Within, label_or_id, place_in, wgs84
 
 from .blocks import Entry, Failure
 from .engines import local_engine

@@ -240,7 +240,12 @@ class Calibration:
         return classes
 
     def n_new_labels(self, n_labels: int) -> int:
-        """Return how many of the gallery's ``n_labels`` labels were added after the calibration."""
+        """Return how many of the gallery's ``n_labels`` labels were added after the calibration.
+
+        If matches are defined by distance, labels have no effect, and the number is 0.
+        """
+        if self.within is not None:
+            return 0
         n_later = max(n_labels - len(self.label_classes), 0)
         return n_later + int((self.label_classes == UNKNOWN_CLASS).sum())
 
@@ -393,7 +398,7 @@ def n_gone_labels(calibration: Calibration, gallery: Gallery) -> int:
     If items have changed since the calibration, the function reads the label of every item.
     """
     before = int({"n_changed": 0, **calibration.search}["n_changed"])
-    if gallery.n_changed == before or not gallery.labels:
+    if gallery.n_changed == before or not gallery.labels or calibration.within is not None:
         return 0
     codes = gallery.label_codes(gallery.rows())
     counts = np.bincount(codes[codes >= 0], minlength=len(calibration.label_classes))

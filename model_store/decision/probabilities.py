@@ -48,8 +48,8 @@ def labels_found(
 
     Parameters
     ----------
-    label_codes : (n,) label codes; −1 for an item without a label, which counts as a separate
-        label.
+    label_codes : (n,) codes of labels or places; −1 for an item without a label or position, which
+        counts as a separate label.
 
     Returns
     -------
@@ -58,8 +58,8 @@ def labels_found(
     """
     codes = list(dict.fromkeys(label_codes.tolist()))
     if -1 in codes:
-        own = np.arange(-1, -1 - len(label_codes), -1)
-        label_codes = np.where(label_codes < 0, own, label_codes)
+        own = max(codes) + 1 + np.arange(len(label_codes))
+        label_codes = np.where(label_codes == -1, own, label_codes)
         codes = list(dict.fromkeys(label_codes.tolist()))
     belong = np.array(codes)[:, None] == label_codes
     return belong.argmax(axis=1), belong

@@ -40,7 +40,8 @@ class Retrieved:
         nearest items in the whole gallery, in descending order. The other values belong to items
         that are not in the result list. The search may also return these items, for example under a
         filter.
-    label_codes : (n,) label codes of the found items; −1 for an item without a label.
+    label_codes : (n,) label codes of the found items; −1 for an item without a label. If matches
+        are defined by distance, see `model_store.truth.place_codes`.
     n_listed : number of leading items in the result list. The signals are computed from this list.
     listed : (m,) indexes of the items that may be returned, nearest first.
     allowed : (n,) whether each item passes the filter; None without a filter.
@@ -268,8 +269,8 @@ class Decision:
     absent_share : share of absent queries that the probabilities assume.
     match_log_odds : (k,) log-odds of the returned items at that share, before the correction by
         feedback.
-    match_probabilities : (k,) P(item is a true match) of the returned items. All items of a label
-        have the same probability.
+    match_probabilities : (k,) P(item is a true match) of the returned items. All items of a label,
+        or of a place, have the same probability.
     no_match_probability : P(none of the items that may be found is a true match): 1 − Σ of the
         match probabilities of their labels.
     assumed_no_match : P(no match) for the whole gallery, without correction, at the share of absent

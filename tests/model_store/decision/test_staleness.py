@@ -117,7 +117,9 @@ def test_labels_without_an_item_are_counted_once_items_have_changed(
         "label_codes": lambda rows: np.array(codes, dtype=np.int32)[rows],
     }
     calibration = SimpleNamespace(
-        search=search_settings(gallery(4)), label_classes=np.array([0, 0, 1], dtype=np.int8)
+        search=search_settings(gallery(4)),
+        label_classes=np.array([0, 0, 1], dtype=np.int8),
+        within=None,
     )
     found = n_gone_labels(
         cast("Calibration", calibration), cast("Gallery", SimpleNamespace(**fields))
