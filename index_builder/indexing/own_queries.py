@@ -77,8 +77,8 @@ TEXTS = COLUMNS | {ITEM}
 """Columns to read as text, not as numbers: the item 2019.10 is not the item 2019.1."""
 
 _NOWHERE = "\0"
-"""A query without a match gets a label that begins with this character. No label in a gallery
-begins with this character."""
+"""A query without a match and without a label gets a label that begins with this character, and
+ends with the query's group. No label in a gallery begins with this character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,12 @@ class QueryReader:
             places, truth = _by_place(entries, gallery, within)
             place_of = dict(zip([entry.id for entry in entries], places, strict=True))
         entries, hashes = self._embedded(entries)
-        labels = [truth[entry.id] for entry in entries]
-        images = self._images(entries, labels, hashes)
+        groups = tuple(_group(entry, gallery, hashes[entry.id]) for entry in entries)
+        labels = tuple(
+            _NOWHERE + group if truth[entry.id] == _NOWHERE else truth[entry.id]
+            for entry, group in zip(entries, groups, strict=True)
+        )
+        images = replace(self._images(entries, labels, hashes), groups=groups)
         if places is not None:
             images = replace(images, places=np.array([place_of[entry.id] for entry in entries]))
         held = set(gallery.labels) or {item.id for item in gallery.items(gallery.rows())}
@@ -207,11 +211,26 @@ def _entries(source: Source, scratch: Path) -> list[Entry]:
 
 
 def _truth(entry: Entry, gallery: Gallery) -> str:
-    """Return the label of a query's matches; a query without a match gets an unused label."""
+    """Return the label of a query's matches; `_NOWHERE` if the query has no match and no label."""
     name = entry.metadata.get(ITEM)
     if name is not None:
         return label_of_item(gallery, str(name), entry.origin, ITEM)
-    return _NOWHERE + entry.id if entry.label is None else entry.label
+    return _NOWHERE if entry.label is None else entry.label
+
+
+def _group(entry: Entry, gallery: Gallery, content: str) -> str:
+    """Return the group of a query; queries of one group are not independent.
+
+    Without a group, all queries about one item form a group, and so do copies of one image.
+
+    Parameters
+    ----------
+    content : hash of the query.
+    """
+    item = entry.metadata.get(ITEM)
+    if item is None and not gallery.labels:
+        item = entry.label  # names an item
+    return entry.group or (content if item is None else f"item {item}")
 
 
 def _warn_of_similar(labels: set[str], known: set[str]) -> None:
@@ -238,6 +257,8 @@ def _by_place(
 ) -> tuple[NDArray[np.float64], dict[str, str]]:
     """Return the places (n, 3) of the queries, and the label of each query's nearest match, by id.
 
+    A query without a match has `_NOWHERE`.
+
     Raises
     ------
     DatasetError : a place is invalid, or no item or no query has a place.
@@ -256,7 +277,7 @@ def _by_place(
             )
     truth: dict[str, str] = {}
     for entry, row in zip(entries, near.nearest(), strict=True):
-        truth[entry.id] = _NOWHERE + entry.id
+        truth[entry.id] = _NOWHERE
         if row >= 0:
             (item,) = gallery.items(np.array([row]))
             truth[entry.id] = label_or_id(item)

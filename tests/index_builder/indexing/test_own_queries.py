@@ -216,19 +216,30 @@ def test_images_and_their_vectors_give_the_same_probabilities(where: Path, tmp_p
 
 
 def test_a_query_may_name_the_item_that_it_shows(where: Path, root: Path, calibrated: Path) -> None:
+    """Queries about one item, and absent queries of one group, are not independent."""
     gallery = {row["label"]: row["id"] for row in rows_of(where / "gallery.csv")}
     rows = rows_of(where / "queries.csv")
     with (where / "by_item.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["id", "path", "item"])
-        for row in rows:
-            writer.writerow([row["id"], row["path"], gallery.get(row["label"], "")])
+        writer.writerow(["id", "path", "item", "group"])
+        for place, row in enumerate(rows):
+            item = gallery.get(row["label"], "")
+            writer.writerow([row["id"], row["path"], item, "" if item else f"animal {place % 12}"])
     succeeded(where, "calibrate", root, "--queries", "by_item.csv", "--gallery", "gallery.csv")
     one, other = (
         not_none(open_bundle(path, "cpu", threads=1).retriever.calibration).outlier_scores
         for path in (root, calibrated)
     )
     np.testing.assert_array_equal(one, other)
+    kept = not_none(CalibrationInputs.load(root / not_none(current_id(root))))
+    of_items = {f"group item {item}" for label, item in gallery.items() if label not in ABSENT}
+    assert set(kept.matched.groups) == of_items
+    assert len(set(kept.withheld.labels)) == 12 < len(kept.withheld.labels)
+    evidence = not_none(open_bundle(root, "cpu", threads=1).retriever.calibration).evidence
+    clusters = (
+        len(np.unique(evidence.clusters[kind])) for kind in (~evidence.absent, evidence.absent)
+    )
+    assert tuple(clusters) == (len(of_items), 12)
 
 
 def test_the_gallery_stands_in_for_few_queries_without_a_match(where: Path, root: Path) -> None:
