@@ -227,10 +227,11 @@ def place_codes(positions: Floats, metres: float) -> NDArray[np.int32]:
     (n,) codes. Results of one place have the same code. The codes are −2 or smaller, so they are
     not codes of labels. A result without a position has −1.
     """
-    apart = positions[:, None] - positions
-    near = np.square(apart).sum(axis=-1) <= metres**2
+    from scipy.spatial.distance import cdist  # noqa: PLC0415 - slow; few galleries have places
+
+    near = cdist(positions, positions) <= metres  # NaN is near nothing
+    free = near.diagonal().copy()
     codes = np.full(len(positions), -1, dtype=np.int32)
-    free = near.diagonal().copy()  # a NaN is near nothing
     for row in range(len(positions)):
         if free[row]:
             same = near[row] & free
