@@ -145,8 +145,48 @@ def fit_calibration(
             "outlier_auroc": {"near": auroc(absent_scores, calibration.outlier_scores)},
         },
         "guarantee_share": _guarantee_share(calibration, seed),
+        "series_share": series_share(queries),
     }
     return replace(calibration, report=report)
+
+
+LEAST_OF_LABEL = 6
+"""Minimum number of results with the query's own label, to detect a series."""
+
+SERIES_STEP = 2.0
+"""Ratio of two consecutive distances that shows the end of a series. Independent images have such a
+step in 0.5 % (CUB, Omniglot, Fashion-MNIST) to 4 % (Caltech-101) of cases. In series of 2, 4 and 10
+photographs that show four fifths of one scene, 92 %, 87 % and 72 % of the images have it."""
+
+_LEAST_DISTANCE = 1e-3
+
+
+def series_share(queries: CalibrationQueries) -> float | None:
+    """Return the share of queries that find other images of the same series.
+
+    A series is a burst, frames of a film, or several photographs of one object. If images of a
+    series are not in one group, they find each other. A new photograph finds no such image. Cosine
+    distances from a query to independent images of its label grow slowly. If the nearest images are
+    from the same series as the query, there is a step after them.
+
+    Returns
+    -------
+    None if the queries are no images of the gallery's collection, or if labels have too few images.
+    """
+    if not (queries.held_out or queries.origin == "left_out_items" or queries.of("items")):
+        return None
+    found = []
+    for group in queries.of("matched", "items"):
+        observed = group.observed
+        own = observed.label_codes == observed.codes[:, None]
+        for similarities in (
+            one[of_own] for one, of_own in zip(observed.similarities, own, strict=True)
+        ):
+            n = len(similarities)
+            if n >= LEAST_OF_LABEL:
+                distances = np.maximum(1 - similarities[: (n + 1) // 2], _LEAST_DISTANCE)
+                found.append(bool((distances[1:] > SERIES_STEP * distances[:-1]).any()))
+    return float(np.mean(found)) if found else None
 
 
 def with_evidence_of(
@@ -182,6 +222,7 @@ def with_evidence_of(
         "n_leave_one_out": 0,
         "queries": "held_out_images",
         "guarantee_share": _guarantee_share(restricted, seed),
+        "series_share": None,
     }
     return replace(restricted, report=report)
 

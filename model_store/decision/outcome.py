@@ -37,6 +37,9 @@ LEAST_GAIN = 0.1
 """The outcome proposes another maximum error only if the share of `match` increases by at least
 this value."""
 
+MANY_SERIES = 0.15
+"""If at least this share of the images seems to belong to a series, the outcome warns."""
+
 MOST_LINES = 10
 
 _CONFIDENCE = 0.9
@@ -150,6 +153,14 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
     "only_views": (
         "Augmented views are easier than new photographs.",
         "Calibrate with real queries: `vouch-build calibrate BUNDLES --queries FILE`.",
+    ),
+    "series": (
+        (
+            "{series_share} of the images have a few images of their label that are far more "
+            "similar than the others, as in a series of photographs."
+        ),
+        "New photographs have none, so many of them may be flagged `out_of_distribution`.",
+        "Name the series of each image in a column `group`, and build again.",
     ),
     "never_flagged": (
         (
@@ -496,6 +507,9 @@ def _of_evidence(
         yield _line(code, "warning", {"reason": promises.unknown_rate})
     if calibration.report.get("queries") == "views_of_items" and found.basis == "calibration":
         yield _line("only_views", "warning", {})
+    share = calibration.report.get("series_share")
+    if share is not None and share >= MANY_SERIES:
+        yield _line("series", "warning", {"series_share": share})
     n, alpha = len(calibration.outlier_scores), calibration.alpha
     if alpha * (n + 1) < 1:
         n_needed = math.ceil(1 / alpha) - 1

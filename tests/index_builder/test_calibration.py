@@ -17,7 +17,7 @@ from index_builder.calibration import (
     fit_detector,
 )
 from index_builder.calibration.detector import fit_detectors
-from index_builder.calibration.fit import signals_alone
+from index_builder.calibration.fit import series_share, signals_alone
 from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, calibration_error, reliability
@@ -403,3 +403,39 @@ def test_equal_features_of_a_label_have_finite_signals(length: int) -> None:
 def test_a_gallery_of_a_few_images_has_no_detector() -> None:
     with pytest.raises(CalibrationError, match="at least 20"):
         fit_detector(gallery_embeddings(np.ones((19, 5))), np.zeros(19, dtype=np.int32))
+
+
+def images_of_labels(n_in_series: int) -> RetrievedQueries:
+    """Each of 240 images of four labels is a query; it does not find itself.
+
+    A photograph is the direction of its label with much noise; a series repeats it with little.
+    """
+    generator, n = np.random.default_rng(7), 240
+    codes = (np.arange(n) // n_in_series % 4).astype(np.int32)
+    scenes = generator.standard_normal((n // n_in_series, 32)).repeat(n_in_series, axis=0)
+    noise = 0.3 * (n_in_series > 1) * generator.standard_normal((n, 32))
+    images = generator.standard_normal((4, 32))[codes] + scenes + noise
+    directions = unit_rows(images.astype(np.float32))
+    similarities = directions.astype(np.float64) @ directions.T
+    np.fill_diagonal(similarities, -2)
+    order = np.argsort(-similarities, axis=1)[:, :60]
+    return replace(
+        world(n, 0),
+        similarities=np.take_along_axis(similarities, order, axis=1),
+        label_codes=codes[order],
+        codes=codes,
+    )
+
+
+@pytest.mark.parametrize(("n_in_series", "least", "most"), [(1, 0, 0.03), (2, 0.8, 1), (5, 0.8, 1)])
+def test_share_of_images_in_series_is_found(n_in_series: int, least: float, most: float) -> None:
+    found = images_of_labels(n_in_series)
+    queries = replace(queries_of(found, WITHHELD), held_out=True)
+    assert least <= not_none(series_share(queries)) <= most
+    assert calibrated(queries).report["series_share"] == series_share(queries)
+    few = replace(found.first(5), codes=found.codes)  # too few results of a label
+    assert series_share(replace(queries_of(few, WITHHELD), held_out=True)) is None
+
+
+def test_queries_of_users_are_no_series() -> None:
+    assert series_share(queries_of(images_of_labels(5), WITHHELD)) is None

@@ -486,3 +486,11 @@ def test_part_of_evidence_keeps_its_p_values() -> None:
     np.testing.assert_array_equal(some.outlier_p_values, np.arange(0, 700, 7) / 700)
     with pytest.raises(ValueError, match="arrays of one length"):
         replace(of, outlier_p_values=np.zeros(3))
+
+
+@pytest.mark.parametrize(("share", "warns"), [(None, False), (0.1, False), (0.4, True)])
+def test_many_images_of_series_are_a_warning(share: float | None, *, warns: bool) -> None:
+    found = outcome(surely(400), report={"queries": "left_out_items", "series_share": share})
+    assert ("series" in codes(found)) is warns
+    if warns:
+        assert found.sentences()[-1].startswith("40 % of the images have a few images of their")
