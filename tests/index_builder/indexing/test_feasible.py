@@ -198,7 +198,7 @@ def test_the_truth_of_a_query_is_its_item_or_its_label() -> None:
     for entry, label in (
         (Entry("q", PLACE, "fox", {"item": "i"}), "owl"),
         (Entry("q", PLACE, "fox"), "fox"),
-        (Entry("q", PLACE), "\0q"),
+        (Entry("q", PLACE), "\0"),
     ):
         assert _truth(entry, cast("Gallery", gallery)) == label
     items["bare"] = SimpleNamespace(id="bare", label=None)
