@@ -32,6 +32,7 @@ from index_builder.datasets.image_files import (
     Reason,
     image_files,
     label_messages,
+    nested_labels_message,
     require_readable,
 )
 from index_builder.datasets.images import LabelledImages, Pixels, from_files
@@ -127,7 +128,8 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
 
     Raises
     ------
-    DatasetError : the folder does not exist, or has no readable labelled image.
+    DatasetError : the folder does not exist, or has no readable labelled image; or the labels are
+        one folder deeper, see `nested_labels_message`.
     TooManyBadImages : see `require_readable`.
     """
     root = root.expanduser()
@@ -137,10 +139,7 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     copied = copied_items(root)
     items = list(_of_folders(root, left_out, labelled=labelled) if copied is None else copied)
     if labelled:
-        for one in items:
-            if one.label is None:
-                left_out.add(one.id, Reason.no_label if copied is None else Reason.unlabelled)
-        items = [one for one in items if one.label is not None]
+        items = _with_labels(items, left_out, of_folders=copied is None)
     if left_out.files:
         logger.warning("%s", left_out.sentence)
     room = _Room(MOST_KEPT_BYTES)
@@ -185,6 +184,27 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
         sources=sources if any(sources) else None,
         metadata=metadata if any(metadata) else None,
     )
+
+
+def _with_labels(
+    items: Sequence[CopiedItem], left_out: LeftOut, *, of_folders: bool
+) -> list[CopiedItem]:
+    """Return the items with a label; record the others.
+
+    Raises
+    ------
+    DatasetError : folders are labels, but probably the wrong ones.
+    """
+    for one in items:
+        if one.label is None:
+            left_out.add(one.id, Reason.no_label if of_folders else Reason.unlabelled)
+    found = [one for one in items if one.label is not None]
+    nested = nested_labels_message(
+        (str(one.label) for one in found), (one.id for one in found if of_folders)
+    )
+    if nested:
+        raise DatasetError(nested)
+    return found
 
 
 def _of_folders(root: Path, left_out: LeftOut, *, labelled: bool) -> Iterator[CopiedItem]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from shlex import quote
 
@@ -441,4 +442,47 @@ def similar_labels_message(groups: list[list[str]]) -> str:
     return (
         f"Labels that differ only in case, spaces or Unicode form count as different: {shown}"
         f"{'; …' if len(groups) > N_SHOWN else ''}. If they mean the same, use one spelling."
+    )
+
+
+_PARTS = frozenset(
+    {"train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"}
+)
+"""Names of folders with parts of a data set, in lower case."""
+
+_MOST_PATHS = 100_000
+"""Maximum number of paths in which `nested_labels_message` searches for folders."""
+
+
+def nested_labels_message(labels: Iterable[str], paths: Iterable[str]) -> str:
+    """Return a warning if the labels are probably one folder deeper; empty otherwise.
+
+    The labels are probably deeper if there is only one label, or if all labels are names of parts
+    of a data set, such as ``train`` and ``test``, and the folders of the labels contain folders.
+
+    Parameters
+    ----------
+    labels : the labels.
+    paths : paths of the images with labels, as strings with ``/``. The first folder in a path is
+        the label, if the labels come from folders.
+    """
+    tops = set(labels)
+    if len(tops) != 1 and not {plain_label(label) for label in tops} <= _PARTS:
+        return ""
+    inner: dict[str, None] = {}
+    for path in islice(paths, _MOST_PATHS):
+        parts = path.split("/")
+        if len(parts) > 2 and parts[0] in tops:
+            inner[parts[1]] = None
+            if len(inner) > 2:
+                break
+    if len(inner) < 2:
+        return ""
+    found, top = list(map(repr, inner)), max(tops)  # "train" comes after "test"
+    return (
+        f"Taken as labels: {', '.join(map(repr, sorted(tops)))}, the names of the top folders. But "
+        f"they contain other folders: {', '.join(found[:2])}{', …' * (len(found) > 2)}. If those "
+        f"are the labels, name the folder that contains them, for example SOURCE/{top}. For "
+        "several such folders, write a table with the columns path and label. If no folder is a "
+        "label, use --no-labels."
     )

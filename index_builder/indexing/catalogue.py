@@ -126,6 +126,11 @@ class Catalogue:
         for (label,) in self._connection.execute(labels):
             yield label
 
+    def labelled(self) -> Iterator[str]:
+        """Yield the id of each entry with a label."""
+        for (name,) in self._connection.execute("SELECT id FROM entries WHERE label IS NOT NULL"):
+            yield name
+
     def has_metadata(self, path: Sequence[str]) -> bool:
         """Return whether the metadata of an image has a value at a path of keys."""
         found = self._connection.execute(

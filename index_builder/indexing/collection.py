@@ -16,7 +16,13 @@ from typing import Any, Literal
 
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.configuration.environment import database_access, signing
-from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason, label_messages
+from index_builder.datasets.image_files import (
+    N_SHOWN,
+    LeftOut,
+    Reason,
+    label_messages,
+    nested_labels_message,
+)
 from index_builder.indexing.assemble import Check, accept_any, assemble, describe, duplicates
 from index_builder.indexing.catalogue import Catalogue, held_out
 from index_builder.output import read_from, write_table, writing
@@ -215,7 +221,8 @@ class Indexing:
             catalogue.close()
             nothing = "There are no images in the source. Name another, or add images."
             raise DatasetError(f"{nothing} {left_out.sentence}".strip())
-        for message in label_messages(catalogue.labels()):
+        nested = nested_labels_message(catalogue.labels(), catalogue.labelled())
+        for message in [*label_messages(catalogue.labels()), *filter(None, [nested])]:
             warn(message)
         named = named_fields(self.index.filter_fields) or ()
         paths = {field.name: field.path for field in named if field.path}

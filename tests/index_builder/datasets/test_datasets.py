@@ -13,6 +13,7 @@ from PIL import Image
 from index_builder.configuration.build import BuildConfig, DatasetConfig, OutlierConfig
 from index_builder.datasets import Splits, load_splits
 from index_builder.datasets.folder import folder
+from index_builder.datasets.image_files import nested_labels_message
 from index_builder.datasets.images import from_arrays
 from index_builder.datasets.small_images import digits, idx_dataset, outliers
 from index_builder.datasets.splits import MIN_SPLIT
@@ -289,6 +290,35 @@ def test_folder_keeps_no_more_decoded_pictures_than_there_is_room_for(
         except TypeError:
             continue
     assert readable == [(40, 30, 3)]
+
+
+@pytest.mark.parametrize("tops", [("train", "test"), ("Training", "val"), ("images",)])
+def test_folders_of_labels_one_folder_deeper_are_refused(tmp_path: Path, tops: list[str]) -> None:
+    """The usual layout of data sets: all images would have the labels train and test."""
+    for number, top in enumerate(tops):
+        for label in ("cat", "dog"):
+            (tmp_path / top / label).mkdir(parents=True)
+            picture = Image.new("RGB", (32, 32), (80 * number, 0, 200 * (label == "cat")))
+            picture.save(tmp_path / top / label / "1.png")
+    with pytest.raises(DatasetError, match=rf"for example SOURCE/{max(tops)}\. .* --no-labels"):
+        folder(tmp_path)
+    assert set(folder(tmp_path / tops[0]).labels) == {"cat", "dog"}
+    assert len(folder(tmp_path, labelled=False)) == 2 * len(tops)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["train/1.png", "test/1.png"],  # flat: the folders may be labels
+        ["train/a/1.png", "test/a/1.png"],  # one inner folder
+        ["cat/a/1.png", "cat/b/1.png", "dog/a/1.png"],  # inner folders of labels
+        ["1.png"],
+        [],
+    ],
+)
+def test_labels_that_may_be_top_folders_cause_no_message(paths: list[str]) -> None:
+    labels = [path.split("/")[0] for path in paths if "/" in path]
+    assert nested_labels_message(labels, paths) == ""
 
 
 def test_labels_of_a_folder_that_look_alike_are_named(
