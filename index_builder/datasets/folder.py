@@ -193,8 +193,14 @@ def _with_labels(
 
     Raises
     ------
-    DatasetError : folders are labels, but probably the wrong ones.
+    DatasetError : no image of a table has a label; or folders are labels, but probably the wrong
+        ones.
     """
+    if items and not of_folders and all(one.label is None for one in items):
+        raise DatasetError(
+            f"None of the {len(items):,} images has a label. A table has the labels in the column "
+            "label. If each image is its own class, use --no-labels."
+        )
     for one in items:
         if one.label is None:
             left_out.add(one.id, Reason.no_label if of_folders else Reason.unlabelled)

@@ -18,6 +18,7 @@ from typing import Any
 from index_builder.datasets.image_files import LeftOut, head_of
 from index_builder.indexing.blocks import Box, Entry, Place
 from index_builder.indexing.sources.places import Places, named
+from index_builder.progress import warn
 from index_builder.storage import shown
 from index_builder.vectors.table import opened_parquet
 from model_store.errors import DatasetError
@@ -34,6 +35,11 @@ of one letter often gives another word."""
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,20})?(e-[0-9]{2})?")
 """Pattern of a text that is read as a number. 007 and 1E5 do not match, because they are probably
 names. Python and pandas write computed numbers with up to 20 digits, or as 5e-05."""
+
+_OFTEN_LABELS = frozenset(
+    {"class", "class_name", "category", "species", "identity", "individual", "target"}
+)
+"""Names that other programs give the column with the labels."""
 
 _UNNAMED = "\0"
 """Prefix of the number of a CSV column without a name. No named column begins with it."""
@@ -69,15 +75,25 @@ class ImageManifest:
     texts: Collection[str] = COLUMNS
 
     def entries(self, _scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
-        """Yield an entry for each line.
+        """Yield an entry for each line; warn if a column with another name may have the labels.
 
         Raises
         ------
         DatasetError : a line is invalid.
         """
+        names: Collection[str] | None = None
+        has_labels = not self.labelled or self.texts != COLUMNS  # queries need no label
         for origin, fields in lines_of(self.path, self.texts):
             entry = _entry(origin, fields, self.places)
+            names = fields.keys() if names is None else names
+            has_labels = has_labels or entry.label is not None
             yield entry if self.labelled else without_label(entry)
+        likely = [name for name in names or () if name.casefold() in _OFTEN_LABELS]
+        if likely and not has_labels:
+            warn(
+                f"{self.path.name} has no column label, so the images have no labels. If the "
+                f"column {likely[0]} has them, rename it to label."
+            )
 
 
 def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:

@@ -213,6 +213,14 @@ def test_copies_without_a_label_are_left_out_by_name(
     assert "without a label: 1 (two). The source gives the image no label" in caplog.text
 
 
+def test_copies_without_any_label_are_refused(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "1.png").write_bytes(png(striped()))
+    rows = [("one", "1.png", ""), ("two", "1.png", "")]
+    copy_images(manifest(tmp_path / "list.csv", rows), folder, Storage())
+    with pytest.raises(DatasetError, match=r"None of the 2 images has a label\. A table has"):
+        read_folder(folder)
+
+
 def test_parts_of_pictures_are_refused(source: Path, folder: Path) -> None:
     (source / "list.csv").write_text('path,bbox\ntop.webp,"[0, 0, 1, 1]"\n')
     with pytest.raises(DatasetError, match="names a part of a picture"):

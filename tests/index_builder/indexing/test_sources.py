@@ -212,6 +212,27 @@ def test_numbers_as_python_writes_them_are_numbers(folder: Path, number: float) 
     assert [entry.metadata["longitude"] for entry in entries(path)] == [number]
 
 
+@pytest.mark.parametrize(
+    ("names", "labelled", "warns"),
+    [
+        ("path,Class", True, True),
+        ("path,species", True, True),
+        ("path,class", False, False),
+        ("path,colour", True, False),
+    ],
+)
+def test_a_column_that_often_has_labels_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], names: str, *, labelled: bool, warns: bool
+) -> None:
+    path = folder / "list.csv"
+    path.write_text(f"{names}\n0/x.png,a\n0/z.png,b\n", encoding="utf-8")
+    found = list(open_source(path, labelled=labelled).entries(folder, LeftOut()))
+    assert [entry.label for entry in found] == [None, None]
+    other = names.split(",")[1]
+    said = f"If the column {other} has them, rename it to label." in capsys.readouterr().err
+    assert said is warns
+
+
 def test_empty_columns_without_a_name_and_blank_labels_are_left_out(folder: Path) -> None:
     path = folder / "list.csv"
     path.write_text('path,label,,\n0/x.png," ",, \n', encoding="utf-8")
