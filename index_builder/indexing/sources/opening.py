@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
@@ -274,6 +274,14 @@ def name_of(source: Path | str) -> str:
     return next((name[: -len(one)] for one in _NAMED if _ends_with(name, (one,))), name)
 
 
+_ADVICE: Mapping[tuple[str, ...], str] = {
+    (".zip", ".rar", ".7z"): "Unpack it, and name the folder with its images.",
+    (".xlsx", ".xls", ".ods", ".tsv", ".txt"): "Export it as CSV, with the columns path and label.",
+    tuple(SUFFIXES): "Name the folder that contains the image.",
+}
+"""What to do with files that are no source, by their suffixes."""
+
+
 def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[str]) -> Source:
     """Open a local file as a source; ``places`` finds the images of the file."""
     if _ends_with(path.name, ARCHIVE_SUFFIXES):
@@ -291,7 +299,8 @@ def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[
     if _ends_with(path.name, (JSON_SUFFIX,)) or _begins_like_json(path):
         return JsonFile(path, places, labelled)
     wanted = ", ".join([*MANIFEST_SUFFIXES, JSON_SUFFIX, *ARCHIVE_SUFFIXES])
-    raise DatasetError(f"{path.name} is neither a folder nor one of {wanted}.")
+    advice = "".join(f" {one}" for names, one in _ADVICE.items() if _ends_with(path.name, names))
+    raise DatasetError(f"{path.name} is neither a folder nor one of {wanted}.{advice}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -689,9 +689,14 @@ def test_damaged_parquet_is_named_at_every_door(tmp_path: Path, column: str) -> 
 
 
 def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "list.xlsx").write_bytes(b"")
-    with pytest.raises(DatasetError, match=r"neither a folder nor one of \.csv"):
-        open_source(tmp_path / "list.xlsx")
+    for name, advice in (
+        ("list.xlsx", "Export it as CSV"),
+        ("images.ZIP", "Unpack it"),
+        ("owl.jpg", "Name the folder"),
+    ):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(DatasetError, match=rf"neither a folder nor one of \.csv.*\. {advice}"):
+            open_source(tmp_path / name)
     with pytest.raises(DatasetError, match="does not exist"):
         open_source(tmp_path / "nothing")
     (tmp_path / "manifest").write_bytes(b" " * 63 + b"{}")
