@@ -147,6 +147,13 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
         "The observed error of matches is {match_error}, above the bound of {max_error}.",
         "Calibrate with queries like these: `vouch-build calibrate BUNDLES --queries FILE`.",
     ),
+    "flagged_often": (
+        (
+            "{flagged_share} of these queries are flagged `out_of_distribution`, and {alpha} are "
+            "expected: the queries are unlike the calibration queries."
+        ),
+        "Calibrate with queries like these: `vouch-build calibrate BUNDLES --queries FILE`.",
+    ),
     "match_not_guaranteed": ("The verdict `match` is not guaranteed for all queries.", "{reason}"),
     "false_match_rate_unknown": ("The false-match rate is not known: {reason}.",),
     "false_match_rate_uncertain": ("The false-match rate may be higher: {reason}.",),
@@ -365,6 +372,14 @@ def _refutes(calibration: Calibration, found: OutcomeNumbers) -> bool:
     return least > calibration.max_error
 
 
+def _are_unlike(calibration: Calibration, found: OutcomeNumbers) -> bool:
+    """Return whether an evaluation has more than twice as many flagged queries as expected."""
+    if found.basis != "evaluation":
+        return False
+    least, _ = exact_interval(found.flagged_share or 0.0, found.n_queries or 0, _CONFIDENCE)
+    return least > 2 * calibration.alpha
+
+
 def _fact(code: str, **parameters: float | str | None) -> OutcomeLine:
     return _line(code, "fact", parameters)
 
@@ -404,6 +419,9 @@ def _of_matches(
     if _refutes(calibration, found):  # then shares of the calibration are no forecast either
         parameters = {"match_error": found.match_error, "max_error": calibration.max_error}
         yield _line("error_above_bound", "warning", parameters)
+    elif _are_unlike(calibration, found):
+        parameters = {"flagged_share": found.flagged_share, "alpha": calibration.alpha}
+        yield _line("flagged_often", "warning", parameters)
     elif match_share < LEAST_MATCH_SHARE:
         code, parameters = _why_seldom(calibration, promises, match_share)
         yield _line(code, "warning" if match_share else "failure", parameters)

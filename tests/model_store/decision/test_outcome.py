@@ -494,3 +494,20 @@ def test_many_images_of_series_are_a_warning(share: float | None, *, warns: bool
     assert ("series" in codes(found)) is warns
     if warns:
         assert found.sentences()[-1].startswith("40 % of the images have a few images of their")
+
+
+@pytest.mark.parametrize(("flagged", "warns"), [(0.05, False), (0.12, False), (0.9, True)])
+def test_evaluation_queries_that_are_unlike_are_named(flagged: float, *, warns: bool) -> None:
+    """The share of `match` is small because of the flags, and no other advice would help."""
+    measured = {
+        "n_queries": 200,
+        "recall_at_1": 0.95,
+        "orders": {"similarity": {"match_error": 0.0}},
+        "verdicts": {"matched": {"match": 0.9 - flagged, "out_of_distribution": flagged}},
+    }
+    found = outcome(surely(400), measured, alpha=0.05)
+    assert ("flagged_often" in codes(found)) is warns
+    if warns:
+        assert not {"match_seldom_queries", "match_seldom_errors"} & set(codes(found))
+        assert "90 % of these queries are flagged" in found.sentences()[-1]
+    assert "flagged_often" not in codes(outcome(surely(400), alpha=0.05))

@@ -135,6 +135,7 @@ export const LATER = {
   "The calibration has {0} such queries with a match; about {1} more would allow `match`.": "Es gibt {0} solche Anfragen mit Treffer; etwa {1} weitere würden es erlauben.",
   "The observed error of matches is {0}, above the bound of {1}.": "Der beobachtete Fehler der Treffer ist {0}, über der Schranke von {1}.",
   "Calibrate with queries like these: `vouch-build calibrate BUNDLES --queries FILE`.": "Kalibrieren Sie mit solchen Anfragen: `vouch-build calibrate BUNDLES --queries DATEI`.",
+  "{0} of these queries are flagged `out_of_distribution`, and {1} are expected: the queries are unlike the calibration queries.": "{0} dieser Anfragen fallen als fremd auf, erwartet sind {1}: Die Anfragen sind anders als die Anfragen zur Kalibrierung.",
   "The false-match rate is not known: {0}.": "Wie oft Anfragen ohne Treffer das Urteil „Treffer“ erhalten, ist nicht bekannt: {0}.",
   "The false-match rate may be higher: {0}.": "Anfragen ohne Treffer können das Urteil „Treffer“ öfter erhalten: {0}.",
   "Augmented views are easier than new photographs.": "Erzeugte Ansichten sind leichter als neue Fotografien.",

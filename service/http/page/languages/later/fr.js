@@ -135,6 +135,7 @@ export const LATER = {
   "The calibration has {0} such queries with a match; about {1} more would allow `match`.": "Il y a {0} requêtes de ce genre avec correspondance ; environ {1} de plus le permettraient.",
   "The observed error of matches is {0}, above the bound of {1}.": "L’erreur observée des correspondances est de {0}, au-dessus de la borne de {1}.",
   "Calibrate with queries like these: `vouch-build calibrate BUNDLES --queries FILE`.": "Étalonnez avec des requêtes comme celles-ci : `vouch-build calibrate BUNDLES --queries FICHIER`.",
+  "{0} of these queries are flagged `out_of_distribution`, and {1} are expected: the queries are unlike the calibration queries.": "{0} de ces requêtes sont signalées comme non reconnues, et {1} étaient attendues : elles diffèrent des requêtes d’étalonnage.",
   "The false-match rate is not known: {0}.": "Le taux de fausses correspondances n’est pas connu : {0}.",
   "The false-match rate may be higher: {0}.": "Le taux de fausses correspondances peut être plus élevé : {0}.",
   "Augmented views are easier than new photographs.": "Les vues générées sont plus faciles que de nouvelles photographies.",
