@@ -42,18 +42,6 @@ class LabelledItem(Protocol):
         """The label of the item."""
 
 
-class PlacedItem(Protocol):
-    """An item that may have a position."""
-
-    @property
-    def id(self) -> str:
-        """The id of the item."""
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """The fields of the item."""
-
-
 def label_or_id(item: LabelledItem) -> str:
     """Return the label of an item; an item without a label is the only item of its kind."""
     return item.id if item.label is None else item.label
@@ -190,21 +178,24 @@ def place_in(metadata: Mapping[str, Any], origin: str) -> tuple[float, float] | 
     return float(found[0]), float(found[1])  # type: ignore[arg-type] # looked at above
 
 
-def positions_of(items: Sequence[PlacedItem], *, strict: bool) -> Floats:
-    """Return the positions (n, 3) of items in metres, see `wgs84`; NaN if not known.
+def positions_of(
+    fields: Sequence[Mapping[str, Any]], origins: Sequence[str] | None = None
+) -> Floats:
+    """Return n positions (n, 3) in metres, see `wgs84`; NaN if not known.
 
     Parameters
     ----------
-    strict : whether an invalid position is an error. Otherwise, it counts as not known.
+    fields : the metadata of n items or queries.
+    origins : n origins of the metadata, for messages. If None, an invalid position is not known.
 
     Raises
     ------
     DatasetError : a position is invalid, see `place_in`.
     """
-    degrees = np.full((len(items), 2), np.nan)
-    for row, item in enumerate(items):
-        with suppress(*() if strict else (DatasetError,)):
-            place = place_in(item.metadata, f"the item {item.id!r}")
+    degrees = np.full((len(fields), 2), np.nan)
+    for row, metadata in enumerate(fields):
+        with suppress(*(DatasetError,) if origins is None else ()):
+            place = place_in(metadata, "" if origins is None else origins[row])
             if place is not None:
                 degrees[row] = place
     return wgs84(*degrees.T)

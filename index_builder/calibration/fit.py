@@ -179,12 +179,10 @@ def series_share(queries: CalibrationQueries) -> float | None:
     for group in queries.of("matched", "items"):
         observed = group.observed
         own = observed.label_codes == observed.codes[:, None]
-        for similarities in (
-            one[of_own] for one, of_own in zip(observed.similarities, own, strict=True)
-        ):
-            n = len(similarities)
-            if n >= LEAST_OF_LABEL:
-                distances = np.maximum(1 - similarities[: (n + 1) // 2], _LEAST_DISTANCE)
+        for similarities, of_own in zip(observed.similarities, own, strict=True):
+            distances = np.maximum(1 - similarities[of_own], _LEAST_DISTANCE)
+            if len(distances) >= LEAST_OF_LABEL:
+                distances = distances[: (len(distances) + 1) // 2]
                 found.append(bool((distances[1:] > SERIES_STEP * distances[:-1]).any()))
     return float(np.mean(found)) if found else None
 

@@ -242,7 +242,9 @@ def places_of_items(gallery: Gallery) -> Floats:
     """
     positions = np.full((gallery.n_rows, 3), np.nan)
     for rows in parts_of(gallery.rows(), N_PLACES):
-        positions[rows] = positions_of(gallery.items(rows), strict=True)
+        items = gallery.items(rows)
+        origins = [f"the item {item.id!r}" for item in items]
+        positions[rows] = positions_of([item.metadata for item in items], origins)
     return positions
 
 

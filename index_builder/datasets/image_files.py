@@ -480,8 +480,8 @@ def nested_labels_message(labels: Iterable[str], paths: Iterable[str]) -> str:
         return ""
     found, top = list(map(repr, inner)), max(tops)  # "train" comes after "test"
     return (
-        f"Taken as labels: {', '.join(map(repr, sorted(tops)))}, the names of the top folders. But "
-        f"they contain other folders: {', '.join(found[:2])}{', …' * (len(found) > 2)}. If those "
+        f"The names of the top folders are the labels: {', '.join(map(repr, sorted(tops)))}. But "
+        f"these contain other folders: {', '.join(found[:2])}{', …' * (len(found) > 2)}. If those "
         f"are the labels, name the folder that contains them, for example SOURCE/{top}. For "
         "several such folders, write a table with the columns path and label. If no folder is a "
         "label, use --no-labels."

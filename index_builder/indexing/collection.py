@@ -221,8 +221,9 @@ class Indexing:
             catalogue.close()
             nothing = "There are no images in the source. Name another, or add images."
             raise DatasetError(f"{nothing} {left_out.sentence}".strip())
-        nested = nested_labels_message(catalogue.labels(), catalogue.labelled())
-        for message in [*label_messages(catalogue.labels()), *filter(None, [nested])]:
+        labels = set(catalogue.labels())
+        nested = nested_labels_message(labels, catalogue.labelled())
+        for message in filter(None, [*label_messages(labels), nested]):
             warn(message)
         named = named_fields(self.index.filter_fields) or ()
         paths = {field.name: field.path for field in named if field.path}

@@ -29,7 +29,7 @@ from model_store.errors import DatasetError, ItemNotFound
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
 from model_store.machine import usable_processors
-from model_store.truth import LATITUDE, LONGITUDE, Within, label_or_id, place_in, wgs84
+from model_store.truth import LATITUDE, LONGITUDE, Within, label_or_id, positions_of
 
 from .blocks import Entry, Failure
 from .engines import local_engine
@@ -119,12 +119,12 @@ class QueryReader:
             places, truth = _by_place(entries, gallery, within)
             place_of = dict(zip([entry.id for entry in entries], places, strict=True))
         entries, hashes = self._embedded(entries)
-        groups = tuple(_group(entry, gallery, hashes[entry.id]) for entry in entries)
-        labels = tuple(
+        groups = [_group(entry, gallery, hashes[entry.id]) for entry in entries]
+        labels = [
             _NOWHERE + group if truth[entry.id] == _NOWHERE else truth[entry.id]
             for entry, group in zip(entries, groups, strict=True)
-        )
-        images = replace(self._images(entries, labels, hashes), groups=groups)
+        ]
+        images = self._images(entries, labels, groups, hashes)
         if places is not None:
             images = replace(images, places=np.array([place_of[entry.id] for entry in entries]))
         held = set(gallery.labels) or {item.id for item in gallery.items(gallery.rows())}
@@ -153,7 +153,9 @@ class QueryReader:
             n_missing = len(label_of) - len({entry.id for entry in kept})
             warn(f"{n_missing:,} of {len(label_of):,} items are not in --gallery.")
         kept, hashes = self._embedded(kept)
-        return self._images(kept, [label_of[entry.id] for entry in kept], hashes)
+        labels = [label_of[entry.id] for entry in kept]
+        groups = [entry.group or hashes[entry.id] for entry in kept]
+        return self._images(kept, labels, groups, hashes)
 
     def _embedded(self, entries: Sequence[Entry]) -> tuple[list[Entry], dict[str, str]]:
         """Embed entries; return the embedded entries and their hashes by id; print the others."""
@@ -176,9 +178,13 @@ class QueryReader:
         return [entry for entry in entries if entry.id in hashes], hashes
 
     def _images(
-        self, entries: Sequence[Entry], labels: Sequence[str], hashes: Mapping[str, str]
+        self,
+        entries: Sequence[Entry],
+        labels: Sequence[str],
+        groups: Sequence[str],
+        hashes: Mapping[str, str],
     ) -> LabelledImages:
-        """Convert entries to images; exact copies become a group if they have no group yet."""
+        """Convert entries to images."""
         read_image = reader(self.storage, self.limits)
 
         def read(row: int, smallest_side: int | None) -> Pixels:
@@ -192,7 +198,7 @@ class QueryReader:
             tuple(labels),
             read,
             np.arange(len(entries)),
-            tuple(entry.group or hashes[entry.id] for entry in entries),
+            tuple(groups),
             sources if any(sources) else None,
             lambda row: bytes.fromhex(hashes[entries[row].id]),
         )
@@ -263,12 +269,8 @@ def _by_place(
     ------
     DatasetError : a place is invalid, or no item or no query has a place.
     """
-    degrees = np.full((len(entries), 2), np.nan)
-    for row, entry in enumerate(entries):
-        place = place_in(entry.metadata, entry.origin)
-        if place is not None:
-            degrees[row] = place
-    near = Within(wgs84(*degrees.T), places_of_items(gallery), within)
+    fields, origins = [one.metadata for one in entries], [one.origin for one in entries]
+    near = Within(positions_of(fields, origins), places_of_items(gallery), within)
     for places, whose in ((near.queries, "query"), (near.items, "item of the gallery")):
         if not np.isfinite(places).any():
             raise DatasetError(

@@ -91,7 +91,7 @@ class ImageManifest:
         likely = [name for name in names or () if name.casefold() in _OFTEN_LABELS]
         if likely and not has_labels:
             warn(
-                f"{self.path.name} has no column label, so the images have no labels. If the "
+                f"{self.path.name} gives its images no labels. If the "
                 f"column {likely[0]} has them, rename it to label."
             )
 

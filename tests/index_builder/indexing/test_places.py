@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from index_builder.calibration.retrieval import places_of_items
 from model_store.bundles.bundle import open_bundle
 from model_store.errors import DatasetError
-from model_store.gallery import Item
 from model_store.queries import VectorQuery, predictive_of
 from model_store.truth import SameLabel, Within, place_codes, positions_of, wgs84
 from tests.support.build_command import vouch_build
@@ -64,14 +63,13 @@ def test_results_near_a_more_similar_result_are_of_its_place() -> None:
 
 
 def test_an_invalid_position_of_one_item_harms_no_query() -> None:
-    fields = ({"latitude": 0.0, "longitude": 0.0}, {"latitude": 91.0, "longitude": 0.0})
-    items = [Item(str(row), None, metadata) for row, metadata in enumerate(fields)]
-    items.append(Item("2", None, {}))
-    found = positions_of(items, strict=False)
+    here, invalid = ({"latitude": degrees, "longitude": 0.0} for degrees in (0.0, 91.0))
+    fields: list[dict[str, float]] = [here, invalid, {}]
+    found = positions_of(fields)
     np.testing.assert_allclose(found[0], [6_378_137, 0, 0])
     assert np.isnan(found[1:]).all()
     with pytest.raises(DatasetError, match="item '1': latitude and longitude"):
-        positions_of(items, strict=True)
+        positions_of(fields, ["the item '0'", "the item '1'", "the item '2'"])
 
 
 def seen(metres: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float32]:
