@@ -46,7 +46,7 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
 
     Raises
     ------
-    DatasetError : the source is invalid, or has boxes (parts of images).
+    DatasetError : the source is invalid, has no images, or has boxes (parts of images).
     SourceUnavailable : the source can no longer be reached. Copied files are kept.
     TooManyBadImages : more than 1 % of the images could not be copied.
     OutputError : the disk is full.
@@ -76,6 +76,11 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
                 f"{error} {len(wanted):,} images are copied and kept. The same command resumes "
                 "from there."
             ) from error
+        if not n_known:
+            raise DatasetError(
+                f"There are no images in {source}. Name another source, or add images. "
+                f"{left_out.sentence}".strip()
+            )
         wanted.add(write_copied_items(folder, items))
         for path in folder.rglob("*"):
             if path.is_file() and path not in wanted:

@@ -221,6 +221,12 @@ def test_copies_without_any_label_are_refused(tmp_path: Path, folder: Path) -> N
         read_folder(folder)
 
 
+def test_source_without_images_is_refused_by_its_name(tmp_path: Path, folder: Path) -> None:
+    listed = manifest(tmp_path / "list.csv", [])
+    with pytest.raises(DatasetError, match=r"^There are no images in .*list\.csv\. Name another"):
+        copy_images(listed, folder, Storage())
+
+
 def test_parts_of_pictures_are_refused(source: Path, folder: Path) -> None:
     (source / "list.csv").write_text('path,bbox\ntop.webp,"[0, 0, 1, 1]"\n')
     with pytest.raises(DatasetError, match="names a part of a picture"):
