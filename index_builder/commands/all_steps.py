@@ -59,6 +59,9 @@ class AllOptions(Options):
     """A folder with a sub-folder of images for each label. Alternatively, any other source of
     images that `index` reads, for example a URL; these images are first copied to the run
     directory."""
+    root: str | None = None
+    """Base folder or URL for the relative paths of a table in --images. Paths may not lead out of
+    this folder. [default: the folder of the table]"""
     encoder: str | None = Field(
         None,
         description=f"Encoder for --images: {FORMS}, or a path. For --vectors: the path of an "
@@ -114,28 +117,34 @@ class AllOptions(Options):
             raise UsageError(f"{given_options(sources)} exclude each other. Give one of them.")
         excluded: dict[str, dict[str, object]] = {
             "images": {"items": self.items, "encoder_name": self.encoder_name},
-            "vectors": {"no_labels": not self.labels},
+            "vectors": {"no_labels": not self.labels, "root": self.root},
             "config": {
                 "encoder": self.encoder,
                 "encoder_name": self.encoder_name,
                 "items": self.items,
                 "name": self.name,
                 "no_labels": not self.labels,
+                "root": self.root,
             },
         }
         too_much = given_options(excluded[given[0]])
         if too_much:
             place = "Set it in the file" if given == ["config"] else "Remove it"
             raise UsageError(f"{too_much} cannot be given with --{given[0]}. {place}.")
+        if self.root is not None and self._copied is None:
+            raise UsageError(
+                f"--root applies to a table, but {self.images} is none. Remove --root."
+            )
 
     def prepare(self) -> None:
         """Copy remote images, and write the encoder file for vectors with --encoder-name."""
         if self._copied is not None:
             from index_builder.indexing.local_copy import copy_images  # noqa: PLC0415 - slow
 
-            images, labelled = str(self.images), self.labels
             with working("copying images"):
-                left_out = copy_images(images, self._copied, Storage(), labelled=labelled)
+                left_out = copy_images(
+                    str(self.images), self._copied, Storage(), labelled=self.labels, root=self.root
+                )
             for sentence in left_out.sentences:
                 warn(sentence)
         if self.vectors is not None and self.encoder_name is not None:

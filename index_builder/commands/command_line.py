@@ -85,7 +85,7 @@ _OUTCOME = ("require", "as_json")
 
 PANELS: dict[str, dict[str, tuple[str, ...]]] = {
     "all": {
-        "Source": ("images", "vectors", "items", "labels", "config"),
+        "Source": ("images", "vectors", "items", "labels", "root", "config"),
         "Encoder": ("encoder", "encoder_name"),
         "Output": ("name", "database", "run", "bundles", "dry_run", *_OUTCOME),
     },

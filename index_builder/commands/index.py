@@ -324,13 +324,7 @@ class IndexOptions(PromiseOptions):
                 f"--items needs a table of vectors, but {source} holds images. Give a manifest of "
                 "the images as SOURCE."
             )
-        opened = open_source(source, self.root, labelled=self.labels, storage=storage)
-        if self.root is not None and _contains_images(opened):
-            raise UsageError(
-                f"--root applies to a local folder and to a manifest, but {source} contains its "
-                "images. Remove --root."
-            )
-        return opened, encoder
+        return open_source(source, self.root, labelled=self.labels, storage=storage), encoder
 
     def _require_no_options_of_images(self, source: str) -> None:
         """Refuse options that have no effect on vectors."""
@@ -339,17 +333,6 @@ class IndexOptions(PromiseOptions):
             raise UsageError(
                 f"{of_images} applies to images, but {source} holds vectors. Remove it."
             )
-
-
-def _contains_images(source: Source) -> bool:
-    """Return whether a source contains its images, so that they have no base folder."""
-    from index_builder.indexing.sources.archive import ARCHIVE_SUFFIXES, Archive  # noqa: PLC0415
-    from index_builder.indexing.sources.opening import BucketFolder, RemoteFile  # noqa: PLC0415
-    from index_builder.indexing.sources.tables import ParquetImages  # noqa: PLC0415
-
-    if isinstance(source, RemoteFile):
-        return source.url.partition("?")[0].endswith(ARCHIVE_SUFFIXES)
-    return isinstance(source, Archive | ParquetImages | BucketFolder)
 
 
 def declared(run: Path, table: VectorTable, name: str) -> Path:

@@ -123,9 +123,11 @@ def load_splits(
         source, queries = stratified(source, config.gallery_share or 1, generator)
         spare = source.at(with_label(source, withheld, wanted=True))
     gallery = source.at(with_label(source, withheld, wanted=False))
-    if len(set(gallery.labels)) < 2:
+    if len(names := set(gallery.labels)) < 2:
         raise DatasetError(
-            f"Only {len(set(gallery.labels))} label is left to train on; metric learning needs two."
+            f"Labels of the gallery: {', '.join(map(repr, names)) or 'none'}. A build needs two or "
+            "more. Labels are the sub-folders of the source, or the column label of a table. If "
+            "each image is its own class, use --no-labels."
         )
     halves = stratified(queries, 0.5, generator, keep=False)
     outliers_of = list(_outliers(config, generator))

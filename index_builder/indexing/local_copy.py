@@ -17,6 +17,7 @@ from urllib.parse import quote
 from index_builder.datasets.folder import CopiedItem, write_copied_items
 from index_builder.datasets.image_files import LeftOut, is_system_file
 from index_builder.indexing.blocks import Entry, Tolerance
+from index_builder.indexing.prepare import unreadable
 from index_builder.indexing.sources import open_source
 from index_builder.output import read_from, writing
 from index_builder.storage import NotFetched, Storage
@@ -32,13 +33,24 @@ _TOLERANCE = Tolerance(share=0.01)
 _PARTIAL = ".partial"
 
 
-def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool = True) -> LeftOut:
+def copy_images(
+    source: str,
+    folder: Path,
+    storage: Storage,
+    *,
+    labelled: bool = True,
+    root: Path | str | None = None,
+) -> LeftOut:
     """Copy the images of a source into ``folder``, one sub-folder for each label.
 
     A manifest in ``folder`` keeps the ids, labels, groups, sources and metadata; see
     `CopiedItem`. An image from a folder keeps its path; the file name of any other image is derived
     from the id of the image. If the folder already has a file with the same size and date, the file
     is not copied again. Files that are no longer in the source are removed.
+
+    Parameters
+    ----------
+    labelled, root : see `open_source`.
 
     Returns
     -------
@@ -47,6 +59,7 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
     Raises
     ------
     DatasetError : the source is invalid, has no images, or has boxes (parts of images).
+    UsageError : see `open_source`.
     SourceUnavailable : the source can no longer be reached. Copied files are kept.
     TooManyBadImages : more than 1 % of the images could not be copied.
     OutputError : the disk is full.
@@ -54,21 +67,21 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
     left_out = LeftOut()
     wanted: set[Path] = set()
     items: list[CopiedItem] = []
-    n_bad, n_known = 0, 0
+    bad: dict[str, str] = {}
+    n_known = 0
     with (
         closing(storage),
         writing(f"the images in {folder}"),
         TemporaryDirectory(dir=_made(folder.parent)) as scratch,
     ):
-        found = open_source(source, labelled=labelled, storage=storage)
+        found = open_source(source, root, labelled=labelled, storage=storage)
         entries = read_from(found.entries(Path(scratch), left_out), Path(scratch))
         try:
             for entry, path, why in _copies(entries, _made(folder), storage):
                 wanted.add(path)
                 n_known += 1
                 if why is not None:
-                    n_bad += 1
-                    logger.warning("left out %s: %s", entry.id, why)
+                    bad[entry.id] = why
                 else:
                     items.append(_item(entry, path.relative_to(folder).as_posix()))
         except SourceUnavailable as error:
@@ -85,11 +98,15 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
         for path in folder.rglob("*"):
             if path.is_file() and path not in wanted:
                 path.unlink()
-    if not _TOLERANCE.allows(n_bad, n_known):
+    if not _TOLERANCE.allows(len(bad), n_known):
+        name, why = next(iter(bad.items()))
         raise TooManyBadImages(
-            f"{n_bad:,} of {n_known:,} images could not be copied; at most {_TOLERANCE} may fail. "
-            "The log lists the reasons. The other copies are kept; the same command tries again."
+            f"{len(bad):,} of {n_known:,} images could not be copied, and at most {_TOLERANCE} may "
+            f"fail; for example {name!r}: {why} The other copies are kept. The same command tries "
+            "again."
         )
+    for name, why in bad.items():
+        logger.warning("left out %s: %s", name, why)
     return left_out
 
 
@@ -156,7 +173,7 @@ def _begun(entry: Entry, file: IO[bytes], storage: Storage) -> Future[None]:
                 packed.seek(place.offset)
             file.write(packed.read(-1 if place.offset is None else place.size))
     except OSError as error:
-        done.set_exception(NotFetched(error.strerror or type(error).__name__))
+        done.set_exception(NotFetched(unreadable(error).reason))
     else:
         done.set_result(None)
     return done

@@ -232,6 +232,30 @@ def test_a_label_that_breaks_the_rule_is_told_before_anything_is_computed(
     assert "cannot be a label: it must not have control characters" in done.stderr
 
 
+def test_paths_of_a_table_are_relative_to_the_root(folder_of_digits: Path, tmp_path: Path) -> None:
+    """The table is elsewhere than its images."""
+    paths = sorted(folder_of_digits.glob("[01]/*.png"))[:120]
+    rows = [f"{path.relative_to(folder_of_digits)},{path.stem[-1]}" for path in paths]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]), "utf-8")
+    command = ("all", "--images", "list.csv", "--dry-run", "--json")
+    done = vouch_build(*command, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "120 of 120 images could not be copied" in done.stderr
+    assert "name the folder of all images with --root" in done.stderr
+    done = vouch_build(*command, "--root", str(folder_of_digits), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["n_images"] == 120
+
+
+def test_source_with_one_label_is_refused_with_what_labels_are(
+    folder_of_digits: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder_of_digits / "1", tmp_path / "digits" / "1")
+    done = vouch_build("all", "--images", "digits", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Labels of the gallery: '1'. A build needs two or more" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("step", "missing"),
     [

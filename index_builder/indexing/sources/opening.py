@@ -33,7 +33,7 @@ from index_builder.indexing.sources.tables import (
 from index_builder.storage import NotFetched, Storage, is_url
 from index_builder.storage.urls import BUCKETS, file_name, folder_of, in_bucket, scheme_of
 from index_builder.vectors.table import VECTOR_SUFFIXES, holds_vectors, open_table
-from model_store.errors import DatasetError
+from model_store.errors import DatasetError, UsageError
 from model_store.images import SUFFIXES
 
 from .archive import ARCHIVE_SUFFIXES, Archive
@@ -223,8 +223,25 @@ def open_source(
     Raises
     ------
     DatasetError : the path does not exist, or its format is unknown.
+    UsageError : ``root`` is given, but the source itself contains its images.
     """
-    storage = storage or Storage()
+    opened = _opened(source, root, storage or Storage(), labelled=labelled, texts=texts)
+    if root is not None and _contains_images(opened):
+        raise UsageError(
+            f"--root applies to a local folder and to a manifest, but {source} contains its "
+            "images. Remove --root."
+        )
+    return opened
+
+
+def _opened(
+    source: Path | str,
+    root: Path | str | None,
+    storage: Storage,
+    *,
+    labelled: bool,
+    texts: Collection[str],
+) -> Source:
     if is_url(root):
         storage.name(str(root), is_source=False)
     if is_url(source):
@@ -244,6 +261,13 @@ def open_source(
             f"{path} does not exist. Name a folder of images, a manifest or an archive."
         )
     return _open_file(path, places_in(root or path.parent), labelled=labelled, texts=texts)
+
+
+def _contains_images(source: Source) -> bool:
+    """Return whether a source contains its images, so that they have no base folder."""
+    if isinstance(source, RemoteFile):
+        return source.url.partition("?")[0].endswith(ARCHIVE_SUFFIXES)
+    return isinstance(source, Archive | ParquetImages | BucketFolder)
 
 
 def is_of_vectors(path: Path) -> bool:
