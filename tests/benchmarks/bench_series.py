@@ -1,7 +1,8 @@
 """Series of photographs: what does a build do if they are not named, and does it warn?
 
 Caltech-101 (20 kinds, 10 others absent) and CUB (7 birds, 3 absent). Of each kind, 12 photographs
-are in the gallery and 6 are asked later. A series is made from a photograph of the gallery: each of
+are in the gallery and 6 are asked later. As in a survey of rare animals, there are also 40 kinds of
+Caltech-101 with two photographs each. A series is made from a photograph of the gallery: each of
 its images shows four fifths of the scene (a random part, with a random brightness). Each draw is
 built by `vouch-build all --images TABLE`, with a column `group` that names the series, and without
 it. The photographs that are asked later are no part of a series.
@@ -22,6 +23,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +38,33 @@ from tests.support.build_command import vouch_build
 from tests.support.narrowing import not_none
 
 DRAWS = 3
-LENGTHS = (1, 2, 4, 10)
-N_GALLERY, N_LATER = 12, 6
-LABELS = {"caltech101_half": (20, 10), "cub_first10": (7, 3)}
-"""Of each set: labels in the gallery, and absent labels."""
-NAMES = {"caltech101_half": "Caltech-101", "cub_first10": "CUB"}
+N_LATER = 6
+
+
+@dataclass(frozen=True)
+class World:
+    """Photographs of a data set.
+
+    Attributes
+    ----------
+    source : the folder of the data set below VOUCH_DATA_DIR.
+    n_labels, n_absent : number of labels in the gallery, and of absent labels.
+    n_photographs : number of photographs of each label in the gallery; each becomes a series.
+    lengths : lengths of the series; 1 for no series.
+    """
+
+    source: str
+    n_labels: int
+    n_absent: int
+    n_photographs: int
+    lengths: tuple[int, ...]
+
+
+WORLDS = {
+    "Caltech-101": World("caltech101_half", 20, 10, 12, (1, 2, 4, 10)),
+    "CUB": World("cub_first10", 7, 3, 12, (1, 2, 4, 10)),
+    "Caltech-101, rare kinds": World("caltech101_half", 40, 10, 2, (3,)),
+}
 TITLES = {
     "series_share": "images of a series, by the build",
     "warned": "builds that warn",
@@ -81,23 +105,22 @@ def build(rows: Sequence[tuple[str, str, str]], named: bool, where: Path) -> dic
 
 
 def measure(
-    source: Path, name: str, length: int, named: bool, seed: int
+    world: World, source: Path, length: int, named: bool, seed: int
 ) -> dict[str, float | None]:
     """Build one draw, and ask it."""
     generator = np.random.default_rng([seed, length])
-    n_labels, n_absent = LABELS[name]
     kinds = generator.permutation(sorted(path for path in source.iterdir() if path.is_dir()))
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch)
         rows, later, absent = [], [], []
-        for place, kind in enumerate(kinds[: n_labels + n_absent]):
+        for place, kind in enumerate(kinds[: world.n_labels + world.n_absent]):
             photographs = generator.permutation(sorted(kind.iterdir()))
-            asked = photographs[N_GALLERY : N_GALLERY + N_LATER]
-            if place >= n_labels:
+            asked = photographs[-N_LATER:]
+            if place >= world.n_labels:
                 absent += list(asked)
                 continue
             later += list(asked)
-            for one in photographs[:N_GALLERY]:
+            for one in photographs[: world.n_photographs]:
                 images = series(one, length, where, generator)
                 rows += [(image.name, kind.name, f"{kind.name}-{one.stem}") for image in images]
         outcome = build(rows, named, where)
@@ -124,15 +147,18 @@ def main(n_draws: int) -> None:
     """Measure, print, write."""
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in LABELS:
-            (into := Path(folder) / name).mkdir()
-            source = unpacked(name, data_dir(), into)
-            for length in LENGTHS:
+        for name, world in WORLDS.items():
+            source = Path(folder) / world.source
+            if not source.exists():
+                source.mkdir()
+                unpacked(world.source, data_dir(), source)
+            (root,) = source.iterdir()
+            for length in world.lengths:
                 for named in (False, True)[: 1 + (length > 1)]:
                     kind = f"series of {length}, {'named' if named else 'not named'}"
-                    title = f"{NAMES[name]}, {kind if length > 1 else 'no series'}"
+                    title = f"{name}, {kind if length > 1 else 'no series'}"
                     results[title] = [
-                        measure(source, name, length, named, seed) for seed in range(n_draws)
+                        measure(world, root, length, named, seed) for seed in range(n_draws)
                     ]
                     print(title, *results[title], sep="\n  ", flush=True)
     rows = mean_rows(TITLES, results)

@@ -405,16 +405,16 @@ def test_a_gallery_of_a_few_images_has_no_detector() -> None:
         fit_detector(gallery_embeddings(np.ones((19, 5))), np.zeros(19, dtype=np.int32))
 
 
-def images_of_labels(n_in_series: int) -> RetrievedQueries:
-    """Each of 240 images of four labels is a query; it does not find itself.
+def images_of_labels(n_in_series: int, n_labels: int = 4) -> RetrievedQueries:
+    """Each of 240 images is a query; it does not find itself.
 
     A photograph is the direction of its label with much noise; a series repeats it with little.
     """
     generator, n = np.random.default_rng(7), 240
-    codes = (np.arange(n) // n_in_series % 4).astype(np.int32)
+    codes = (np.arange(n) // n_in_series % n_labels).astype(np.int32)
     scenes = generator.standard_normal((n // n_in_series, 32)).repeat(n_in_series, axis=0)
     noise = 0.3 * (n_in_series > 1) * generator.standard_normal((n, 32))
-    images = generator.standard_normal((4, 32))[codes] + scenes + noise
+    images = generator.standard_normal((n_labels, 32))[codes] + scenes + noise
     directions = unit_rows(images.astype(np.float32))
     similarities = directions.astype(np.float64) @ directions.T
     np.fill_diagonal(similarities, -2)
@@ -433,8 +433,16 @@ def test_share_of_images_in_series_is_found(n_in_series: int, least: float, most
     queries = replace(queries_of(found, WITHHELD), held_out=True)
     assert least <= not_none(series_share(queries)) <= most
     assert calibrated(queries).report["series_share"] == series_share(queries)
-    few = replace(found.first(5), codes=found.codes)  # too few results of a label
+    few = replace(found.first(1), codes=found.codes)  # too few results of a label
     assert series_share(replace(queries_of(few, WITHHELD), held_out=True)) is None
+
+
+@pytest.mark.parametrize(("n_in_series", "least", "most"), [(1, 0, 0.1), (2, 0.7, 1), (3, 0.7, 1)])
+def test_series_of_rare_individuals_are_found(n_in_series: int, least: float, most: float) -> None:
+    """Six photographs of each individual, in two or three bursts."""
+    found = images_of_labels(n_in_series, n_labels=40)
+    queries = replace(queries_of(found, WITHHELD), held_out=True)
+    assert least <= not_none(series_share(queries)) <= most
 
 
 def test_queries_of_users_are_no_series() -> None:
