@@ -52,9 +52,12 @@ def test_service_drains_before_it_ends(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_second_signal_ends_the_service_at_once(
-    digits_bundle: Path, tmp_path: Path, number: signal.Signals
+    digits_bundle: Path, tmp_path: Path, request: pytest.FixtureRequest, number: signal.Signals
 ) -> None:
     settings = {"VOUCH_DRAIN_S": "600"}  # five times as long as is waited for its end
+    # The service inherits what `nohup make test` ignores.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
     with Service(digits_bundle, tmp_path / "log", settings) as service:
         service.send(number)
         wait_until(lambda: service.http.get("/readyz").status_code == 503, service)
