@@ -26,6 +26,7 @@ OptionsT = TypeVar("OptionsT", AllOptions, IndexOptions)
 def build(
     images: Place,
     *,
+    root: Place | None = None,
     encoder: Place | None = None,
     name: str | None = None,
     labels: bool = True,
@@ -39,6 +40,8 @@ def build(
     Parameters
     ----------
     images : a folder with a sub-folder of images for each label; or a manifest, an archive, a URL.
+    root : folder or URL that the paths of a manifest are relative to; if None, the manifest's own
+        folder.
     encoder : a name such as ``timm:NAME``, or the path of an encoder; if None, the built-in encoder
         is used.
     name : name of the gallery; if None, the name of the folder is used.
@@ -57,6 +60,7 @@ def build(
     options = _options(
         AllOptions,
         images=_text("images", images),
+        root=None if root is None else _text("root", root),
         encoder=None if encoder is None else _text("encoder", encoder),
         name=name,
         labels=labels,

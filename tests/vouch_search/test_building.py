@@ -93,6 +93,8 @@ def test_path_and_choice_of_an_option_can_be_texts() -> None:
     [
         (vouch.build, {"images": 3}, "images: received int 3, wanted a path"),
         (vouch.build, {"images": "a", "encoder": 3}, "encoder: received int 3"),
+        (vouch.build, {"images": "a", "root": 3}, "root: received int 3, wanted a path"),
+        (vouch.build, {"images": ".", "root": "a"}, "--root applies to a table"),
         (vouch.build, {"images": "missing"}, "missing"),
         (vouch.build, {"images": ""}, "images: received the empty text ''"),
         (vouch.index, {"images": ""}, "images: received the empty text ''"),
