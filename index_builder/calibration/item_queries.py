@@ -51,7 +51,7 @@ def put_queries(
 ) -> NDArray[np.int64]:
     """Choose added images as queries; their share is the same among the queries as in the gallery.
 
-    The label of a chosen image also belongs to another gallery item.
+    The label of a chosen image also belongs to a gallery item that is not in the image's group.
 
     Parameters
     ----------
@@ -60,10 +60,17 @@ def put_queries(
     n_held_out : number of held-out matched queries. The held-out queries are representative only of
         the gallery without the added images.
     """
+    if not was_put.any():
+        return np.empty(0, dtype=np.int64)
     codes = gallery.label_codes(np.arange(gallery.n_items))
-    counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
-    several = {gallery.labels[code] for code in np.flatnonzero(counts > 1).tolist()}
-    known = np.array([label in several for label in images.labels], dtype=bool)
+    counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels)).tolist()
+    count_of = dict(zip(gallery.labels, counts, strict=True))
+    pairs = np.stack([images.label_codes(), group_numbers(images)])
+    _, pair, n_own = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
+    own = n_own[pair.reshape(-1)].tolist()  # images with this label in the same group
+    known = np.array(
+        [count_of.get(label, 0) > n for label, n in zip(images.labels, own, strict=True)]
+    )
     share = float(was_put.mean()) if len(images) else 0.0
     n_queries = round(n_held_out * share / max(1 - share, 0.5 / max(len(images), 1)))
     return np.flatnonzero(was_put & known)[:n_queries]

@@ -59,8 +59,9 @@ class ItemFeatures(Table):
     def updated(self, snapshot: GallerySnapshot) -> ItemFeatures:
         """Return the sample without the removed items, and with some of the added items.
 
-        A hash of an added item's id decides whether the item is sampled. So equal changes give
-        equal samples. An item with a new label and the same embedding keeps its features.
+        A hash of an added item's id, or of its group, decides whether the item is sampled. So equal
+        changes give equal samples, with complete groups. An item with a new label and the same
+        embedding keeps its features. For the groups of added items, see `named_groups`.
         """
         put = set(snapshot.appended_ids()) - snapshot.edited_ids()
         rows = [
@@ -69,14 +70,20 @@ class ItemFeatures(Table):
             if item_id not in put and find_row(snapshot, item_id) is not None
         ]
         kept = self.at(rows)
-        drawn = [item_id for item_id in sorted(put) if _draw(item_id, "put") < self.share]
+        put_before = [kept.ids[row] for row in np.flatnonzero(kept.was_put)]
+        group_of = {one: f"item {one}" for one in (*put_before, *put)}
+        group_of |= named_groups(snapshot, list(group_of))
+        known = zip(kept.ids, kept.groups, strict=True)
+        kept = replace(kept, groups=tuple(group_of.get(one, group) for one, group in known))
+        keys = {one: group if group != f"item {one}" else one for one, group in group_of.items()}
+        drawn = [item_id for item_id in sorted(put) if _draw(keys[item_id], "put") < self.share]
         found = snapshot.put_features(drawn)
         if found:
             whole = HalfRows.from_bytes(list(found.values())).whole()
             features = averaged_features(whole, averaging(whole.shape[1]))
             fresh = ItemFeatures(
                 tuple(found),
-                tuple(f"item {item_id}" for item_id in found),
+                tuple(group_of[item_id] for item_id in found),
                 HalfRows.of(features),
                 np.ones(len(found), dtype=bool),
                 self.share,
@@ -119,6 +126,25 @@ class ItemFeatures(Table):
                 arrays["was_put"],
                 float(arrays["share"]),
             )
+
+
+GROUP_FIELD = "group"
+"""Metadata field of an added item that names its series, like the column `group` of a manifest."""
+
+
+def named_groups(gallery: Gallery, ids: Sequence[str]) -> dict[str, str]:
+    """Return the groups of the items ``ids`` whose metadata name a group, by id.
+
+    A group is a text or a whole number, as in a manifest. Its key is the key that `group_keys` of a
+    build gives to the same group, so that an added photograph can join the series of older ones.
+    """
+    rows = np.array([gallery.row(one) for one in ids], dtype=np.int64)
+    named = {}
+    for item in gallery.items(rows):
+        group = item.metadata.get(GROUP_FIELD)
+        if (isinstance(group, str) and group.strip()) or type(group) is int:
+            named[item.id] = f"group {group}"
+    return named
 
 
 def packed_names(lists: Sequence[Sequence[str] | None]) -> NDArray[np.uint8]:

@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from model_store.bundles.manifest import (
 )
 from model_store.bundles.publish import ENCODER_FILES, publish, seal
 from model_store.errors import ArchiveError, BundleTampered, ItemNotFound
+from model_store.gallery import Item
 from model_store.gallery.files.gallery import GALLERY_FILES, FaissGallery
 from model_store.table import HalfRows
 from tests.laws.gallery_laws import new_items, random_embeddings
@@ -259,6 +261,7 @@ def test_updated_sample_keeps_items_with_names_like_those_of_changed_ones() -> N
         edited_ids=lambda: {"edited"},
         put_features=lambda _: {},
         row=row,
+        items=lambda _: [],
     )
     ids = ["1", "10", "21", "edited", "gone"]
     assert sample(ids, ids, 0.5).updated(snapshot).ids == ("10", "21", "edited")
@@ -273,11 +276,24 @@ def test_updated_sample_draws_its_share_of_added_items() -> None:
         return {}
 
     snapshot: Any = SimpleNamespace(
-        appended_ids=lambda: added, edited_ids=set, put_features=put_features
+        appended_ids=lambda: added,
+        edited_ids=set,
+        put_features=put_features,
+        row=added.index,
+        items=lambda _: [],
     )
     sample([], [], 0.25).updated(snapshot)
     assert 60 <= len(drawn) <= 140
     assert set(drawn) < set(added)
+    by_item = set(drawn)
+    drawn.clear()
+    snapshot.items = lambda rows: [
+        Item(added[row], None, {"group": f"visit {row // 4}"}) for row in rows
+    ]
+    sample([], [], 0.25).updated(snapshot)
+    assert set(drawn) != by_item
+    assert 60 <= len(drawn) <= 140
+    assert set(Counter(added.index(one) // 4 for one in drawn).values()) == {4}, "whole groups"
 
 
 def test_thinned_sample_keeps_whole_groups_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,18 @@ def test_copies_of_a_photograph_do_not_find_each_other(root: Path) -> None:
     assert fitted.report["cross_fitted"]["recall_at_1"] < 0.99
 
 
+def test_items_whose_metadata_name_one_series_do_not_find_each_other(root: Path) -> None:
+    def named(writes: list[Upsert]) -> list[Upsert]:
+        return [
+            replace(one, item=replace(one.item, metadata={"group": f"visit {number}"}))
+            for number, one in enumerate(writes)
+        ]
+
+    filled(root, named(put(OF_ITEMS, 1)) + named(put(OF_ITEMS, 1, "copy")))
+    fitted = calibration(calibrated(root))
+    assert fitted.report["cross_fitted"]["recall_at_1"] < 0.99
+
+
 def picture_of(pixels: np.ndarray, side: int) -> Thumbnail:
     file = BytesIO()
     Image.fromarray(pixels).resize((side, side)).save(file, "PNG")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from model_store.bundles.directory import current_id
-from model_store.gallery import Delete, FaissGallery
+from model_store.bundles.kept_queries import ItemFeatures
+from model_store.gallery import Delete, FaissGallery, NewItem, Upsert
 from model_store.retriever import Retriever
 from tests.support.kept_worlds import (
     ENCODER,
@@ -17,6 +19,7 @@ from tests.support.kept_worlds import (
     N_NEW,
     OF_ITEMS,
     OF_QUERIES,
+    PICTURE,
     asked,
     calibrated,
     calibration,
@@ -126,3 +129,62 @@ def test_a_deleted_item_whose_label_stays_is_a_query_like_any_other(root: Path) 
     live.close()
     after = calibration(compacted(root, calibrated=True))
     assert after.report["n_matched"] == len(OF_ITEMS)
+
+
+def series(label: int, at: int, group: object, prefix: str) -> list[Upsert]:
+    """Three pictures of one moment, which look like label ``at``."""
+    one = put(np.array([at]), 31, prefix)[0]
+    metadata = {} if group is None else {"group": group}
+    return [
+        replace(one, item=NewItem(f"{prefix}-{number}", f"label {label}", metadata, PICTURE))
+        for number in range(3)
+    ]
+
+
+def right_after(root: Path, *writes: list[Upsert]) -> list[bool]:
+    """Which of the added items find their label, once the gallery is calibrated again."""
+    live = opened(root)
+    for one in writes:
+        live.commit(one)
+    live.close()
+    evidence = calibration(compacted(root, calibrated=True)).evidence
+    return [bool(one) for one in evidence.correct[~evidence.absent][len(OF_ITEMS) :]]
+
+
+@pytest.mark.parametrize(("group", "is_right"), [(None, True), ("dawn", False), (7, False)])
+def test_pictures_of_an_added_series_do_not_find_each_other(
+    root: Path, group: object, is_right: bool
+) -> None:
+    """As those of one `group` in a manifest; else a burst would promise what no visit keeps."""
+    assert right_after(root, series(0, 5, group, "burst")) == [is_right] * 3
+
+
+def test_a_series_without_another_one_of_its_label_is_no_query(root: Path) -> None:
+    assert right_after(root, series(99, 5, "dawn", "burst")) == []
+
+
+@pytest.mark.parametrize("group", ["", " ", None, True, 1.5, ["dawn"]])
+def test_what_names_no_group_is_none(root: Path, group: object) -> None:
+    assert right_after(root, series(0, 5, group, "burst")) == [True] * 3
+
+
+def test_the_series_of_an_added_item_can_be_named_later(root: Path) -> None:
+    assert right_after(root, series(0, 5, None, "burst")) == [True] * 3
+    live = opened(root)
+    writes = [live.snapshot().upsert(f"burst-{number}") for number in range(3)]
+    live.close()
+    named = [replace(one, item=replace(one.item, metadata={"group": "dawn"})) for one in writes]
+    assert right_after(root, named) == [False] * 3
+
+
+def test_an_added_picture_joins_the_series_of_an_item(root: Path) -> None:
+    """Each item of this gallery is its own series, with its id as the name."""
+    copy = put(np.array([5]), 31, "copy")[0]
+    named = NewItem("copy", "label 5", {"group": "item-0000"}, PICTURE)
+    live = opened(root)
+    live.commit([replace(copy, item=named)])
+    live.close()
+    stored = ItemFeatures.load(compacted(root, calibrated=False))
+    assert stored is not None
+    group_of = dict(zip(stored.ids, stored.groups, strict=True))
+    assert group_of["copy"] == group_of["item-0000"] != group_of["item-0001"]
