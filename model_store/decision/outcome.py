@@ -77,7 +77,7 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
         "The verdict is `match` for {match_share} of these queries.",
         "At most {max_error} of matches are wrong, with {confidence} confidence.",
         "About {guarantee_share} of similar calibrations give this guarantee.",
-        "Observed: {match_error}.",
+        "Observed error of matches: {match_error}.",
     ),
     "absent": (
         "The verdict is `match` for {false_match_rate} of queries without a match in the gallery.",
@@ -166,8 +166,12 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
             "{series_share} of the images have a few images of their label that are far more "
             "similar than the others, as in a series of photographs."
         ),
-        "New photographs have none, so many of them may be flagged `out_of_distribution`.",
+        (
+            "New photographs have none: they get fewer right results and more wrong matches than "
+            "stated, and many may be flagged `out_of_distribution`."
+        ),
         "Name the series of each image in a column `group`, and build again.",
+        "For items added to a served gallery, use the metadata field `group`, and recalibrate.",
     ),
     "never_flagged": (
         (

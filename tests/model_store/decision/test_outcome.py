@@ -107,7 +107,7 @@ def test_outcome_of_good_calibration_states_four_facts() -> None:
         "The first result is right for 99 % of 400 calibration queries.",
         (
             "The verdict is `match` for 100 % of these queries. At most 5 % of matches are wrong, "
-            "with 90 % confidence. Observed: 1 %."
+            "with 90 % confidence. Observed error of matches: 1 %."
         ),
     ]
     assert "100 % of these queries are flagged `out_of_distribution`." in found.sentences()[2]
@@ -206,7 +206,7 @@ def test_queries_that_refute_the_bound_get_no_promise_of_the_calibration() -> No
     found = outcome(surely(400), measured)
     assert codes(found)[-2:] == ["recall_low", "error_above_bound"]
     assert line(found, "match_share").sentence == (
-        "The verdict is `match` for 12 % of these queries. Observed: 35 %."
+        "The verdict is `match` for 12 % of these queries. Observed error of matches: 35 %."
     )
     kept = measured | {"orders": {"similarity": {"match_error": 0.02}}}
     said = outcome(surely(400), kept)
