@@ -567,7 +567,7 @@ class CalibratedGallery:
         if within is not None:  # places take the role of labels; the size of a place is not known
             positions = within.items[rows]
             label_codes = np.stack([place_codes(one, within.metres) for one in positions])
-            own_sizes = np.minimum(own_sizes, 1)
+            own_sizes = np.minimum(within.counts(), 1)
         elif gallery.labels:
             of_means = np.empty_like(similarities)
             for row, direction in enumerate(directions):

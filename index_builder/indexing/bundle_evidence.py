@@ -202,10 +202,16 @@ def _evaluated(root: Path, evidence: EvidenceSource, seed: int) -> Iterator[Side
         rule = evidence.rule(gallery, calibration)
         queries = _queries(room, gallery, rule)
         if not len(queries.matched):
+            advice = (
+                "The column `item` has the id of the item that a query shows; the column `label` "
+                "has its label."
+                if rule.within is None
+                else f"A match is within {rule.within:g} metres of the query; compare latitude and "
+                "longitude of queries and items."
+            )
             raise CalibrationError(
                 "None of the queries matches an item of the gallery. An evaluation needs one or "
-                "more queries with a match, also for the false-match rate. The column `item` has "
-                "the id of the item that a query shows; the column `label` has its label."
+                f"more queries with a match, also for the false-match rate. {advice}"
             )
         retriever = Retriever(room.encoder, gallery, calibration)
         found = evaluated(retriever, queries, seed, rule.within)
@@ -268,6 +274,12 @@ def _fitted(
     """
     rule = room.evidence.rule(gallery, before)
     queries, named = _queries(room, gallery, rule), room.evidence.gallery
+    if rule.within is not None and len(queries.matched) < MIN_QUERIES:
+        raise CalibrationError(
+            f"Only {len(queries.matched)} queries are within {rule.within:g} metres of an item; at "
+            f"least {MIN_QUERIES} are needed. Add queries from the places of the gallery. If there "
+            "are such queries, compare their latitude and longitude with those of the items."
+        )
     if rule.within is not None and len(queries.withheld) < MIN_QUERIES:
         raise CalibrationError(
             f"Only {len(queries.withheld)} queries are near no item; at least {MIN_QUERIES} are "

@@ -116,10 +116,13 @@ class QueryReader:
             truth = {entry.id: _truth(entry, gallery) for entry in entries}  # before the embedding
             _warn_of_similar(set(truth.values()), set(gallery.labels))
         else:
-            places, truth = _by_place(entries, gallery, within)
+            entries, places, truth = _by_place(entries, gallery, within)
             place_of = dict(zip([entry.id for entry in entries], places, strict=True))
         entries, hashes = self._embedded(entries)
-        groups = [_group(entry, gallery, hashes[entry.id]) for entry in entries]
+        groups = [
+            _group(entry, gallery, hashes[entry.id], of_place=within is not None)
+            for entry in entries
+        ]
         labels = [
             _NOWHERE + group if truth[entry.id] == _NOWHERE else truth[entry.id]
             for entry, group in zip(entries, groups, strict=True)
@@ -127,8 +130,11 @@ class QueryReader:
         images = self._images(entries, labels, groups, hashes)
         if places is not None:
             images = replace(images, places=np.array([place_of[entry.id] for entry in entries]))
-        held = set(gallery.labels) or {item.id for item in gallery.items(gallery.rows())}
-        matched = np.array([label in held for label in labels], dtype=bool)
+        if within is None:
+            held = set(gallery.labels) or {item.id for item in gallery.items(gallery.rows())}
+            matched = np.array([label in held for label in labels], dtype=bool)
+        else:  # the nearest item may lack a label, although other items have labels
+            matched = np.array([truth[entry.id] != _NOWHERE for entry in entries], dtype=bool)
         present, absent = np.flatnonzero(matched), np.flatnonzero(~matched)
         return QuerySet(images.at(present), images.at(absent), None)
 
@@ -224,7 +230,7 @@ def _truth(entry: Entry, gallery: Gallery) -> str:
     return _NOWHERE if entry.label is None else entry.label
 
 
-def _group(entry: Entry, gallery: Gallery, content: str) -> str:
+def _group(entry: Entry, gallery: Gallery, content: str, *, of_place: bool) -> str:
     """Return the group of a query; queries of one group are not independent.
 
     Without a group, all queries about one item form a group, and so do copies of one image.
@@ -232,9 +238,10 @@ def _group(entry: Entry, gallery: Gallery, content: str) -> str:
     Parameters
     ----------
     content : hash of the query.
+    of_place : whether places define matches; the query's item and label then have no effect.
     """
-    item = entry.metadata.get(ITEM)
-    if item is None and not gallery.labels:
+    item = None if of_place else entry.metadata.get(ITEM)
+    if item is None and not gallery.labels and not of_place:
         item = entry.label  # names an item
     return entry.group or (content if item is None else f"item {item}")
 
@@ -260,10 +267,12 @@ def _warn_of_similar(labels: set[str], known: set[str]) -> None:
 
 def _by_place(
     entries: Sequence[Entry], gallery: Gallery, within: float
-) -> tuple[NDArray[np.float64], dict[str, str]]:
-    """Return the places (n, 3) of the queries, and the label of each query's nearest match, by id.
+) -> tuple[list[Entry], NDArray[np.float64], dict[str, str]]:
+    """Return the queries that have a place, their places (n, 3) and their true matches.
 
-    A query without a match has `_NOWHERE`.
+    The true match is the label of the nearest item, by id of the query. A query without a match has
+    `_NOWHERE`. It is not known whether a query without a place has a match, so such queries are
+    left out; their number is printed.
 
     Raises
     ------
@@ -277,10 +286,15 @@ def _by_place(
                 f"--within defines matches by place, but no {whose} has a place. Add "
                 f"{LATITUDE} and {LONGITUDE} in degrees, as columns or fields of the metadata."
             )
+    known = np.isfinite(near.queries).all(axis=1)
+    kept = [entry for entry, has_place in zip(entries, known, strict=True) if has_place]
+    if len(kept) < len(entries):
+        n_left_out = len(entries) - len(kept)
+        warn(f"left out: {n_left_out:,} of {len(entries):,} queries, because they have no place.")
     truth: dict[str, str] = {}
-    for entry, row in zip(entries, near.nearest(), strict=True):
+    for entry, row in zip(kept, near.nearest()[known], strict=True):
         truth[entry.id] = _NOWHERE
         if row >= 0:
             (item,) = gallery.items(np.array([row]))
             truth[entry.id] = label_or_id(item)
-    return near.queries, truth
+    return kept, near.queries[known], truth

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,58 @@ def test_places_are_calibrated_measured_and_served(street: Path) -> None:
     assert np.mean(right) == pytest.approx(report["recall_at_1"], abs=0.15)
 
 
+def told(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what a command wrote to standard error, in one line."""
+    return " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.process
+def test_only_the_place_of_a_query_and_of_an_item_decides(street: Path, tmp_path: Path) -> None:
+    """Half of the items have a label; the queries name one item; some queries have no place."""
+    shutil.copytree(street, tmp_path, dirs_exist_ok=True)
+    heading, *rows = (tmp_path / "items.csv").read_text().splitlines()
+    named = [f"{row},{'north' * (number % 2)}" for number, row in enumerate(rows)]
+    (tmp_path / "named.csv").write_text("\n".join([f"{heading},label", *named]) + "\n")
+    for name in NAMES:
+        heading, *rows = (tmp_path / f"{name}.csv").read_text().splitlines()
+        cells = [
+            row.split(",") if number % 10 else [f"none-{number}", "", ""]
+            for number, row in enumerate(rows)
+        ]
+        told_of = [",".join([*row, "items-000", "north"]) for row in cells]
+        (tmp_path / f"{name}.csv").write_text("\n".join([f"{heading},item,label", *told_of]) + "\n")
+    gallery = ["--gallery", "items.npy", "--gallery-items", "named.csv"]
+    asked, later = (["--queries", f"{name}.npy", "--items", f"{name}.csv"] for name in NAMES)
+    for arguments in (
+        ["index", "items.npy", "--items", "named.csv", "--encoder-name", "it", "--name", "half"],
+        ["calibrate", "bundles/half", *asked, *gallery, "--within", "25", "--max-error", "0.2"],
+        ["evaluate", "bundles/half", *later, "--out", "half.json"],
+    ):
+        done = vouch_build(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "left out: 30 of 300 queries, because they have no place" in told(done)
+    stream = json.loads((tmp_path / "half.json").read_text())["stream"]
+    assert (stream["n_present"], stream["n_absent"]) == (9 * N_QUERIES // 10, 9 * N_QUERIES // 20)
+    assert stream["groups"]["n"] == stream["n_present"] + stream["n_absent"]
+    calibration = open_bundle(tmp_path / "bundles/half", "cpu", threads=1).retriever.calibration
+    evidence = not_none(calibration).evidence
+    assert len(np.unique(evidence.clusters)) == len(evidence.clusters)
+    assert (evidence.true_classes[~evidence.absent] == 0).all()
+
+
+@pytest.mark.process
+def test_queries_far_from_all_items_are_refused_in_words(street: Path) -> None:
+    (street / "far.csv").write_text((street / "asked.csv").read_text().replace(",0,", ",60,"))
+    queries = ["--queries", "asked.npy", "--items", "far.csv"]
+    for command, expected in (
+        ("calibrate", "Only 0 queries are within 25 metres of an item; at least 50 are needed"),
+        ("evaluate", "compare latitude and longitude"),
+    ):
+        done = vouch_build(command, ROOT, *queries, cwd=street)
+        assert done.returncode == 1
+        assert expected in told(done)
+
+
 @pytest.mark.process
 def test_what_has_no_place_is_refused_in_words(street: Path) -> None:
     (street / "bare.csv").write_text("id\n" + "\n".join(map(str, range(3 * N_QUERIES // 2))) + "\n")
@@ -166,7 +219,7 @@ def test_what_has_no_place_is_refused_in_words(street: Path) -> None:
         "evaluate", ROOT, "--queries", "later.npy", "--items", "bare.csv", cwd=street
     )
     assert done.returncode == 1
-    assert "no query has a place" in " ".join(done.stderr.replace("│", " ").split())
+    assert "no query has a place" in told(done)
 
 
 @pytest.mark.process
@@ -191,7 +244,7 @@ def test_labels_of_places_have_no_effect(street: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     done = vouch_build("calibrate", "bundles/named", *asked, "--levels", "quarter", cwd=tmp_path)
     assert done.returncode != 0
-    assert "labels and their parents have no effect" in " ".join(done.stderr.split())
+    assert "labels and their parents have no effect" in told(done)
     plain, other = (
         open_bundle(tmp_path / "bundles" / name, "cpu", threads=1).retriever
         for name in ("street", "named")
