@@ -138,6 +138,8 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "calibrate_again": "Run `vouch-build calibrate BUNDLES`, which fits the calibration again "
         "without an image, unless the service recalibrates automatically.",
         "calibrate_texts_again": "Run `vouch-build calibrate BUNDLES --captions FILE`.",
+        "calibrate_places_again": "Run `vouch-build calibrate BUNDLES --queries FILE`: the bundle "
+        "does not store the positions of its calibration queries.",
         "build_again": "The gallery is in a database, so build it again: `vouch-build index "
         "--calibrate` or `vouch-build all`.",
         "labels_gone": "{n_gone} labels have lost their last item since the calibration. Queries "

@@ -426,6 +426,8 @@ def staleness(calibration: Calibration, gallery: Gallery, kind: QueryKind = "ima
     n_changed = gallery.n_changed - int(calibrated["n_changed"])
     built = settings | {name: calibrated[name] for name in ("n_items", "n_changed")}
     again = "calibrate_again" if kind == "image" else "calibrate_texts_again"
+    if kind == "image" and calibration.within is not None:
+        again = "calibrate_places_again"
     advice = message(again if gallery.is_local else "build_again")
     if calibrated != built or abs(gallery.n_items - n_calibrated) > n_changed:
         return message("search_changed", calibrated=calibrated, searched=settings, advice=advice)

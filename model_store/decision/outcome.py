@@ -189,6 +189,12 @@ _ACCEPT = (
 )
 """Sentence that is added to a line about too few matches."""
 
+_ACCEPT_OF_PLACES = (
+    "With an error of {accepted_error} (`vouch-build calibrate BUNDLES --queries FILE --max-error "
+    "{accepted_error_number}`), {accepted_share} of queries get `match`."
+)
+"""The sentence where places define matches: a bundle does not store the places of its queries."""
+
 _SIZES = {"one": "one item", "few": "2 to 5 items", "many": "more than 5 items"}
 
 
@@ -242,7 +248,7 @@ def _line(code: str, severity: OutcomeSeverity, parameters: Parameters) -> Outco
     elif code == "absent":
         texts += [text for name, text in _ABSENCE.items() if name == parameters["absence"]]
     elif "accepted_error" in parameters:
-        texts.append(_ACCEPT)
+        texts.append(_ACCEPT if parameters.get("within") is None else _ACCEPT_OF_PLACES)
     shown: dict[str, str] = {}
     for name, value in parameters.items():
         if isinstance(value, float):
@@ -359,12 +365,19 @@ def _facts(
     if promises.gives_matches and found.false_match_rate is not None:
         yield _fact(
             "absent",
-            absence="absent_labels" if absent_evaluated else calibration.evidence.absence,
+            absence=_absence(calibration, absent_evaluated=absent_evaluated),
             false_match_rate=found.false_match_rate,
             false_match_bound=found.false_match_bound,
             absent_flagged_share=found.absent_flagged_share,
         )
     yield _fact("flagged", alpha=calibration.alpha, flagged_share=found.flagged_share)
+
+
+def _absence(calibration: Calibration, *, absent_evaluated: bool) -> str | None:
+    """Return the kind of the absent queries; None if places define matches, not labels."""
+    if calibration.within is not None:
+        return None
+    return "absent_labels" if absent_evaluated else calibration.evidence.absence
 
 
 def _refutes(calibration: Calibration, found: OutcomeNumbers) -> bool:
@@ -515,7 +528,10 @@ def _accepted(calibration: Calibration, match_share: float) -> dict[str, float |
         if error > calibration.max_error:
             share = _called_share(replace(calibration, max_error=error))
             if share >= match_share + LEAST_GAIN:
-                return {"accepted_error": error, "accepted_share": share}
+                found = {"accepted_error": error, "accepted_share": share}
+                return (
+                    found if calibration.within is None else found | {"within": calibration.within}
+                )
     return {"accepted_error": None, "accepted_share": None}
 
 

@@ -396,6 +396,7 @@ NOT_ON_THE_PAGE = {
         *("error_not_bounded_at_level", "drift_not_tested"),
         *("search_changed", "items_changed", "too_many_errors"),
         *("calibrate_again", "calibrate_texts_again", "build_again"),
+        "calibrate_places_again",
     )
 }
 """Reasons that the page does not show, or shows in English: the scripts must stay small."""
@@ -421,7 +422,13 @@ SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these
     "model_store/images/tiff.py": {"warning", "_picture"},
     "model_store/messages.py": {"MESSAGES"},
     "model_store/queries.py": {"cut"},
-    "model_store/decision/outcome.py": {"_RECALL", "_ABSENCE", "_TEXTS", "_ACCEPT"},
+    "model_store/decision/outcome.py": {
+        "_RECALL",
+        "_ABSENCE",
+        "_TEXTS",
+        "_ACCEPT",
+        "_ACCEPT_OF_PLACES",
+    },
     "model_store/decision/calibration.py": {"OUTDATED"},
     "service/serving/builder.py": {"_NOT_INSTALLED", "_FAILED"},
 }

@@ -454,6 +454,13 @@ def test_accepted_error_is_above_the_present_one() -> None:
     assert seldom.parameters["accepted_error"] == 0.15
 
 
+def test_a_calibration_of_places_needs_its_queries_again() -> None:
+    found = outcome(half_and_half(200, 1 / 10), within=25.0)
+    seldom = line(found, "match_seldom_queries")
+    assert "(`vouch-build calibrate BUNDLES --queries FILE --max-error 0." in seldom.sentence
+    assert "labels" not in line(found, "absent").sentence
+
+
 @pytest.mark.parametrize(("n_queries", "is_named"), [(98, True), (99, False), (100, False)])
 def test_least_number_of_queries_flags_some(n_queries: int, *, is_named: bool) -> None:
     found = outcome(surely(400), alpha=0.01, outlier_scores=np.arange(float(n_queries)))

@@ -22,7 +22,7 @@ def gallery(
 
 def calibrated(**fields: Any) -> Calibration:
     settings = search_settings(gallery(**fields))
-    return cast("Calibration", SimpleNamespace(search=settings, outdated=None))
+    return cast("Calibration", SimpleNamespace(search=settings, outdated=None, within=None))
 
 
 def test_what_a_calibration_depends_on_is_noted() -> None:
@@ -55,6 +55,13 @@ def test_few_changes_are_outlived_and_another_gallery_is_not(now: Gallery, is_st
 def test_a_stale_calibration_for_texts_needs_captions(now: Gallery) -> None:
     assert "calibrate BUNDLES --captions FILE`." in str(staleness(calibrated(), now, "text"))
     assert "--captions" not in str(staleness(calibrated(), now, "image"))
+
+
+@pytest.mark.parametrize("now", [gallery(index_type="IVF"), gallery(100, 11)])
+def test_a_stale_calibration_of_places_needs_queries(now: Gallery) -> None:
+    of_places = cast("Calibration", SimpleNamespace(**(vars(calibrated()) | {"within": 25.0})))
+    assert "calibrate BUNDLES --queries FILE`" in str(staleness(of_places, now))
+    assert "--queries" not in str(staleness(calibrated(), now))
 
 
 @pytest.mark.parametrize("changed", [{"n_changed": 11}, {"index_type": "IVF"}])
@@ -92,7 +99,7 @@ def test_a_calibration_that_knows_of_no_changes_had_none(n_changed: int, *, is_s
     settings = {
         name: one for name, one in search_settings(gallery()).items() if name != "n_changed"
     }
-    early = cast("Calibration", SimpleNamespace(search=settings, outdated=None))
+    early = cast("Calibration", SimpleNamespace(search=settings, outdated=None, within=None))
     assert (staleness(early, gallery(100, n_changed)) is not None) == is_stale
 
 
