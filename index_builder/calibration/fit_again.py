@@ -26,9 +26,8 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.groups import (
     Fingerprint,
     fingerprint,
+    named_groups,
     pairs_among,
-    pairs_of_equal,
-    united,
 )
 from index_builder.datasets.images import joined
 from index_builder.datasets.splits import QuerySet
@@ -39,7 +38,7 @@ from model_store.bundles.kept_queries import (
     MOST_ITEMS,
     CalibrationInputs,
     ItemFeatures,
-    named_groups,
+    series_of,
 )
 from model_store.decision import Calibration, size_classes
 from model_store.decision.calibration import DEFAULT_ABSENT
@@ -509,7 +508,7 @@ def fit_first(
     """Fit the first calibration of a bundle, and store its queries in the bundle.
 
     Copies and near-duplicates, as seen in the thumbnails, do not find each other, and neither do
-    items whose metadata name the same group; see `named_groups`.
+    items whose metadata name the same group; see `series_of`.
 
     Parameters
     ----------
@@ -561,11 +560,8 @@ def fit_first(
 def _groups(stored: ItemFeatures, gallery: FaissGallery) -> tuple[str, ...]:
     """Return the groups of the stored items: near-duplicates, and items that name one group."""
     seen = [_seen(gallery.thumbnail(item_id).data) for item_id in stored.ids]
-    named = named_groups(gallery, stored.ids)
-    number_of = {group: number for number, group in enumerate(dict.fromkeys(named.values()))}
-    codes = np.array([number_of.get(named.get(one, ""), -1) for one in stored.ids], dtype=np.int64)
-    groups = united(len(stored), [pairs_among(seen), pairs_of_equal(codes)])
-    return tuple(str(number) for number in groups.tolist())
+    series = series_of(gallery, stored.ids)
+    return named_groups([pairs_among(seen)], [series.get(one) for one in stored.ids], stored.ids)
 
 
 def _seen(thumbnail: bytes) -> Fingerprint | None:

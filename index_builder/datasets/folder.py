@@ -23,9 +23,9 @@ import numpy as np
 from index_builder.datasets.groups import (
     Fingerprint,
     fingerprint,
+    named_groups,
     pairs_among,
     pairs_of_equal,
-    united,
 )
 from index_builder.datasets.image_files import (
     LeftOut,
@@ -180,7 +180,7 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     return replace(
         images,
         ids=tuple(one.id for one in found),
-        groups=_groups([picture for _, picture in seen], [one.group for one in found]),
+        groups=_groups([picture for _, picture in seen], found),
         sources=sources if any(sources) else None,
         metadata=metadata if any(metadata) else None,
     )
@@ -251,21 +251,17 @@ class _Room:
         return fits
 
 
-def _groups(pictures: Sequence[_Picture], known: Sequence[str | None]) -> tuple[str, ...] | None:
-    """Return the group of each image; None if no two images belong together.
+def _groups(pictures: Sequence[_Picture], items: Sequence[CopiedItem]) -> tuple[str, ...] | None:
+    """Return the group of each image; None if the manifest names none and no two belong together.
 
-    Copies, near-duplicates, and images with the same ``known`` group belong together.
+    Copies, near-duplicates, and images with the same group in the manifest belong together.
     """
     digests = np.array([one.digest.hex() for one in pictures])
     copies = pairs_of_equal(np.unique(digests, return_inverse=True)[1].astype(np.int64))
     alike = pairs_among([one.fingerprint for one in pictures])
-    code_of = {group: code for code, group in enumerate(dict.fromkeys(known))}
-    codes = [-1 if group is None else code_of[group] for group in known]
-    named = pairs_of_equal(np.array(codes, dtype=np.int64))
-    pairs = [copies, alike, named]
-    if not any(map(len, pairs)):
-        return None
-    return tuple(str(number) for number in united(len(pictures), pairs).tolist())
+    groups = named_groups([copies, alike], [one.group for one in items], [one.id for one in items])
+    belong = len(set(groups)) < len(groups) or any(one.group for one in items)
+    return groups if belong else None
 
 
 def _look_at(room: _Room, root: Path, item: CopiedItem) -> _Picture | str:

@@ -7,7 +7,7 @@ compared instead, errors of the encoder would affect the choice of the encoder's
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import faiss
 import numpy as np
@@ -36,6 +36,34 @@ def pairs_of_equal(codes: Integers) -> Integers:
     order = np.argsort(codes, kind="stable")
     same = (codes[order[1:]] == codes[order[:-1]]) & (codes[order[1:]] >= 0)
     return np.stack([order[:-1][same], order[1:][same]], axis=1)
+
+
+def named_groups(
+    pairs: Iterable[Integers], names: Sequence[str | None], ids: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the name of each image's group; groups are connected components.
+
+    Parameters
+    ----------
+    pairs : see `united`.
+    names : (n,) group that the source names for each image; images with equal names belong to the
+        same group, too. None if the source names none.
+    ids : (n,) ids of the images.
+
+    Returns
+    -------
+    (n,) names: the first name in the group; if there is none, ``item`` and the first id.
+    """
+    code_of = {name: code for code, name in enumerate(dict.fromkeys(names)) if name is not None}
+    codes = np.array([-1 if name is None else code_of[name] for name in names], dtype=np.int64)
+    numbers = united(len(ids), [*pairs, pairs_of_equal(codes)]).tolist()
+    known = [
+        (number, name) for number, name in zip(numbers, names, strict=True) if name is not None
+    ]
+    first = dict(reversed(known))
+    for number, item_id in zip(numbers, ids, strict=True):
+        first.setdefault(number, f"item {item_id}")
+    return tuple(first[number] for number in numbers)
 
 
 def held_out_groups(

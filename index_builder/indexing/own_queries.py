@@ -286,8 +286,8 @@ def _by_place(
                 f"--within defines matches by place, but no {whose} has a place. Add "
                 f"{LATITUDE} and {LONGITUDE} in degrees, as columns or fields of the metadata."
             )
-    known = np.isfinite(near.queries).all(axis=1)
-    kept = [entry for entry, has_place in zip(entries, known, strict=True) if has_place]
+    known = np.isfinite(near.queries[:, 0])
+    kept = [entry for entry, has_place in zip(entries, known.tolist(), strict=True) if has_place]
     if len(kept) < len(entries):
         n_left_out = len(entries) - len(kept)
         warn(f"left out: {n_left_out:,} of {len(entries):,} queries, because they have no place.")

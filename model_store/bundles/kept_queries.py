@@ -61,7 +61,7 @@ class ItemFeatures(Table):
 
         A hash of an added item's id, or of its group, decides whether the item is sampled. So equal
         changes give equal samples, with complete groups. An item with a new label and the same
-        embedding keeps its features. For the groups of added items, see `named_groups`.
+        embedding keeps its features. For the groups of added items, see `series_of`.
         """
         put = set(snapshot.appended_ids()) - snapshot.edited_ids()
         rows = [
@@ -72,7 +72,8 @@ class ItemFeatures(Table):
         kept = self.at(rows)
         put_before = [kept.ids[row] for row in np.flatnonzero(kept.was_put)]
         group_of = {one: f"item {one}" for one in (*put_before, *put)}
-        group_of |= named_groups(snapshot, list(group_of))
+        named = series_of(snapshot, list(group_of))
+        group_of |= {one: f"group {series}" for one, series in named.items()}
         known = zip(kept.ids, kept.groups, strict=True)
         kept = replace(kept, groups=tuple(group_of.get(one, group) for one, group in known))
         keys = {one: group if group != f"item {one}" else one for one, group in group_of.items()}
@@ -132,18 +133,18 @@ GROUP_FIELD = "group"
 """Metadata field of an added item that names its series, like the column `group` of a manifest."""
 
 
-def named_groups(gallery: Gallery, ids: Sequence[str]) -> dict[str, str]:
-    """Return the groups of the items ``ids`` whose metadata name a group, by id.
+def series_of(gallery: Gallery, ids: Sequence[str]) -> dict[str, str]:
+    """Return the series of the items ``ids`` whose metadata name one, by id.
 
-    A group is a text or a whole number, as in a manifest. Its key is the key that `group_keys` of a
-    build gives to the same group, so that an added photograph can join the series of older ones.
+    A series is a text or a whole number, as in a manifest. With the prefix ``group``, it is the key
+    that a build gives to the same group, so an added photograph can join a series of the build.
     """
     rows = np.array([gallery.row(one) for one in ids], dtype=np.int64)
     named = {}
     for item in gallery.items(rows):
         group = item.metadata.get(GROUP_FIELD)
         if (isinstance(group, str) and group.strip()) or type(group) is int:
-            named[item.id] = f"group {group}"
+            named[item.id] = str(group)
     return named
 
 

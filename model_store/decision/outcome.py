@@ -528,10 +528,8 @@ def _accepted(calibration: Calibration, match_share: float) -> dict[str, float |
         if error > calibration.max_error:
             share = _called_share(replace(calibration, max_error=error))
             if share >= match_share + LEAST_GAIN:
-                found = {"accepted_error": error, "accepted_share": share}
-                return (
-                    found if calibration.within is None else found | {"within": calibration.within}
-                )
+                of_places = {} if calibration.within is None else {"within": calibration.within}
+                return {"accepted_error": error, "accepted_share": share, **of_places}
     return {"accepted_error": None, "accepted_share": None}
 
 

@@ -200,7 +200,7 @@ def test_one_label_is_not_enough(tmp_path: Path) -> None:
     (tmp_path / "only").mkdir()
     for i in range(9):
         Image.new("RGB", (4, 4), (i, 0, 0)).save(tmp_path / "only" / f"{i}.png")
-    with pytest.raises(DatasetError, match="Only 1 label"):
+    with pytest.raises(DatasetError, match=r"Labels of the gallery: .only.\. A build needs two"):
         load_splits(config_of(DatasetConfig(kind="folder", path=tmp_path)))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from index_builder.datasets.groups import held_out_groups, pairs_of_equal, united
+from index_builder.datasets.groups import held_out_groups, named_groups, pairs_of_equal, united
 from index_builder.datasets.images import LabelledImages, from_arrays
 from index_builder.datasets.splits import _halves, stratified
 from tests.support.narrowing import not_none
@@ -114,3 +114,12 @@ def test_halves_of_images_without_labels_divide_no_group() -> None:
     assert [half.ids for half in alone] == [
         tuple(images.ids[i] for i in sorted(half)) for half in np.split(order, 2)
     ]
+
+
+def test_groups_have_the_name_that_the_source_gives_or_that_of_an_image() -> None:
+    """A later photograph joins a group by its name, so no number may be a name."""
+    alike = np.array([[2, 3], [4, 5]])
+    names = ["burst", None, None, "burst", None, None, "0"]
+    assert named_groups([alike], names, tuple("abcdefg")) == (
+        *("burst", "item b", "burst", "burst", "item e", "item e", "0"),
+    )

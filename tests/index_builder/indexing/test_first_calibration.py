@@ -16,6 +16,7 @@ from model_store.bundles.directory import current_id
 from model_store.bundles.kept_queries import CalibrationInputs, ItemFeatures
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
+from model_store.decision.outcome import MANY_SERIES
 from model_store.decision.outliers import averaging
 from model_store.errors import CalibrationError, UsageError
 from model_store.gallery import FaissGallery, Thumbnail, Upsert, write_faiss_gallery
@@ -34,6 +35,7 @@ from tests.support.kept_worlds import (
     opened,
     put,
 )
+from tests.support.narrowing import not_none
 
 
 def empty_gallery(tmp_path: Path) -> Path:
@@ -127,11 +129,9 @@ def test_labels_of_six_items_have_the_size_class_that_answers_give_them(root: Pa
 
 def test_first_calibration_has_the_recall_of_new_queries(first: Path) -> None:
     of_items = calibration(first).report["cross_fitted"]["recall_at_1"]
-    gallery, labels = FaissGallery(first), np.tile(np.arange(N_LABELS), 100)
-    codes = gallery.label_codes(gallery.candidates(drawn(labels, 12).directions, 1).rows[:, 0])
-    names = [f"label {label}" for label in labels.tolist()]
-    right = np.mean([gallery.labels[code] for code in codes.tolist()] == np.array(names))
-    assert abs(of_items - right) < 0.06  # two standard errors of 168 items
+    assert of_items == pytest.approx(
+        recall_of_new(FaissGallery(first)), abs=0.06
+    )  # two standard errors of 168 items
 
 
 def test_unlabelled_items_are_no_queries(first: Path) -> None:
@@ -173,16 +173,45 @@ def test_copies_of_a_photograph_do_not_find_each_other(root: Path) -> None:
     assert fitted.report["cross_fitted"]["recall_at_1"] < 0.99
 
 
-def test_items_whose_metadata_name_one_series_do_not_find_each_other(root: Path) -> None:
-    def named(writes: list[Upsert]) -> list[Upsert]:
-        return [
-            replace(one, item=replace(one.item, metadata={"group": f"visit {number}"}))
-            for number, one in enumerate(writes)
-        ]
+def bursts(*, named: bool) -> list[Upsert]:
+    """Each photograph three times, as a series, which the metadata name or not."""
+    return [
+        replace(one, item=replace(one.item, metadata={"group": one.item.id[-4:]} if named else {}))
+        for prefix in ("first", "second", "third")
+        for one in put(OF_ITEMS, 1, prefix)
+    ]
 
-    filled(root, named(put(OF_ITEMS, 1)) + named(put(OF_ITEMS, 1, "copy")))
-    fitted = calibration(calibrated(root))
-    assert fitted.report["cross_fitted"]["recall_at_1"] < 0.99
+
+def test_photographs_of_a_named_series_do_not_find_each_other(root: Path, tmp_path: Path) -> None:
+    filled(root, bursts(named=True))
+    report = calibration(directory := calibrated(root)).report
+    recall = report["cross_fitted"]["recall_at_1"]
+    assert recall == pytest.approx(recall_of_new(FaissGallery(directory)), abs=0.06)
+    assert report["series_share"] < MANY_SERIES
+    (tmp_path / "unnamed").mkdir()
+    filled(unnamed := empty_gallery(tmp_path / "unnamed"), bursts(named=False))
+    report = calibration(calibrated(unnamed)).report
+    assert report["cross_fitted"]["recall_at_1"] > 0.99
+    assert report["series_share"] > MANY_SERIES
+
+
+def test_photograph_that_comes_later_joins_its_series(root: Path) -> None:
+    filled(root, [one for one in bursts(named=True) if not one.item.id.startswith("third")])
+    calibrated(root)
+    filled(root, [one for one in bursts(named=True) if one.item.id.startswith("third")])
+    directory = compacted(root, calibrated=True)
+    stored = not_none(ItemFeatures.load(directory))
+    assert len(set(stored.groups)) == len(OF_ITEMS)
+    recall = calibration(directory).report["cross_fitted"]["recall_at_1"]
+    assert recall == pytest.approx(recall_of_new(FaissGallery(directory)), abs=0.06)
+
+
+def recall_of_new(gallery: FaissGallery) -> float:
+    labels = np.tile(np.arange(N_LABELS), 100)
+    rows = gallery.candidates(drawn(labels, 12).directions, 1).rows[:, 0]
+    found = [gallery.labels[code] for code in gallery.label_codes(rows).tolist()]
+    names = [f"label {label}" for label in labels.tolist()]
+    return float(np.mean([one == name for one, name in zip(found, names, strict=True)]))
 
 
 def picture_of(pixels: np.ndarray, side: int) -> Thumbnail:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from model_store.bundles.bundle import open_bundle
 from model_store.errors import DatasetError
 from model_store.queries import VectorQuery, predictive_of
 from model_store.truth import SameLabel, Within, place_codes, positions_of, wgs84
-from tests.support.build_command import vouch_build
+from tests.support.build_command import Done, vouch_build
 from tests.support.narrowing import not_none
 
 DEGREE = 111_320.0
@@ -160,7 +159,7 @@ def test_places_are_calibrated_measured_and_served(street: Path) -> None:
     assert np.mean(right) == pytest.approx(report["recall_at_1"], abs=0.15)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> str:
+def told(done: Done) -> str:
     """Return what a command wrote to standard error, in one line."""
     return " ".join(done.stderr.replace("│", " ").split())
 
