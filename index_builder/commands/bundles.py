@@ -36,7 +36,7 @@ from model_store.bundles.directory import (
     previous_id,
 )
 from model_store.bundles.manifest import SCHEMA_VERSION, read_manifest
-from model_store.errors import BundleNotFound, UsageError, VouchError
+from model_store.errors import BundleNotFound, PointerUnreadable, UsageError, VouchError
 from model_store.text_values import as_list
 
 if TYPE_CHECKING:
@@ -108,13 +108,28 @@ def activate_command(
     directory: DirectoryArgument,
     bundle_id: Annotated[str, typer.Argument(help="Id of a bundle, from `vouch-build bundles`.")],
 ) -> None:
-    """Verify a bundle, and make it the current bundle; running services switch to it."""
+    """Verify a bundle, and make it the current bundle; running services switch to it.
+
+    The bundle is served with the changes that were written to it. If the current bundle was newer,
+    later changes stay in it; the command prints their number.
+    """
     if bundle_id not in bundle_ids(directory):
         raise BundleNotFound(
             f"There is no bundle {bundle_id!r} in {directory}. `vouch-build bundles {directory}` "
             "lists all bundles."
         )
+    left = _readable_current_id(directory)
     _activate(directory, bundle_id, (SCHEMA_VERSION,))
+    oldest_first = bundle_ids(directory)
+    if left in oldest_first[oldest_first.index(bundle_id) + 1 :]:
+        _say_what_is_left(directory, left, bundle_id)
+
+
+def _readable_current_id(directory: Path) -> str | None:
+    try:
+        return current_id(directory)
+    except PointerUnreadable:  # `activate` repairs the pointer
+        return None
 
 
 def _activate(directory: Path, bundle_id: str, schemas: Container[int]) -> None:

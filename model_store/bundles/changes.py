@@ -64,21 +64,41 @@ def n_changes_without(root: Path, directory: Path, other: Path) -> int:
     """Return the number of changes of the bundle ``directory`` that the bundle ``other`` lacks.
 
     ``other`` has the changes in its own log, and those that were in its gallery from the start, if
-    it was compacted from ``directory``. The number is 0 for a gallery in a database, because its
+    it was compacted from ``directory``, also by way of bundles between the two. Changes that were
+    in the gallery of ``directory`` from the start have lower numbers than its log; ``other`` lacks
+    those after its own last change. The number is 0 for a gallery in a database, because its
     changes belong to no bundle. The bundle ``directory`` may be damaged.
     """
     path, of_other = (changes_path(root, one.name) for one in (directory, other))
     if engine_of(directory) is not None or not path.exists():
         return 0
     known: set[tuple[int, bytes]] = set()
-    start = -1
+    start, last = -1, 0
     if of_other.exists():
         with errors_in_words(of_other, "read"), closing(connect(of_other, "ro")) as log:
             known.update(rows.identities(log))
-            if read_manifest(other).gallery.get("compacted_from") == directory.name:
-                start = rows.first_sequence(log)
+            last = rows.last_sequence(log)
+        start = _included(root, directory, other)
     with errors_in_words(path, "read"), closing(connect(path, "ro")) as log:
-        return sum(one[0] > start and one not in known for one in rows.identities(log))
+        in_log = sum(one[0] > start and one not in known for one in rows.identities(log))
+        return in_log + max(rows.first_sequence(log) - last, 0)
+
+
+def _included(root: Path, directory: Path, other: Path) -> int:
+    """Return the last change of ``directory`` in the gallery of ``other`` from the start, else −1.
+
+    ``other`` was compacted from ``directory``, or from a bundle that was compacted from it. −1 also
+    if a bundle between the two is gone.
+    """
+    while (before := read_manifest(other).gallery.get("compacted_from")) is not None:
+        if before == directory.name:
+            path = changes_path(root, other.name)
+            with errors_in_words(path, "read"), closing(connect(path, "ro")) as log:
+                return rows.first_sequence(log)
+        other = bundle_directory(root, str(before))
+        if not other.exists():
+            break
+    return -1
 
 
 def open_writable(root: Path, directory: Path, gallery: Gallery) -> Writable:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from filelock import Timeout
 
-from model_store.bundles.changes import CHANGES_FOLDER, changes_path
+from model_store.bundles.changes import CHANGES_FOLDER, changes_path, n_changes_without
 from model_store.bundles.directory import (
     ACTIVATION_LOCK,
     COMPACTION_LOCK,
@@ -27,9 +28,9 @@ from model_store.bundles.directory import (
     is_bundle_id,
     previous_id,
 )
-from model_store.bundles.manifest import ID_LENGTH, MANIFEST_FILE
+from model_store.bundles.manifest import ID_LENGTH, MANIFEST_FILE, read_manifest
 from model_store.bundles.signatures import SECRET_FILE
-from model_store.errors import BundleNotFound, PointerUnreadable
+from model_store.errors import BundleNotFound, PointerUnreadable, VouchError
 from model_store.files import PARTIAL, abandoned_folders, flush, lock_between_processes
 from model_store.gallery.live.log import UNFINISHED, remove_unfinished
 
@@ -104,7 +105,9 @@ def prune(
     Parameters
     ----------
     compacted : True removes only bundles that have a log. A bundle has a log if it was changed, or
-        if a compaction made it. A bundle without a log may be waiting for activation.
+        if a compaction made it. A bundle without a log may be waiting for activation. Among the
+        ``keep`` bundles, those come first whose changes no other bundle has: an operator who went
+        back to an older bundle can return to them.
     dry_run : True only returns the ids, and removes nothing.
     """
     try:
@@ -118,7 +121,10 @@ def prune(
     newest_first = bundle_ids(root)[::-1]
     pointed_at = {current, previous}.intersection(newest_first)
     others = [one for one in newest_first if one not in pointed_at]
-    kept = pointed_at.union(others[: max(keep - len(pointed_at), 0)])
+    n_others = max(keep - len(pointed_at), 0)
+    if compacted and 0 < n_others < len(others):
+        others.sort(key=lambda one: not _is_only_copy(root, one, newest_first))
+    kept = pointed_at.union(others[:n_others])
     removed = []
     for one in reversed(newest_first):
         if one in kept or (compacted and not changes_path(root, one).exists()):
@@ -126,6 +132,19 @@ def prune(
         if dry_run or _remove(root, one):
             removed.append(one)
     return removed
+
+
+def _is_only_copy(root: Path, bundle_id: str, ids: Iterable[str]) -> bool:
+    """Return whether no other bundle of ``ids`` was compacted from this bundle with its changes."""
+    if not changes_path(root, bundle_id).exists():
+        return False
+    directory = bundle_directory(root, bundle_id)
+    for other in (bundle_directory(root, one) for one in ids if one != bundle_id):
+        with suppress(VouchError):  # a damaged bundle is no copy
+            is_next = read_manifest(other).gallery.get("compacted_from") == bundle_id
+            if is_next and not n_changes_without(root, directory, other):
+                return False
+    return True
 
 
 def remove_leftovers(root: Path) -> None:

@@ -398,6 +398,26 @@ def test_rollback_counts_the_changes_that_stay_in_the_other_bundle(tmp_path: Pat
     assert run("rollback", root).exit_code == 0
 
 
+def test_activate_counts_the_changes_that_stay_in_later_bundles(tmp_path: Path) -> None:
+    """Of the bundle that was current, and of those between the two."""
+    root = small_gallery(tmp_path)
+    first = str(current_id(root))
+    for number in range(3):
+        opened(root).commit([upsert(f"n{number}", number)])
+        with Compaction(root, read_manifest(locate(root)), opened(root)) as compaction:
+            last = compaction.publish().name
+    opened(root).commit([upsert("z", 9)])
+    assert run("activate", root, last).stdout == ""
+    assert run("activate", root, first).stdout == (
+        "Changes that are only in the other bundle: 3. To return to it: vouch-build activate "
+        f"{root} {last}\n"
+    ), "the first has the change n0 in its own log"
+    assert run("activate", root, last).stdout == ""
+    (root / "CURRENT").write_text("?")
+    assert run("activate", root, first).stdout == ""
+    assert current_id(root) == first
+
+
 def test_rollback_of_an_upgrade_names_the_created_galleries(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     root, created = released("schema-7", tmp_path), tmp_path / "bundles/galleries/0123456789abcdef"

@@ -82,6 +82,56 @@ def test_a_bundle_without_a_log_is_not_removed_by_a_service(root: Path) -> None:
     assert prune(root, 2) == [ids[0]]
 
 
+def next_one(root: Path, name: str) -> str:
+    """The id of the bundle that a service makes of a change."""
+    live = opened(root)
+    live.commit([upsert(name, 1)])
+    with compaction(root, live) as one:
+        one.publish()
+    live.close()
+    new = str(current_id(root))
+    age = 2e9 + len(bundle_ids(root)) + len(name)
+    os.utime(root / new / MANIFEST_FILE, (age, age))
+    return new
+
+
+def test_changes_that_were_left_by_going_back_stay_longest(root: Path) -> None:
+    """The page promises that one can return; only an operator removes them."""
+    ids = compacted(root, 3)
+    activate(root, ids[1])
+    for name in ("b", "bb", "bbb", "bbbb"):
+        next_one(root, name)
+        prune(root, 3, compacted=True)
+    there = bundle_ids(root)
+    assert (len(there), ids[3] in there) == (3, True)
+    now = opened(root, ids[3]).snapshot()
+    found = {item.id for item in now.items(now.page(None, 99))}
+    assert {f"n{number}" for number in range(3)} <= found
+    assert prune(root, 3) == []
+    assert prune(root, 2) == [ids[3]]
+
+
+def test_changes_after_the_compaction_are_only_in_the_bundle_itself(root: Path) -> None:
+    """One went back, changed something, and returned to the newer bundle."""
+    ids = compacted(root, 1)
+    activate(root, ids[0])
+    live = opened(root)
+    live.commit([upsert("late", 1)])
+    live.close()
+    activate(root, ids[1])
+    for name in ("b", "bb", "bbb"):
+        next_one(root, name)
+        prune(root, 3, compacted=True)
+    assert ids[0] in bundle_ids(root)
+
+
+def test_a_damaged_bundle_is_no_copy_of_another(root: Path) -> None:
+    ids = compacted(root, 3)
+    (root / ids[1] / MANIFEST_FILE).write_text("{}")
+    os.utime(root / ids[1] / MANIFEST_FILE, (1e9 + 1, 1e9 + 1))
+    assert prune(root, 3, compacted=True) == [ids[1]]
+
+
 def test_a_bundle_with_another_calibration_names_the_bundle_it_was_made_of(root: Path) -> None:
     first = str(current_id(root))
     live = opened(root)
