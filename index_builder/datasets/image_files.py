@@ -412,8 +412,12 @@ def similar_labels(labels: Iterable[str]) -> list[list[str]]:
     return [names for names in found.values() if len(names) > 1]
 
 
-_NO_VALUES = frozenset({"nan", "none", "null", "n/a", "<na>"})
-"""Texts that programs write for a missing value, in lower case."""
+_NO_VALUES = frozenset(
+    {"nan", "none", "null", "n/a", "na", "<na>", "-", "?", "??"}
+    | {"unknown", "unidentified", "unbekannt", "inconnu", "inconnue"}
+)
+"""Texts that programs and people write for a missing value, in lower case. As a label, "unknown"
+would make one identity of all unknown animals or persons."""
 
 
 def label_messages(labels: Iterable[str]) -> list[str]:

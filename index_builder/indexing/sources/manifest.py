@@ -371,6 +371,7 @@ def _csv(path: Path, texts: Collection[str]) -> Iterator[tuple[int, Mapping[str,
                     raise DatasetError(
                         f"{path.name}, line {reader.line_num}: the number of values differs from "
                         f"the number of columns ({', '.join(header)})."
+                        + _separator_advice(dict.fromkeys(header))
                     )
                 named = _named_only(fields, f"{path.name}, line {reader.line_num}")
                 yield reader.line_num, _with_numbers(named, texts)

@@ -13,7 +13,7 @@ from PIL import Image
 from index_builder.configuration.build import BuildConfig, DatasetConfig, OutlierConfig
 from index_builder.datasets import Splits, load_splits
 from index_builder.datasets.folder import folder
-from index_builder.datasets.image_files import nested_labels_message
+from index_builder.datasets.image_files import label_messages, nested_labels_message
 from index_builder.datasets.images import from_arrays
 from index_builder.datasets.small_images import digits, idx_dataset, outliers
 from index_builder.datasets.splits import MIN_SPLIT
@@ -319,6 +319,13 @@ def test_folders_of_labels_one_folder_deeper_are_refused(tmp_path: Path, tops: l
 def test_labels_that_may_be_top_folders_cause_no_message(paths: list[str]) -> None:
     labels = [path.split("/")[0] for path in paths if "/" in path]
     assert nested_labels_message(labels, paths) == ""
+
+
+@pytest.mark.parametrize("label", ["?", "Unknown", "unbekannt ", "NA", "-", "<NA>"])
+def test_labels_that_people_write_for_the_unknown_are_named(label: str) -> None:
+    assert label_messages([label, "Ida"]) == [
+        f"Taken as labels: {label!r}. If the labels are missing, leave these fields empty."
+    ]
 
 
 def test_labels_of_a_folder_that_look_alike_are_named(

@@ -146,6 +146,7 @@ def test_what_is_not_there_is_an_entry_all_the_same(folder: Path) -> None:
         ("id,file\na,0/x.png\n", "line 2: there is no path.*'id', 'file'"),
         ("id,path\na\n", "line 2: the number of values differs"),
         ("id,path\na,0/x.png,b\n", "line 2: the number of values differs"),
+        ("path;lat\n0/x.png;47,37\n", "Separate columns with commas, not with semicolons"),
         ("id,path\na,\n", "line 2: there is no path"),
         ("id,path,metadata\na,0/x.png,[1]\n", r"line 2: metadata is \[1\]; wanted an object"),
         ("id,path,metadata\na,0/x.png,{\n", "line 2: metadata is not JSON"),
