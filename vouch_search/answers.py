@@ -254,6 +254,7 @@ def query_row(outcome: Answer | Failure) -> dict[str, Any]:
         "ood": None if query is None else query.ood.flag,
         "guaranteed": None if answer is None else answer.guaranteed,
         "reason": None if answer is None else answer.reason,
+        "query_id": None if query is None else query.id,
         "error": str(outcome.error) if isinstance(outcome, Failure) else None,
     }
     return row

@@ -233,6 +233,7 @@ class TestManySearches:
         first = gallery.search(digit, k=2)
         assert table["match_probability"][0] == first.results[0].match_probability
         assert table["ood_p_value"][0] == first.query.ood.p_value
+        assert table["query_id"][0] == first.query.id  # joins the table with decisions
         assert "b.png" not in answers.failures[0].error.args[0]
         assert "JPEG" in table["error"][1]
         assert repr(answers) == f"<Answers 2 queries: 1 {first.verdict}, 1 failed>"
