@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -312,7 +312,9 @@ def _html_picture(picture: Picture | None) -> str:
 
 
 def _cell(value: object) -> object:
-    """Return a CSV cell that spreadsheets do not read as a formula."""
+    """Return a CSV cell that spreadsheets do not read as a formula; metadata are JSON."""
+    if isinstance(value, Mapping | list):
+        return json.dumps(value, ensure_ascii=False, default=str)
     return to_cell(value) if isinstance(value, str) else value
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import errno
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -76,6 +77,18 @@ def test_parquet_has_a_row_for_each_result(
     table = parquet.read_table(out)
     assert table.num_rows == 3 * 2 + 1  # and the one that failed
     assert table.schema.field("match_probability").type == "double"
+
+
+def test_metadata_in_csv_are_json(tmp_path: Path) -> None:
+    """So that R and other programs can read them, too."""
+    metadata = {"site": "Hügel", "alive": True, "tags": ["a", None]}
+    row = {"query": "=1.jpg", "verdict": "match", "metadata": metadata}
+    command._write_csv(tmp_path / "matches.csv", [row], cast("vouch.Gallery", None))
+    with (tmp_path / "matches.csv").open(encoding="utf-8", newline="") as file:
+        (read,) = csv.DictReader(file)
+    assert json.loads(read["metadata"]) == metadata
+    assert "Hügel" in read["metadata"]
+    assert read["query"] == "'=1.jpg"
 
 
 def test_html_holds_the_pictures(digits_bundle: Path, photographs: Path, tmp_path: Path) -> None:
