@@ -129,6 +129,8 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "size_many": "more than 5 items",
         "coverage_not_under_filter": "A coverage is promised only for searches of the whole "
         "gallery, because a filter may exclude the true match.",
+        "place_divided_by_filter": "The filter excludes the most similar item of this place. The "
+        "error bound does not hold for other items of the place, because they can be further away.",
         # The state of a calibration.
         "search_changed": "The gallery was calibrated with the search settings {calibrated}, but "
         "is searched with {searched}. {advice}",

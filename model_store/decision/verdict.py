@@ -101,6 +101,8 @@ class FoundLabels:
     values : (g, S) signals.
     classes : (g,) size classes.
     n_in_list : number of leading labels that occur in the result list.
+    possible : (g,) whether items of the label can be true matches: an item without a position
+        cannot, if matches are defined by distance. None if all items can.
     """
 
     places: Integers
@@ -108,6 +110,7 @@ class FoundLabels:
     values: Floats
     classes: NDArray[np.int8]
     n_in_list: int
+    possible: NDArray[np.bool_] | None = None
 
     @classmethod
     def of(
@@ -125,7 +128,8 @@ class FoundLabels:
             retrieved.n_listed,
         )
         n_in_list = int(places.searchsorted(retrieved.n_listed))
-        return cls(places, belong, values, calibration.classes_of(codes), n_in_list)
+        possible = None if calibration.within is None else codes != -1
+        return cls(places, belong, values, calibration.classes_of(codes), n_in_list, possible)
 
     def probabilities(self, calibration: Calibration, shift: float) -> Floats:
         """Return the match probabilities (g,) with ``shift`` added to all log-odds.
@@ -154,8 +158,9 @@ class MatchProbabilities:
     final : (g,) ``expected``, corrected by feedback. If the client knows that every true match
         passes the filter, the probabilities are conditioned on this fact.
     nothing : probability that no item that passes the filter is a true match.
-    known : factor by which all probabilities are multiplied to condition them on this fact; 1 if
-        the client does not know the fact.
+    known : factor by which all probabilities are multiplied to condition them on what is known: the
+        fact that the client states, and that items without a position are no matches. 1 if nothing
+        is known.
     """
 
     fitted: Floats
@@ -182,11 +187,16 @@ class MatchProbabilities:
         if total > 1:  # each label is corrected separately, so the sum can exceed 1
             final, total = final / total, 1.0
         nothing, known = 1 - total, 1.0
+        if found.possible is not None and not found.possible.all():
+            final = np.where(found.possible, final, 0.0)
+            known = 1 / max(nothing + float(np.add.reduce(final)), np.finfo(float).tiny)
+            final = final * known
+            nothing = max(1 - float(np.add.reduce(final)), 0.0)  # against rounding errors
         if allowed is not None:
             passing = min(float(final @ allowed.any(axis=1)), 1.0)
             if terms.filter_means == "known":
                 whole = max(nothing + passing, np.finfo(float).tiny)
-                final, nothing, known = final / whole, nothing / whole, 1 / whole
+                final, nothing, known = final / whole, nothing / whole, known / whole
             else:
                 nothing = 1 - passing
         return cls(fitted, expected, final, nothing, known)
@@ -338,6 +348,10 @@ def decide(
     client states that every true match passes the filter (``known``), the probabilities are
     conditioned on this statement.
 
+    If matches are defined by distance, an item without a position has the probability 0. The other
+    probabilities are conditioned on this. The error bound holds for the most similar item of a
+    place, so it does not hold for the first item if a filter excludes that item.
+
     If the list is in order of probability, the items of the likeliest label are first, in order of
     similarity. In this case, the guarantees apply to the likeliest label.
 
@@ -381,6 +395,13 @@ def decide(
         code = retrieved.label_codes[found.places[labels[:1]]]
         if code[0] >= 0 and calibration.known_classes(code)[0] == UNKNOWN_CLASS:
             lacking = message("label_added")
+    divided = (
+        calibration.within is not None
+        and len(labels) > 0
+        and retrieved.listed[ranking[0]] != found.places[labels[0]]
+    )
+    if divided and verdict == "match":
+        lacking = lacking or message("place_divided_by_filter")
     return Decision(
         verdict,
         assessment,
@@ -395,7 +416,9 @@ def decide(
         _roll_up(calibration, promises, found, probabilities, allowed, retrieved.parents)
         if verdict == "ambiguous" and terms.stale is None
         else None,
-        guaranteed=promise.guaranteed and (terms.stale or promises.doubt or terms.drift) is None,
+        guaranteed=promise.guaranteed
+        and not divided
+        and (terms.stale or promises.doubt or terms.drift) is None,
     )
 
 

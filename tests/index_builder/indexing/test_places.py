@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,11 @@ from numpy.typing import NDArray
 from index_builder.calibration.retrieval import places_of_items
 from model_store.bundles.bundle import open_bundle
 from model_store.errors import DatasetError
+from model_store.gallery import parse_filter
+from model_store.messages import message
 from model_store.queries import VectorQuery, predictive_of
 from model_store.truth import SameLabel, Within, place_codes, positions_of, wgs84
-from tests.support.build_command import Done, vouch_build
+from tests.support.build_command import vouch_build
 from tests.support.narrowing import not_none
 
 DEGREE = 111_320.0
@@ -159,7 +163,54 @@ def test_places_are_calibrated_measured_and_served(street: Path) -> None:
     assert np.mean(right) == pytest.approx(report["recall_at_1"], abs=0.15)
 
 
-def told(done: Done) -> str:
+@pytest.mark.process
+def test_error_bound_is_withdrawn_where_a_filter_divides_a_place(street: Path) -> None:
+    retriever = open_bundle(street / ROOT, "cpu", threads=1).retriever
+    n_divided = 0
+    for vector in np.load(street / "later.npy")[:N_QUERIES:8]:
+        predictive = predictive_of(retriever, VectorQuery(vector))
+        whole = retriever.find(predictive, 5)
+        assert whole.decision.guaranteed
+        first, second = (match.id for match in whole.matches[:2])
+        for left_out, is_divided in ((second, False), (first, True)):
+            where = parse_filter({"id": {"ne": left_out}})
+            found = retriever.find(predictive, 5, where=where)
+            shares = [one.matches[0].match_probability for one in (whole, found)]
+            if is_divided and shares[0] != shares[1]:
+                continue  # the next item is of another place
+            assert found.decision.guaranteed is not is_divided
+            if is_divided and found.decision.verdict == "match":
+                assert found.decision.reason == message("place_divided_by_filter")
+                n_divided += 1
+    assert n_divided > 5
+
+
+@pytest.mark.process
+def test_an_item_without_a_position_is_no_match(
+    street: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retriever = open_bundle(street / ROOT, "cpu", threads=1).retriever
+    queries = (
+        predictive_of(retriever, VectorQuery(vector)) for vector in np.load(street / "later.npy")
+    )
+    predictive, whole = next(
+        (query, answer)
+        for query in queries
+        if (answer := retriever.find(query, 5)).decision.verdict == "match"
+    )
+
+    def without_first(fields: list[dict[str, Any]]) -> NDArray[np.float64]:
+        return positions_of([{}, *fields[1:]])
+
+    monkeypatch.setattr("model_store.retriever.positions_of", without_first)
+    found = retriever.find(predictive, 5)
+    assert [match.id for match in found.matches] == [match.id for match in whole.matches]
+    assert found.matches[0].match_probability == 0
+    assert found.decision.verdict != "match"
+    assert not_none(found.matches[1].match_probability) > 0
+
+
+def told(done: subprocess.CompletedProcess[str]) -> str:
     """Return what a command wrote to standard error, in one line."""
     return " ".join(done.stderr.replace("│", " ").split())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -73,3 +74,24 @@ def test_probabilities_are_finite_where_a_known_filter_passes_no_label_that_is_f
     of = probabilities_of(np.array([800.0, 1.0]), "known", False, False)
     assert of.nothing == 0
     assert np.isfinite(of.final).all()
+
+
+def test_what_cannot_be_a_match_has_no_probability_and_the_others_are_conditioned_on_this() -> None:
+    n = 3
+    model = MatchModel(np.ones(1), np.zeros(1), np.ones(1), 0.0)
+    calibration: Any = SimpleNamespace(match=model, feedback=Recalibration())
+    promises: Any = SimpleNamespace(shift=0)
+    values, classes = np.array([[2.0], [1.0], [0.0]]), np.zeros(n, np.int8)
+    found = FoundLabels(np.arange(n), np.eye(n, dtype=bool), values, classes, n_in_list=n)
+    lost = replace(found, possible=np.array([False, True, True]))
+    for filter_means, allowed in (("show", None), ("known", np.diag([True, False, True]))):
+        terms = Terms(alpha=0.05, filter_means=cast("Any", filter_means))
+        plain, of = (
+            MatchProbabilities.of(calibration, promises, one, allowed, terms)
+            for one in (found, lost)
+        )
+        assert of.final[0] == 0
+        np.testing.assert_allclose(of.final[1:] / of.nothing, plain.final[1:] / plain.nothing)
+        np.testing.assert_allclose(of.known * of.expected[1:], of.final[1:])
+        passing = np.ones(n, dtype=bool) if allowed is None else allowed.diagonal()
+        assert of.nothing + of.final[passing].sum() == pytest.approx(1)
