@@ -29,7 +29,7 @@ from model_store.errors import DatasetError, ItemNotFound
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
 from model_store.machine import usable_processors
-from model_store.truth import LATITUDE, LONGITUDE, Within, label_or_id, positions_of
+from model_store.truth import LATITUDE, LONGITUDE, Within, label_or_id, positions_of, wgs84
 
 from .blocks import Entry, Failure
 from .engines import local_engine
@@ -79,6 +79,10 @@ TEXTS = COLUMNS | {ITEM}
 _NOWHERE = "\0"
 """A query without a match and without a label gets a label that begins with this character, and
 ends with the query's group. No label in a gallery begins with this character."""
+
+
+_NULL_ISLAND = wgs84(np.zeros(1), np.zeros(1))
+"""The place at latitude 0 and longitude 0, which some devices report if they know no place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +295,20 @@ def _by_place(
     if len(kept) < len(entries):
         n_left_out = len(entries) - len(kept)
         warn(f"left out: {n_left_out:,} of {len(entries):,} queries, because they have no place.")
+    of_items = near.items[gallery.rows()]  # without the rows of deleted items
+    n_without = int(np.isnan(of_items).any(axis=1).sum())
+    if n_without:
+        warn(
+            f"{n_without:,} of {len(of_items):,} items have no place, so they are never a match. A "
+            "query whose first result has no place gets no `match`."
+        )
+    for places, whose in ((near.queries, "queries"), (of_items, "items")):
+        n_at_zero = int((places == _NULL_ISLAND).all(axis=1).sum())
+        if n_at_zero:
+            warn(
+                f"{n_at_zero:,} of {len(places):,} {whose} are at latitude 0 and longitude 0. If "
+                "their places are not known, leave both columns empty."
+            )
     truth: dict[str, str] = {}
     for entry, row in zip(kept, near.nearest()[known], strict=True):
         truth[entry.id] = _NOWHERE

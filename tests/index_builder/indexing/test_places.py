@@ -250,6 +250,31 @@ def test_only_the_place_of_a_query_and_of_an_item_decides(street: Path, tmp_path
 
 
 @pytest.mark.process
+def test_items_without_a_place_and_places_at_zero_are_counted(street: Path, tmp_path: Path) -> None:
+    shutil.copytree(street, tmp_path, dirs_exist_ok=True)
+    places = {7: ",", 8: ",", 9: "0,0"}
+    for name in ("items", "later"):
+        heading, *rows = (tmp_path / f"{name}.csv").read_text().splitlines()
+        for row, place in places.items():
+            rows[row] = f"{name}-{row:03d},{place}"
+        (tmp_path / f"{name}.csv").write_text("\n".join([heading, *rows]) + "\n")
+    gallery = ["--gallery", "items.npy", "--gallery-items", "items.csv"]
+    asked, later = (["--queries", f"{name}.npy", "--items", f"{name}.csv"] for name in NAMES)
+    for arguments in (
+        ["index", "items.npy", "--items", "items.csv", "--encoder-name", "it", "--name", "gaps"],
+        ["calibrate", "bundles/gaps", *asked, *gallery, "--within", "25", "--max-error", "0.2"],
+        ["items", "delete", "bundles/gaps", "items-008", "items-010"],
+        ["evaluate", "bundles/gaps", *later],
+    ):
+        done = vouch_build(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    sentences = told(done)
+    assert f"1 of {N_ITEMS - 2} items have no place, so they are never a match" in sentences
+    assert "1 of 300 queries are at latitude 0 and longitude 0" in sentences
+    assert f"1 of {N_ITEMS - 2} items are at latitude 0 and longitude 0" in sentences
+
+
+@pytest.mark.process
 def test_queries_far_from_all_items_are_refused_in_words(street: Path) -> None:
     (street / "far.csv").write_text((street / "asked.csv").read_text().replace(",0,", ",60,"))
     queries = ["--queries", "asked.npy", "--items", "far.csv"]
