@@ -126,7 +126,8 @@ class EncoderMetadata:
         if isinstance(self.input, VectorInput):
             raise ImagesNotTaken(
                 f"The gallery was made of vectors of {self.input.made_by!r}, so it cannot embed "
-                "images. Embed the image with that encoder, and send the vector."
+                "images. To search, embed the image with that encoder, and send the vector to "
+                "…/search/vector. To add items, run `vouch-build index` with all vectors."
             )
         return self.input
 

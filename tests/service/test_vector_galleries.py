@@ -62,6 +62,7 @@ def test_images_are_refused(client: TestClient, digit: bytes) -> None:
         problem = response.json()
         assert problem["code"] == "images_not_taken"
         assert "send the vector" in problem["detail"]
+        assert "To add items, run `vouch-build index`" in problem["detail"]
 
 
 def test_its_items_have_no_pictures(client: TestClient) -> None:
