@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from model_store.gallery import parse_filter
 from model_store.messages import message
 from model_store.queries import VectorQuery, predictive_of
 from model_store.truth import SameLabel, Within, place_codes, positions_of, wgs84
-from tests.support.build_command import vouch_build
+from tests.support.build_command import Done, vouch_build
 from tests.support.narrowing import not_none
 
 DEGREE = 111_320.0
@@ -210,7 +209,7 @@ def test_an_item_without_a_position_is_no_match(
     assert not_none(found.matches[1].match_probability) > 0
 
 
-def told(done: subprocess.CompletedProcess[str]) -> str:
+def told(done: Done) -> str:
     """Return what a command wrote to standard error, in one line."""
     return " ".join(done.stderr.replace("│", " ").split())
 
