@@ -427,7 +427,8 @@ class Retriever:
             n_listed = min(n_nearest, self.calibration.n_candidates)
         codes, parents = self.gallery.label_codes(rows), None
         if self.calibration is not None and self.calibration.within is not None:
-            positions = positions_of([item.metadata for item in self.gallery.items(rows)])
+            known = [item.metadata for item in self.gallery.items(rows)]
+            positions = positions_of(known, invalid=[])
             codes = place_codes(positions, self.calibration.within)
         elif self.calibration is not None and self.calibration.hierarchy is not None:
             # Labels are looked up by name, because a compaction changes their codes.

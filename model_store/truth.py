@@ -8,7 +8,6 @@ classes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -179,14 +178,18 @@ def place_in(metadata: Mapping[str, Any], origin: str) -> tuple[float, float] | 
 
 
 def positions_of(
-    fields: Sequence[Mapping[str, Any]], origins: Sequence[str] | None = None
+    fields: Sequence[Mapping[str, Any]],
+    origins: Sequence[str] | None = None,
+    invalid: list[str] | None = None,
 ) -> Floats:
     """Return n positions (n, 3) in metres, see `wgs84`; NaN if not known.
 
     Parameters
     ----------
     fields : the metadata of n items or queries.
-    origins : n origins of the metadata, for messages. If None, an invalid position is not known.
+    origins : n origins of the metadata, for messages.
+    invalid : receives a message for each invalid position, which is then not known. If None, an
+        invalid position is an error.
 
     Raises
     ------
@@ -194,8 +197,13 @@ def positions_of(
     """
     degrees = np.full((len(fields), 2), np.nan)
     for row, metadata in enumerate(fields):
-        with suppress(*(DatasetError,) if origins is None else ()):
+        try:
             place = place_in(metadata, "" if origins is None else origins[row])
+        except DatasetError as error:
+            if invalid is None:
+                raise
+            invalid.append(str(error))
+        else:
             if place is not None:
                 degrees[row] = place
     return wgs84(*degrees.T)

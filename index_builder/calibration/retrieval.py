@@ -233,18 +233,19 @@ def nearby(gallery: Gallery, queries: LabelledImages, within: float | None) -> W
     return Within(queries.places, places_of_items(gallery), within)
 
 
-def places_of_items(gallery: Gallery) -> Floats:
+def places_of_items(gallery: Gallery, invalid: list[str] | None = None) -> Floats:
     """Return the positions (N, 3) of all rows, from the items' metadata; NaN if not known.
 
-    Raises
-    ------
-    DatasetError : an item has an invalid position.
+    Parameters
+    ----------
+    invalid : receives a message for each item with an invalid position, which is then not known.
     """
+    invalid = [] if invalid is None else invalid
     positions = np.full((gallery.n_rows, 3), np.nan)
     for rows in parts_of(gallery.rows(), N_PLACES):
         items = gallery.items(rows)
         origins = [f"the item {item.id!r}" for item in items]
-        positions[rows] = positions_of([item.metadata for item in items], origins)
+        positions[rows] = positions_of([item.metadata for item in items], origins, invalid)
     return positions
 
 

@@ -280,10 +280,13 @@ def _by_place(
 
     Raises
     ------
-    DatasetError : a place is invalid, or no item or no query has a place.
+    DatasetError : the place of a query is invalid, or no item or no query has a place.
     """
     fields, origins = [one.metadata for one in entries], [one.origin for one in entries]
-    near = Within(positions_of(fields, origins), places_of_items(gallery), within)
+    invalid: list[str] = []
+    near = Within(positions_of(fields, origins), places_of_items(gallery, invalid), within)
+    if invalid:
+        warn(f"Items with an invalid place: {len(invalid):,}; for example {invalid[0]}")
     for places, whose in ((near.queries, "query"), (near.items, "item of the gallery")):
         if not np.isfinite(places).any():
             raise DatasetError(

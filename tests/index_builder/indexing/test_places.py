@@ -68,11 +68,15 @@ def test_results_near_a_more_similar_result_are_of_its_place() -> None:
 def test_an_invalid_position_of_one_item_harms_no_query() -> None:
     here, invalid = ({"latitude": degrees, "longitude": 0.0} for degrees in (0.0, 91.0))
     fields: list[dict[str, float]] = [here, invalid, {}]
-    found = positions_of(fields)
+    origins, messages = [f"the item '{n}'" for n in range(3)], list[str]()
+    found = positions_of(fields, origins, messages)
     np.testing.assert_allclose(found[0], [6_378_137, 0, 0])
     assert np.isnan(found[1:]).all()
+    assert [one.partition(" are")[0] for one in messages] == [
+        "the item '1': latitude and longitude"
+    ]
     with pytest.raises(DatasetError, match="item '1': latitude and longitude"):
-        positions_of(fields, ["the item '0'", "the item '1'", "the item '2'"])
+        positions_of(fields, origins)
 
 
 def seen(metres: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float32]:
@@ -198,8 +202,8 @@ def test_an_item_without_a_position_is_no_match(
         if (answer := retriever.find(query, 5)).decision.verdict == "match"
     )
 
-    def without_first(fields: list[dict[str, Any]]) -> NDArray[np.float64]:
-        return positions_of([{}, *fields[1:]])
+    def without_first(fields: list[dict[str, Any]], invalid: list[str]) -> NDArray[np.float64]:
+        return positions_of([{}, *fields[1:]], invalid=invalid)
 
     monkeypatch.setattr("model_store.retriever.positions_of", without_first)
     found = retriever.find(predictive, 5)
@@ -256,6 +260,8 @@ def test_items_without_a_place_and_places_at_zero_are_counted(street: Path, tmp_
         heading, *rows = (tmp_path / f"{name}.csv").read_text().splitlines()
         for row, place in places.items():
             rows[row] = f"{name}-{row:03d},{place}"
+        if name == "items":
+            rows[11] = 'items-011,"47,37",8'
         (tmp_path / f"{name}.csv").write_text("\n".join([heading, *rows]) + "\n")
     gallery = ["--gallery", "items.npy", "--gallery-items", "items.csv"]
     asked, later = (["--queries", f"{name}.npy", "--items", f"{name}.csv"] for name in NAMES)
@@ -268,7 +274,8 @@ def test_items_without_a_place_and_places_at_zero_are_counted(street: Path, tmp_
         done = vouch_build(*arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     sentences = told(done)
-    assert f"1 of {N_ITEMS - 2} items have no place, so they are never a match" in sentences
+    assert f"2 of {N_ITEMS - 2} items have no place, so they are never a match" in sentences
+    assert "Items with an invalid place: 1; for example the item 'items-011'" in sentences
     assert "1 of 300 queries are at latitude 0 and longitude 0" in sentences
     assert f"1 of {N_ITEMS - 2} items are at latitude 0 and longitude 0" in sentences
 
