@@ -113,6 +113,9 @@ class Recalibrator:
             return False
         if not bundle.retriever.gallery.n_items:  # an empty gallery cannot be calibrated
             return False
+        calibration = bundle.retriever.calibration
+        if calibration is not None and calibration.within is not None:  # needs queries with places
+            return False
         last = self._attempts.get(bundle.name)
         if bundle.retriever.stale is None and not self._has_other_labels(bundle, last, now):
             return False

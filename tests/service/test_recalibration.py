@@ -37,6 +37,7 @@ def engine(
     bundle_id: str = "b" * 16,
     n_items: int = 9,
     in_files: bool = True,
+    within: float | None = None,
 ) -> Any:
     if keeps:
         (root / ITEM_FEATURES_FILE).touch()
@@ -46,7 +47,7 @@ def engine(
         name="g",
         directory=root,
         retriever=SimpleNamespace(
-            calibration=object(),
+            calibration=SimpleNamespace(within=within),
             stale=stale,
             has_other_labels=has_other_labels,
             gallery=SimpleNamespace(n_items=n_items),
@@ -103,6 +104,7 @@ def test_nothing_is_started_where_there_is_no_need_or_no_means(tmp_path: Path) -
     assert asyncio.run(again.look(engine(tmp_path, stale=None))) is None
     assert asyncio.run(again.look(engine(tmp_path, n_items=0))) is None
     assert asyncio.run(again.look(engine(tmp_path, in_files=False))) is None
+    assert asyncio.run(again.look(engine(tmp_path, within=25.0))) is None, "needs new queries"
     assert asyncio.run(recalibrator(None).look(engine(tmp_path))) is None
 
 
