@@ -244,10 +244,12 @@ def _group(entry: Entry, gallery: Gallery, content: str, *, of_place: bool) -> s
     content : hash of the query.
     of_place : whether places define matches; the query's item and label then have no effect.
     """
-    item = None if of_place else entry.metadata.get(ITEM)
-    if item is None and not gallery.labels and not of_place:
+    if of_place or entry.group:
+        return entry.group or content
+    item = entry.metadata.get(ITEM)
+    if item is None and not gallery.labels:
         item = entry.label  # names an item
-    return entry.group or (content if item is None else f"item {item}")
+    return content if item is None else f"item {item}"
 
 
 def _warn_of_similar(labels: set[str], known: set[str]) -> None:

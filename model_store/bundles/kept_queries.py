@@ -76,8 +76,7 @@ class ItemFeatures(Table):
         group_of |= {one: f"group {series}" for one, series in named.items()}
         known = zip(kept.ids, kept.groups, strict=True)
         kept = replace(kept, groups=tuple(group_of.get(one, group) for one, group in known))
-        keys = {one: group if group != f"item {one}" else one for one, group in group_of.items()}
-        drawn = [item_id for item_id in sorted(put) if _draw(keys[item_id], "put") < self.share]
+        drawn = [one for one in sorted(put) if _draw(named.get(one, one), "put") < self.share]
         found = snapshot.put_features(drawn)
         if found:
             whole = HalfRows.from_bytes(list(found.values())).whole()
