@@ -101,6 +101,19 @@ def test_revoked_key_is_replaced_where_it_is_refused(shown: Shown) -> None:
     assert shown.page.evaluate("sessionStorage['vouch-key']") == "another"
 
 
+def test_what_the_key_before_allowed_is_offered_no_longer(shown: Shown) -> None:
+    """Buttons that are replaced later lose a click between its press and its release."""
+    shown.replies["/v1/usage"] = USAGE
+    shown.open()
+    shown.found("open-key").click()
+    shown.page.route("**/v1/galleries", lambda route: None)  # it is never answered
+    shown.found("key-input").fill("another")
+    shown.page.keyboard.press("Enter")
+    expect(shown.found("usage")).to_have_count(0)
+    expect(shown.found("open-key")).to_have_count(0)
+    expect(shown.found("open-add")).to_have_count(0)
+
+
 def test_anonymous_visitor_signs_in_and_out(
     browser: Browser, digits_bundle: Path, keys_file: KeysFile, tmp_path: Path
 ) -> None:

@@ -694,6 +694,7 @@ export class Search {
   renew(name) {
     this.$("gallery-picker").replaceChildren();
     Object.assign(this, { name, query: null, at: [] });
+    if (name === null) this.hideGallery(); // it offers what another key allows
     this.told.went?.(...(name === null ? [] : [name, ...this.room]));
     this.clear();
     this.open(name === null ? t`Looking up the galleries` : t`Opening ${name}`);
