@@ -171,8 +171,8 @@ def place_in(metadata: Mapping[str, Any], origin: str) -> tuple[float, float] | 
     for value, most in zip(found, (90, 180), strict=True):
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:
             raise DatasetError(
-                f"{origin}: {LATITUDE} and {LONGITUDE} are {found}; wanted degrees, −90 to 90 and "
-                "−180 to 180."
+                f"{origin}: {LATITUDE} is {found[0]!r}, and {LONGITUDE} is {found[1]!r}. They must "
+                "be numbers of degrees, −90 to 90 and −180 to 180."
             )
     return float(found[0]), float(found[1])  # type: ignore[arg-type] # looked at above
 

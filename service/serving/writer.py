@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from model_store.errors import GallerySuperseded
+from model_store.errors import DatasetError, GallerySuperseded, InvalidRequest
 from model_store.gallery import (
     Delete,
     Edit,
@@ -21,6 +21,7 @@ from model_store.gallery import (
     Upsert,
     Write,
 )
+from model_store.truth import place_in
 from service.observability.metrics import Telemetry, counted_as
 from service.serving.engine import SearchEngine
 from service.serving.lease import Lease
@@ -175,6 +176,7 @@ class ItemWriter:
             async def one(index: int, upload: Upload) -> Upsert | None:
                 async with turns:
                     try:
+                        _require_position(engine, upload.id, upload.metadata)
                         return await upload.embedded(engine)
                     except Exception as error:  # the other items must be written
                         problems[index] = to_problem(error)
@@ -202,6 +204,7 @@ class ItemWriter:
 
         Raises
         ------
+        InvalidRequest : matches are defined by distance, and the position of an item is invalid.
         WriteError : nothing was changed.
         """
         retry = await context.retry(operation, uploads)
@@ -220,6 +223,11 @@ class ItemWriter:
             return before
         prepared = await prepare(lease.engine)
         writes = prepared.writes
+        for write in writes:
+            if isinstance(write, Upsert):
+                _require_position(lease.engine, write.item.id, write.item.metadata)
+            elif isinstance(write, Edit):
+                _require_position(lease.engine, write.id, write.fields.get("metadata"))
         note = {
             "request_id": context.request_id,
             "problems": {str(place): problem for place, problem in prepared.problems.items()},
@@ -232,6 +240,19 @@ class ItemWriter:
         fields = {"gallery": lease.bundle.name, "put": n_put, "deleted": len(writes) - n_put}
         logger.info("items written", extra={"fields": fields})
         return receipt
+
+
+def _require_position(
+    engine: SearchEngine, item_id: str, metadata: Mapping[str, Any] | None
+) -> None:
+    """Raise `InvalidRequest` if matches are defined by distance, and the position is invalid."""
+    calibration = engine.bundle.retriever.calibration
+    if calibration is None or calibration.within is None or metadata is None:
+        return
+    try:
+        place_in(metadata, f"The item {item_id!r}")
+    except DatasetError as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def _just(write: Write) -> Prepare:

@@ -8,6 +8,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from model_store.gallery import ChangesFile, Delete
 from model_store.gallery.files.items import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
 from model_store.items import MAX_ID_LENGTH, MAX_METADATA_BYTES
+from model_store.retriever import Retriever
 from model_store.sqlite import commit
 from service.schemas.items import BatchOptions, UploadOptions
 from tests.end_to_end.keys import KeysFile
@@ -41,6 +43,7 @@ from tests.end_to_end.questions import picture, search, truncated
 from tests.support.bundle_copies import copied, flip_a_byte, republished
 from tests.support.image_files import encoded
 from tests.support.image_files import picture as picture_of
+from tests.support.narrowing import not_none
 from tests.support.spoilt_encoders import is_plain, spoil
 from tests.support.waiting import wait_until
 
@@ -452,6 +455,48 @@ class TestABatch:
         answer = put_batch(live, items, [picture("PNG")] * 2)
         assert answer.status_code == 422
         assert said in answer.json()["detail"]
+
+
+PLACE = {"latitude": 47.37, "longitude": 8.54}
+INVALID_PLACE = {"latitude": "47,37", "longitude": "8,54"}
+
+
+class TestPositions:
+    """Of items of a gallery in which a match is an item near the query."""
+
+    @pytest.fixture
+    def places(self, root: Path, start: StartClient) -> TestClient:
+        bundle = open_bundle(root, "cpu", threads=1)
+        retriever = bundle.retriever
+        of_places = replace(not_none(retriever.calibration), within=25.0)
+        places = Retriever(retriever.encoder, retriever.gallery, of_places)
+        return start(replace(bundle, retriever=places))
+
+    def test_invalid_one_is_refused_by_name(self, places: TestClient, stranger: bytes) -> None:
+        put(places, "good", stranger, metadata=json.dumps(PLACE)).raise_for_status()
+        put(places, "none", stranger).raise_for_status()
+        edited = places.patch(f"{ITEMS}/good", json={"metadata": INVALID_PLACE})
+        for refused in (put(places, "bad", stranger, metadata=json.dumps(INVALID_PLACE)), edited):
+            assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+            assert "'47,37'" in refused.json()["detail"]
+        assert places.get(f"{ITEMS}/good").json()["metadata"] == PLACE
+        assert places.get(f"{ITEMS}/bad").status_code == 404
+
+    def test_others_of_a_batch_are_written(self, places: TestClient, stranger: bytes) -> None:
+        items = [
+            {"id": "good", "metadata": PLACE},
+            {"id": "bad", "metadata": INVALID_PLACE},
+        ]
+        answer = put_batch(places, items, [stranger, stranger]).json()
+        assert [one["problem"] and one["problem"]["status"] for one in answer["items"]] == [
+            None,
+            422,
+        ]
+
+    def test_they_are_metadata_like_others_where_labels_match(
+        self, live: TestClient, stranger: bytes
+    ) -> None:
+        put(live, "any", stranger, metadata=json.dumps(INVALID_PLACE)).raise_for_status()
 
 
 class TestSendingAgain:

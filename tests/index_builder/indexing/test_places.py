@@ -72,10 +72,8 @@ def test_an_invalid_position_of_one_item_harms_no_query() -> None:
     found = positions_of(fields, origins, messages)
     np.testing.assert_allclose(found[0], [6_378_137, 0, 0])
     assert np.isnan(found[1:]).all()
-    assert [one.partition(" are")[0] for one in messages] == [
-        "the item '1': latitude and longitude"
-    ]
-    with pytest.raises(DatasetError, match="item '1': latitude and longitude"):
+    assert [one.partition(" is 91")[0] for one in messages] == ["the item '1': latitude"]
+    with pytest.raises(DatasetError, match="item '1': latitude is 91"):
         positions_of(fields, origins)
 
 
