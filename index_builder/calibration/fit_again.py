@@ -28,6 +28,7 @@ from index_builder.datasets.groups import (
     fingerprint,
     named_groups,
     pairs_among,
+    pairs_of_equal,
 )
 from index_builder.datasets.images import joined
 from index_builder.datasets.splits import QuerySet
@@ -166,7 +167,7 @@ def fit_again(
     kept, items = CalibrationInputs.load(directory), ItemFeatures.load(directory)
     if kept is None:
         raise CalibrationError(NOTHING_KEPT)
-    kept = kept.relabelled(gallery, renamed)
+    kept, items = _in_named_series(kept.relabelled(gallery, renamed), items, gallery)
     are_users = (directory / BUILD_QUERIES_FILE).exists()  # given to `calibrate --queries`
     n_kept, with_reviewed = len(kept.matched), with_decisions(kept, drawn, gallery)
     n_reviewed = len(with_reviewed.matched) - n_kept
@@ -224,6 +225,22 @@ def fit_again(
         fitted = replace(fitted, report={**fitted.report, BY_REVIEWED: True})
     detector = replace(fitted.detector, n_averaged=n_averaged)
     return replace(refit, calibration=_as_users_said(replace(fitted, detector=detector), before))
+
+
+def _in_named_series(
+    kept: CalibrationInputs, items: ItemFeatures | None, gallery: FaissGallery
+) -> tuple[CalibrationInputs, ItemFeatures | None]:
+    """Return queries and items in larger groups, where metadata now name one series for several."""
+    if items is None:
+        return kept, None
+    series = series_of(gallery, items.ids)
+    codes = {name: code for code, name in enumerate(dict.fromkeys(series.values()))}
+    named = np.array([codes[series[one]] if one in series else -1 for one in items.ids])
+    groups = named_groups([pairs_of_equal(named)], items.groups, items.ids)
+    group_of = dict(zip(items.groups, groups, strict=True))
+    of_matched = tuple(group_of.get(group, group) for group in kept.matched.groups)
+    matched = replace(kept.matched, groups=of_matched)
+    return replace(kept, matched=matched), replace(items, groups=groups)
 
 
 def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:

@@ -19,7 +19,7 @@ from model_store.bundles.publish import publish
 from model_store.decision.outcome import MANY_SERIES
 from model_store.decision.outliers import averaging
 from model_store.errors import CalibrationError, UsageError
-from model_store.gallery import FaissGallery, Thumbnail, Upsert, write_faiss_gallery
+from model_store.gallery import Edit, FaissGallery, Thumbnail, Upsert, write_faiss_gallery
 from model_store.table import HalfRows
 from tests.support.kept_worlds import (
     DIM,
@@ -203,6 +203,18 @@ def test_photograph_that_comes_later_joins_its_series(root: Path) -> None:
     directory = compacted(root, calibrated=True)
     stored = not_none(ItemFeatures.load(directory))
     assert len(set(stored.groups)) == len(OF_ITEMS)
+    recall = calibration(directory).report["cross_fitted"]["recall_at_1"]
+    assert recall == pytest.approx(recall_of_new(FaissGallery(directory)), abs=0.06)
+
+
+def test_series_can_be_named_after_the_calibration(root: Path) -> None:
+    filled(root, bursts(named=False))
+    calibrated(root)
+    edits = [Edit(one.item.id, {"metadata": one.item.metadata}) for one in bursts(named=True)]
+    live = opened(root)
+    live.commit(edits)
+    live.close()
+    directory = compacted(root, calibrated=True)
     recall = calibration(directory).report["cross_fitted"]["recall_at_1"]
     assert recall == pytest.approx(recall_of_new(FaissGallery(directory)), abs=0.06)
 
