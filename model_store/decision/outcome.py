@@ -94,6 +94,7 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
             "Next: `vouch-build index SOURCE --calibrate`, or `vouch-build calibrate BUNDLES "
             "--queries FILE --gallery SOURCE`."
         ),
+        "For a gallery created over HTTP: `POST /v1/galleries/GALLERY/calibration`.",
     ),
     "recall_low": (
         "Recall at 1 is {recall_at_1}: this encoder does not separate such images.",

@@ -117,6 +117,7 @@ export const LATER = {
   "About {0} of ordinary queries are flagged `out_of_distribution`.": "Etwa {0} der gewöhnlichen Anfragen fallen als fremd auf.",
   "Answers have no probabilities: the gallery is not calibrated.": "Antworten haben keine Wahrscheinlichkeiten: Die Sammlung ist nicht kalibriert.",
   "Next: `vouch-build index SOURCE --calibrate`, or `vouch-build calibrate BUNDLES --queries FILE --gallery SOURCE`.": "Als Nächstes: `vouch-build index SOURCE --calibrate` oder `vouch-build calibrate BUNDLES --queries DATEI --gallery SOURCE`.",
+  "For a gallery created over HTTP: `POST /v1/galleries/GALLERY/calibration`.": "Für eine Galerie, die über HTTP angelegt wurde: `POST /v1/galleries/GALERIE/calibration`.",
   "Recall at 1 is {0}: this encoder does not separate such images.": "Das erste Ergebnis ist nur bei {0} richtig: Dieser Encoder trennt solche Bilder nicht.",
   "Try another encoder: `--encoder timm:NAME`.": "Versuchen Sie einen anderen Encoder: `--encoder timm:NAME`.",
   "The verdict is never `match` at {0} error: {1} queries with a match are too few.": "Das Urteil ist bei {0} Fehler nie „Treffer“: {1} Anfragen mit Treffer sind zu wenige.",

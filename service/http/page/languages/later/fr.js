@@ -117,6 +117,7 @@ export const LATER = {
   "About {0} of ordinary queries are flagged `out_of_distribution`.": "Environ {0} des requêtes ordinaires sont signalées comme non reconnues.",
   "Answers have no probabilities: the gallery is not calibrated.": "Les réponses n’ont pas de probabilités : la collection n’est pas étalonnée.",
   "Next: `vouch-build index SOURCE --calibrate`, or `vouch-build calibrate BUNDLES --queries FILE --gallery SOURCE`.": "Ensuite : `vouch-build index SOURCE --calibrate`, ou `vouch-build calibrate BUNDLES --queries FICHIER --gallery SOURCE`.",
+  "For a gallery created over HTTP: `POST /v1/galleries/GALLERY/calibration`.": "Pour une galerie créée par HTTP : `POST /v1/galleries/GALERIE/calibration`.",
   "Recall at 1 is {0}: this encoder does not separate such images.": "Le rappel à 1 est de {0} : cet encodeur ne distingue pas de telles images.",
   "Try another encoder: `--encoder timm:NAME`.": "Essayez un autre encodeur : `--encoder timm:NOM`.",
   "The verdict is never `match` at {0} error: {1} queries with a match are too few.": "Le verdict n’est jamais « trouvé » à {0} d’erreur : {1} requêtes avec correspondance sont trop peu.",
