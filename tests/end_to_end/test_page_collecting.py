@@ -112,6 +112,29 @@ def test_a_folder_becomes_a_gallery_that_is_searched(
     expect(page.get_by_test_id("neighbour").first.locator("b")).to_have_text("2")
 
 
+def test_folders_below_that_of_a_label_are_series(
+    page: Page, served: Service, folder: Path
+) -> None:
+    (folder / "0" / "copy.png").unlink()
+    for label, seconds in (("0", ("dawn", "dusk")), ("1", ("dawn",))):
+        photographs = sorted((folder / label).glob("[0-9]*.png"))
+        for row, photograph in enumerate(photographs):
+            series = folder / label / seconds[row % len(seconds)]
+            series.mkdir(exist_ok=True)
+            photograph.rename(series / photograph.name)
+    page.get_by_test_id("open-add").click()
+    page.get_by_label("Add to").select_option(label="New gallery…")
+    page.get_by_label("Name of the new gallery").fill("series")
+    page.get_by_label("one series").check()
+    page.get_by_test_id("adding-folder").set_input_files(folder)
+    expect(page.get_by_test_id("adding-status")).to_contain_text("12 to add, 4 labels")
+    page.get_by_test_id("add-all").click()
+    expect(page.get_by_test_id("adding-status")).to_contain_text("12 of 12 added")
+    items = served.http.get("/v1/galleries/series/items").json()["items"]
+    found = {(item["label"], item["metadata"]["group"]) for item in items}
+    assert found == {("0", "0/dawn"), ("0", "0/dusk"), ("1", "1/dawn"), ("2", "2"), ("3", "3")}
+
+
 def test_photographs_that_were_added_are_taken_back(
     page: Page, served: Service, folder: Path
 ) -> None:

@@ -72,12 +72,17 @@ export async function openAdding(gallery, { within, changed, review }) {
   const radio = (value, words, ...more) => el("p", {}, el("label", {}, el("input", {
     type: "radio", name: "labels", value, checked: value === "folders", onchange: summarise,
   }), ` ${words}`), " ", more);
+  const inSeries = el("input", { type: "checkbox", id: "in-series", onchange: summarise });
   const labels = el("fieldset", {}, el("legend", {}, t`Labels`),
     radio("folders", t`from the folders: each folder is a label`),
     radio("one", t`the same for all:`, fixed), radio("none", t`none`));
   fixed.oninput = () => { labels.querySelector("[value=one]").checked = true; summarise(); };
-  const labelOf = (row) => ({ folders: row.folder, one: fixed.value.trim() || null, none: null })[
+  const foldersOf = (row) => row.id.split("/").slice(0, -1);
+  // Below the folder of a label, a folder can hold a series.
+  const folderOf = (row) => (inSeries.checked && foldersOf(row).at(-2)) || row.folder;
+  const labelOf = (row) => ({ folders: folderOf(row), one: fixed.value.trim() || null, none: null })[
     labels.querySelector(":checked").value];
+  const seriesOf = (row) => foldersOf(row).join("/") || state.rows.find((one) => one.folder === null).id;
 
   const chooser = (id, words, folder) => el("label.choose", {}, el("input", {
     type: "file", id, multiple: true, webkitdirectory: folder, "data-testid": id, ...(folder ? {} : { accept: "image/*" }),
@@ -93,7 +98,8 @@ export async function openAdding(gallery, { within, changed, review }) {
     dialogHeader(el("h2", { id: "adding-title" }, t`Add photographs`)),
     el("p", {}, el("label", { htmlFor: "adding-to" }, t`Add to`), " ", target), named,
     el("p.choosers", {}, chooser("adding-folder", t`Choose a folder`, true), chooser("adding-files", t`Choose photos`, false)),
-    labels, status, progress, problem, list, el("p.actions", {}, start, undo, guarantees, clear),
+    labels, el("p", {}, el("label", {}, inSeries, " ", t`The photos of each folder are one series, such as a burst`)),
+    status, progress, problem, list, el("p.actions", {}, start, undo, guarantees, clear),
     el("p.note", {}, t`This browser keeps the list until all photos are added: after a reload, you can continue.`));
 
   dialog.ondragover = (event) => {
@@ -220,7 +226,10 @@ export async function openAdding(gallery, { within, changed, review }) {
       const row = queue.shift();
       const label = labelOf(row);
       try {
-        const body = await imageForm(row.blob, row.id.split("/").at(-1), label === null ? {} : { label });
+        const body = await imageForm(row.blob, row.id.split("/").at(-1), {
+          ...(label !== null && { label }),
+          ...(inSeries.checked && { metadata: JSON.stringify({ group: seriesOf(row) }) }),
+        });
         const path = { gallery: state.target, item_id: row.id };
         row.sent = true;
         await keep(row); // a reload may come before the answer
