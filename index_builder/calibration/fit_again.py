@@ -167,7 +167,7 @@ def fit_again(
     kept, items = CalibrationInputs.load(directory), ItemFeatures.load(directory)
     if kept is None:
         raise CalibrationError(NOTHING_KEPT)
-    kept, items = _in_named_series(kept.relabelled(gallery, renamed), items, gallery)
+    kept, items = _regrouped(kept.relabelled(gallery, renamed), items, gallery)
     are_users = (directory / BUILD_QUERIES_FILE).exists()  # given to `calibrate --queries`
     n_kept, with_reviewed = len(kept.matched), with_decisions(kept, drawn, gallery)
     n_reviewed = len(with_reviewed.matched) - n_kept
@@ -227,16 +227,21 @@ def fit_again(
     return replace(refit, calibration=_as_users_said(replace(fitted, detector=detector), before))
 
 
-def _in_named_series(
+def _regrouped(
     kept: CalibrationInputs, items: ItemFeatures | None, gallery: FaissGallery
 ) -> tuple[CalibrationInputs, ItemFeatures | None]:
-    """Return queries and items in larger groups, where metadata now name one series for several."""
+    """Return queries and items in larger groups.
+
+    Groups are joined if metadata now name one series for their items. If items were added, groups
+    of near-duplicates are joined, too.
+    """
     if items is None:
         return kept, None
     series = series_of(gallery, items.ids)
     codes = {name: code for code, name in enumerate(dict.fromkeys(series.values()))}
     named = np.array([codes[series[one]] if one in series else -1 for one in items.ids])
-    groups = named_groups([pairs_of_equal(named)], items.groups, items.ids)
+    alike = [_near_duplicates(items, gallery)] if items.was_put.any() else []
+    groups = named_groups([pairs_of_equal(named), *alike], items.groups, items.ids)
     group_of = dict(zip(items.groups, groups, strict=True))
     of_matched = tuple(group_of.get(group, group) for group in kept.matched.groups)
     matched = replace(kept.matched, groups=of_matched)
@@ -576,9 +581,14 @@ def fit_first(
 
 def _groups(stored: ItemFeatures, gallery: FaissGallery) -> tuple[str, ...]:
     """Return the groups of the stored items: near-duplicates, and items that name one group."""
-    seen = [_seen(gallery.thumbnail(item_id).data) for item_id in stored.ids]
     series = series_of(gallery, stored.ids)
-    return named_groups([pairs_among(seen)], [series.get(one) for one in stored.ids], stored.ids)
+    names = [series.get(one) for one in stored.ids]
+    return named_groups([_near_duplicates(stored, gallery)], names, stored.ids)
+
+
+def _near_duplicates(items: ItemFeatures, gallery: FaissGallery) -> NDArray[np.int64]:
+    """Return pairs (P, 2) of items with nearly the same thumbnail."""
+    return pairs_among([_seen(gallery.thumbnail(item_id).data) for item_id in items.ids])
 
 
 def _seen(thumbnail: bytes) -> Fingerprint | None:

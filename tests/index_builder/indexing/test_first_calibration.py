@@ -152,18 +152,20 @@ def test_first_calibration_can_be_refitted_after_more_items(first: Path) -> None
     assert scores[1] == pytest.approx(scores[0], rel=0.1)
 
 
-def test_copies_of_a_photograph_do_not_find_each_other(root: Path) -> None:
-    """Each photograph twice, in two sizes: as queries they would be right every time."""
-    generator = np.random.default_rng(0)
+def in_two_sizes(seed: int, first: str, second: str) -> list[Upsert]:
+    """Photographs of the items, each twice."""
+    generator = np.random.default_rng(seed)
     pictures = generator.integers(0, 256, (len(OF_ITEMS), 12, 12, 3), dtype=np.uint8)
+    return [
+        replace(one, item=replace(one.item, thumbnail=picture_of(pixels, side)))
+        for prefix, side in ((first, 160), (second, 120))
+        for one, pixels in zip(put(OF_ITEMS, seed, prefix), pictures, strict=True)
+    ]
 
-    def shown(writes: list[Upsert], side: int) -> list[Upsert]:
-        return [
-            replace(one, item=replace(one.item, thumbnail=picture_of(pixels, side)))
-            for one, pixels in zip(writes, pictures, strict=True)
-        ]
 
-    filled(root, shown(put(OF_ITEMS, 1), 160) + shown(put(OF_ITEMS, 1, "copy"), 120))
+def test_copies_of_a_photograph_do_not_find_each_other(root: Path) -> None:
+    """As queries they would be right every time."""
+    filled(root, in_two_sizes(1, "put", "copy"))
     directory = calibrated(root)
     kept = CalibrationInputs.load(directory)
     assert kept is not None
@@ -171,6 +173,15 @@ def test_copies_of_a_photograph_do_not_find_each_other(root: Path) -> None:
     assert all(groups[f"put-{n:04d}"] == groups[f"copy-{n:04d}"] for n in range(len(OF_ITEMS)))
     fitted = calibration(directory)
     assert fitted.report["cross_fitted"]["recall_at_1"] < 0.99
+
+
+def test_copies_that_are_added_later_do_not_find_each_other_either(root: Path) -> None:
+    filled(root, put(OF_ITEMS, 1))
+    calibrated(root)
+    filled(root, in_two_sizes(2, "later", "copy"))
+    directory = compacted(root, calibrated=True)
+    recall = calibration(directory).report["cross_fitted"]["recall_at_1"]
+    assert recall == pytest.approx(recall_of_new(FaissGallery(directory)), abs=0.06)
 
 
 def bursts(*, named: bool) -> list[Upsert]:
