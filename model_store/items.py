@@ -43,7 +43,7 @@ def check_text(text: str) -> str:
 
 
 def check_label(label: str) -> str:
-    """Return a label if a change may give it to an item.
+    """Return a label if an item may have it.
 
     Raises
     ------
@@ -54,6 +54,20 @@ def check_label(label: str) -> str:
     if len(label) > MAX_LABEL_LENGTH:
         raise ValueError(f"must have at most {MAX_LABEL_LENGTH} characters, not {len(label):,}")
     return check_text(label)
+
+
+def check_new_label(label: str) -> str:
+    """Return a label if a change may give it to an item; see `check_label`.
+
+    Raises
+    ------
+    ValueError : it is not a valid label, or has spaces around it, so it would look like another
+        label.
+    """
+    check_label(label)
+    if label != label.strip():
+        raise ValueError("must not begin or end with a space")
+    return label
 
 
 def check_item_id(item_id: str) -> str:

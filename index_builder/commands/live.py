@@ -30,7 +30,7 @@ from model_store.errors import (
     VouchError,
     WriteError,
 )
-from model_store.items import check_item_id, check_label, check_metadata
+from model_store.items import check_item_id, check_metadata, check_new_label
 
 if TYPE_CHECKING:
     from model_store.bundles.backup import Summaries
@@ -240,7 +240,7 @@ def _checked(item_id: str) -> str:
 def _check_label(label: str | None) -> None:
     try:
         if label:  # an empty text is no label
-            check_label(label)
+            check_new_label(label)
     except ValueError as error:
         raise UsageError(f"The label {error}. Name another with --label.") from error
 

@@ -20,8 +20,8 @@ from model_store.items import (
     MAX_ID_LENGTH,
     MAX_LABEL_LENGTH,
     check_item_id,
-    check_label,
     check_metadata,
+    check_new_label,
 )
 
 from .base import Problem, RequestModel
@@ -117,12 +117,12 @@ ItemId = Annotated[
 ]
 LabelText = Annotated[
     str,
-    AfterValidator(check_label),
+    AfterValidator(check_new_label),
     Field(
         min_length=1,
         max_length=MAX_LABEL_LENGTH,
         json_schema_extra={
-            "pattern": r"^(?=.*\S)[^\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]*$"
+            "pattern": r"^(?!\s)(?!.*\s$)[^\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]*$"
         },
     ),
 ]

@@ -259,6 +259,8 @@ class TestPuttingAnItem:
             ("a", {"metadata": json.dumps({"a": "x" * 17_000})}, "16384"),
             ("a", {"label": "x" * 201}, "200"),
             ("a", {"label": " "}, "blank"),
+            ("a", {"label": " shoe"}, "must not begin or end with a space"),
+            ("a", {"label": "shoe\u00a0"}, "must not begin or end with a space"),
         ],
     )
     def test_what_cannot_be_kept_is_named(
