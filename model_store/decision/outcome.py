@@ -73,6 +73,7 @@ _ABSENCE: Mapping[str, str] = {
 """Sentences on absent queries, by their kind."""
 
 _TEXTS: Mapping[str, tuple[str, ...]] = {
+    "places": ("A match is an item at most {metres} m from the query; labels have no effect.",),
     "match_share": (
         "The verdict is `match` for {match_share} of these queries.",
         "At most {max_error} of matches are wrong, with {confidence} confidence.",
@@ -341,6 +342,8 @@ def _facts(
     ----------
     absent_evaluated : whether the evaluation had absent queries.
     """
+    if calibration.within is not None:
+        yield _fact("places", metres=f"{calibration.within:g}")
     report = calibration.report
     n_left_out = int(report.get("n_leave_one_out", 0))
     queries = _QUERIES.get(str(report.get("queries")), "left_out" if n_left_out else "held_out")

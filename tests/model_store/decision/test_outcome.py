@@ -459,6 +459,7 @@ def test_a_calibration_of_places_needs_its_queries_again() -> None:
     seldom = line(found, "match_seldom_queries")
     assert "(`vouch-build calibrate BUNDLES --queries FILE --max-error 0." in seldom.sentence
     assert "labels" not in line(found, "absent").sentence
+    assert found.lines[0].sentence.startswith("A match is an item at most 25 m from the query")
 
 
 @pytest.mark.parametrize(("n_queries", "is_named"), [(98, True), (99, False), (100, False)])
