@@ -194,12 +194,13 @@ QUERIES = {
 def population(calibration: Calibration) -> dict[str, Any]:
     """Describe the calibration queries and count them by kind."""
     evidence, stream = calibration.evidence, calibration.promises().stream
-    kind = calibration.report.get("queries")
+    kind, within = calibration.report.get("queries"), calibration.within
     return {
+        **({} if within is None else {"within": within}),
         "queries": kind,
         "queries_in_words": QUERIES.get(str(kind), "The kind of the queries is not known."),
         "absence": evidence.absence,
-        "absence_in_words": ABSENCE[evidence.absence],
+        "absence_in_words": ABSENCE[evidence.absence] if within is None else _of_places(within),
         "n_queries": len(evidence),
         "n_left_out_of_the_gallery": int(calibration.report.get("n_leave_one_out", 0)),
         "present": _kind(~evidence.absent, stream.n_objects),
@@ -225,6 +226,13 @@ def population(calibration: Calibration) -> dict[str, Any]:
     }
 
 
+def _of_places(within: float) -> str:
+    return (
+        f"A match is an item at most {within:g} m from the query; labels have no effect. Absent "
+        "calibration queries are further away from every item."
+    )
+
+
 def _kind(rows: NDArray[np.bool_], n_independent: int) -> dict[str, Any]:
     """Return two counts: the queries in ``rows`` (n,), and the independent objects or labels."""
     return {"n": int(rows.sum()), "n_independent": n_independent}
@@ -241,6 +249,12 @@ COVERAGES = (0.8, 0.9, 0.95)
 OTHER_QUERIES = (
     "No promise holds for queries that differ from the calibration queries, or for another share "
     "of absent queries."
+)
+
+
+DIVIDED_PLACES = (
+    "The error bound does not hold under a filter that excludes the most similar item of a place, "
+    "but not all its items."
 )
 
 
@@ -282,7 +296,10 @@ def not_promised(calibration: Calibration) -> list[str]:
         sentences.append(ABSENCE[absence])
     if kind == "views_of_items":
         sentences.append(QUERIES[kind])
-    return list(dict.fromkeys([*sentences, message("coverage_not_under_filter"), OTHER_QUERIES]))
+    sentences.append(message("coverage_not_under_filter"))
+    if calibration.within is not None:
+        sentences.append(DIVIDED_PLACES)
+    return list(dict.fromkeys([*sentences, OTHER_QUERIES]))
 
 
 def _of_source(calibration: Calibration, source: str | None) -> dict[str, Any]:
@@ -427,11 +444,17 @@ def content(bundle: CertifiedBundle, day: date, seen: Observed | None) -> dict[s
 def _valid_while(calibration: Calibration) -> list[str]:
     """Return sentences on how long the guarantees hold."""
     share, n_items = calibration.default_share, int(calibration.search.get("n_items", 0))
+    of_labels = calibration.within is None
+    n_labels = int(calibration.n_labels.sum())
     gallery = (
-        f"The promises are for {int(calibration.n_labels.sum()):,} labels. They hold under three "
-        "conditions. The number of added, replaced or removed items is at most "
-        f"{TOLERATED_CHANGES:.0%} of the {n_items:,} calibrated items. Each of these labels has an "
-        "item. The encoder and the search settings are unchanged."
+        f"The promises are for {n_labels:,} labels. They hold under three conditions. "
+        if of_labels
+        else "The promises hold under two conditions. "
+    ) + (
+        "The number of added, replaced or removed items is at most "
+        f"{TOLERATED_CHANGES:.0%} of the {n_items:,} calibrated items. "
+        f"{'Each of these labels has an item. ' if of_labels else ''}"
+        "The encoder and the search settings are unchanged."
     )
     drift = (
         "The promises do not hold for a caller while the service reports drift for this caller. "

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from index_builder.certificates.content import (
+    DIVIDED_PLACES,
     DrawnReview,
     Observed,
     ServedProbabilities,
@@ -115,6 +116,20 @@ def test_shortfalls_are_said_in_words(tmp_path: Path) -> None:
         assert words in sentences
     page = certificate.with_name("certificate.html").read_text("utf-8")
     assert "No match is given. An error of at most 0.05" in page
+
+
+def test_of_places_the_distance_of_a_match_is_said_and_no_label(tmp_path: Path) -> None:
+    fitted = calibration(evidence(), within=25.0)
+    certificate = certified(tmp_path, published(tmp_path, fitted))
+    told = said(certificate)
+    assert told["population"]["within"] == 25.0
+    assert "at most 25 m from the query" in told["population"]["absence_in_words"]
+    assert DIVIDED_PLACES in told["not_promised"]
+    page = certificate.with_name("certificate.html").read_text("utf-8")
+    assert "<dt>labels</dt>" not in page
+    assert 'scope="col">labels with' not in page
+    assert "any number of images" in page
+    assert "label" not in told["valid_while"][0]
 
 
 @pytest.mark.parametrize(
