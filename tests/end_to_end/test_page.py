@@ -159,7 +159,7 @@ def test_it_says_how_likely_nothing_matches_and_on_what_that_rests(
     nothing = visit.found("nothing")
     expect(nothing.locator("h3 b")).to_have_text(percent(wanted["no_match_probability"]))
     expect(nothing).to_contain_text("of photos are not in the gallery")
-    expect(nothing).to_contain_text("photos of labels that were kept out of it")
+    expect(nothing).to_contain_text("photos that have no match in it")
     expect(visit.found("result")).to_contain_text("held-out images. Each small dot stands for")
     expect(visit.found("withheld")).to_contain_text("Not guaranteed.")
     expect(visit.found("withheld")).to_contain_text("20 more labels are needed")

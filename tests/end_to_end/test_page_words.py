@@ -274,7 +274,7 @@ SHARES = [
     ({"share": 0.05, "origin": "key", "basis": "?"}, " (set by your key)."),
     (
         {"share": 0.05, "origin": "request", "basis": "absent_labels"},
-        " (set by the request). Estimated with photos of labels that were kept out of it.",
+        " (set by the request). Estimated with photos that have no match in it.",
     ),
 ]
 ROUGH = "(a rough estimate). Probabilities assume 5 %."

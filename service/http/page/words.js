@@ -157,7 +157,7 @@ const ROUGH = t` Rough estimate: no such photos were available when it was set u
 
 /** @type {Record<Api.AbsentShare["basis"], string>} */
 const ABSENT_FROM = {
-  absent_labels: t` Estimated with photos of labels that were kept out of it.`,
+  absent_labels: t` Estimated with photos that have no match in it.`,
   hidden_labels: t` Estimated with photos whose label was hidden from the results.`,
   hidden_trained_labels: ROUGH,
   near_misses_of_views: ROUGH,

@@ -9,7 +9,7 @@ export const PAGE = {
   " (set by the request)": " (von der Anfrage festgelegt)",
   " (set by your key)": " (von Ihrem Schlüssel festgelegt)",
   " ({0} to {1})": " ({0} bis {1})",
-  " Estimated with photos of labels that were kept out of it.": " Geschätzt mit Fotos von Labels, die der Sammlung vorenthalten wurden.",
+  " Estimated with photos that have no match in it.": " Geschätzt mit Fotos, die keinen Treffer in ihr haben.",
   " Estimated with photos whose label was hidden from the results.": " Geschätzt mit Fotos, deren Label in den Ergebnissen verborgen war.",
   " While it is in use, items that were added or changed since are not found. Nothing is deleted: you can return in the same way.": " Solange sie in Gebrauch ist, werden Objekte, die seither hinzukamen oder geändert wurden, nicht gefunden. Gelöscht wird nichts: Sie können auf demselben Weg hierher zurückkehren.",
   " Not for every label: {0}": " Nicht für jedes Label: {0}",

@@ -9,7 +9,7 @@ export const PAGE = {
   " (set by the request)": " (fixé par la requête)",
   " (set by your key)": " (fixé par votre clé)",
   " ({0} to {1})": " ({0} à {1})",
-  " Estimated with photos of labels that were kept out of it.": " Estimé avec des photos d’étiquettes tenues à l’écart de la collection.",
+  " Estimated with photos that have no match in it.": " Estimé avec des photos qui n’y ont pas de correspondance.",
   " Estimated with photos whose label was hidden from the results.": " Estimé avec des photos dont l’étiquette était masquée dans les résultats.",
   " While it is in use, items that were added or changed since are not found. Nothing is deleted: you can return in the same way.": " Tant qu’il est utilisé, les objets ajoutés ou modifiés depuis ne sont pas trouvés. Rien n’est supprimé : vous pouvez revenir ici de la même façon.",
   " Not for every label: {0}": " Pas pour chaque étiquette : {0}",
