@@ -70,7 +70,8 @@ class Outcomes:
         queries: LabelledImages,
     ) -> None:
         self._calibration, self._absent, self._correct = calibration, absent, correct & ~absent
-        self._groups = np.array(queries.groups or queries.ids)
+        self._groups, self._ids = np.array(queries.groups or queries.ids), queries.ids
+        self._hashes = {content.hex() for content in queries.contents() or ()}
         self._sources = np.array(queries.sources or [""] * len(queries))
         # Absent queries of one label are right or wrong together, as in the calibration.
         labels = np.array([f"label {label}" for label in queries.labels])
@@ -193,15 +194,23 @@ class Outcomes:
         }
 
     def _worst_groups(self) -> dict[str, Any]:
-        """Return the number of groups, and the groups with the most wrong matches."""
+        """Return the number of groups, and the groups with the most wrong matches.
+
+        A group without a name, of a query and its copies, is named by its first query.
+        """
         wrong = self._matched & ~self._correct
-        names, places, sizes = np.unique(self._groups, return_inverse=True, return_counts=True)
+        names, firsts, places, sizes = np.unique(
+            self._groups, return_index=True, return_inverse=True, return_counts=True
+        )
         counts = np.bincount(places, wrong)
         worst = np.argsort(-counts, kind="stable")[:MOST_GROUPS]
         return {
             "n": len(names),
             "worst": {
-                str(names[row]): {"n": int(sizes[row]), "wrong_matches": int(counts[row])}
+                self._ids[firsts[row]] if names[row] in self._hashes else str(names[row]): {
+                    "n": int(sizes[row]),
+                    "wrong_matches": int(counts[row]),
+                }
                 for row in worst
                 if counts[row]
             },

@@ -18,6 +18,7 @@ def described(
     correct: np.ndarray,
     absent: np.ndarray,
     labels: Sequence[str] | None = None,
+    groups: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     answers = [
         SimpleNamespace(
@@ -31,8 +32,14 @@ def described(
         default_share=0.2, hierarchy=None, max_error=0.1, promises=lambda: promises
     )
     names = [""] * len(answers)
-    groups = [f"query {row}" for row in range(len(answers))]
-    queries = SimpleNamespace(labels=labels or names, groups=groups, sources=names)
+    ids = [f"query {row}" for row in range(len(answers))]
+    queries = SimpleNamespace(
+        ids=ids,
+        labels=labels or names,
+        groups=groups or ids,
+        sources=names,
+        contents=lambda: [bytes([row % 50]) for row in range(len(answers))],
+    )
     given: Any = calibration, answers, correct, absent, queries
     outcomes = Outcomes(*given)
     return outcomes.described()
@@ -64,3 +71,14 @@ def test_absent_queries_of_one_label_count_once() -> None:
         "interval": list(exact_interval(1.0, 8, CONFIDENCE)),
     }
     assert report["fnir"]["interval"] == list(exact_interval(0.0, 20, CONFIDENCE))
+
+
+def test_copies_have_the_name_of_the_first_and_named_groups_their_own() -> None:
+    groups = [bytes([row % 50]).hex() for row in range(58)] + ["night", "night"]
+    never = np.zeros(60, dtype=bool)
+    found = described(np.ones(60), np.arange(60) % 50 > 7, never, groups=groups)["groups"]
+    assert found["n"] == 51
+    assert found["worst"]["query 7"] == {"n": 2, "wrong_matches": 2}
+    assert "night" not in found["worst"]
+    found = described(np.ones(60), never, never, groups=groups)["groups"]
+    assert found["worst"]["night"] == {"n": 2, "wrong_matches": 2}
