@@ -155,9 +155,11 @@ class QueryReader:
         label_of = {item.id: label_or_id(item) for item in self.gallery.items(rows)}
         kept = [entry for entry in _entries(source, self.scratch) if entry.id in label_of]
         if not kept:
+            advice = "Name the source that the gallery was indexed from; ids must be equal."
+            if not self.encoder.metadata.takes_images:
+                advice += " Name the manifest of the vectors with --gallery-items."
             raise DatasetError(
-                "The source named by --gallery has none of the gallery's items. Name the source "
-                "that the gallery was indexed from; ids must be equal."
+                f"The source named by --gallery has none of the gallery's items. {advice}"
             )
         if len(kept) < len(label_of):
             n_missing = len(label_of) - len({entry.id for entry in kept})

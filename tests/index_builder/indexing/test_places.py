@@ -302,6 +302,14 @@ def test_what_has_no_place_is_refused_in_words(street: Path) -> None:
 
 
 @pytest.mark.process
+def test_vectors_without_their_manifest_are_told_to_have_one(street: Path) -> None:
+    queries = ["--queries", "asked.npy", "--items", "asked.csv"]
+    done = vouch_build("calibrate", ROOT, *queries, "--gallery", "items.npy", cwd=street)
+    assert done.returncode == 1
+    assert "Name the manifest of the vectors with --gallery-items" in told(done)
+
+
+@pytest.mark.process
 def test_labels_of_places_have_no_effect(street: Path, tmp_path: Path) -> None:
     """The same street with a label for each 100 metres; one of the labels is deleted."""
     shutil.copytree(street, tmp_path, dirs_exist_ok=True)
