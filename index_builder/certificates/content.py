@@ -195,8 +195,17 @@ def population(calibration: Calibration) -> dict[str, Any]:
     """Describe the calibration queries and count them by kind."""
     evidence, stream = calibration.evidence, calibration.promises().stream
     kind, within = calibration.report.get("queries"), calibration.within
+    by_label = {
+        "present_by_label_size": _by_size(
+            evidence.true_classes[~evidence.absent].astype(np.int64), len(SIZE_CLASSES)
+        ),
+        "labels": {
+            "n": int(calibration.n_labels.sum()),
+            "by_size": dict(zip(SIZE_CLASSES, calibration.n_labels.tolist(), strict=True)),
+        },
+    }
     return {
-        **({} if within is None else {"within": within}),
+        **(by_label if within is None else {"within": within}),
         "queries": kind,
         "queries_in_words": QUERIES.get(str(kind), "The kind of the queries is not known."),
         "absence": evidence.absence,
@@ -205,18 +214,11 @@ def population(calibration: Calibration) -> dict[str, Any]:
         "n_left_out_of_the_gallery": int(calibration.report.get("n_leave_one_out", 0)),
         "present": _kind(~evidence.absent, stream.n_objects),
         "absent": _kind(evidence.absent, stream.n_labels),
-        "present_by_label_size": _by_size(
-            evidence.true_classes[~evidence.absent].astype(np.int64), len(SIZE_CLASSES)
-        ),
         "sources": [
             {"name": name, "n": int((evidence.sources == place).sum())}
             for place, name in enumerate(evidence.source_names)
             if name
         ],
-        "labels": {
-            "n": int(calibration.n_labels.sum()),
-            "by_size": dict(zip(SIZE_CLASSES, calibration.n_labels.tolist(), strict=True)),
-        },
         "absent_share": {
             "assumed": calibration.assumed_absent,
             "expected": calibration.expected_absent,

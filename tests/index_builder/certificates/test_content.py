@@ -123,6 +123,7 @@ def test_of_places_the_distance_of_a_match_is_said_and_no_label(tmp_path: Path) 
     certificate = certified(tmp_path, published(tmp_path, fitted))
     told = said(certificate)
     assert told["population"]["within"] == 25.0
+    assert "labels" not in told["population"]
     assert "at most 25 m from the query" in told["population"]["absence_in_words"]
     assert DIVIDED_PLACES in told["not_promised"]
     page = certificate.with_name("certificate.html").read_text("utf-8")
