@@ -378,11 +378,17 @@ def test_a_group_of_unknown_photographs_is_split_named_and_taken_back(shown: Sho
     unknown(shown)
     group = shown.found("unknown-group")
     group.get_by_label("Photo 2 belongs to the group").uncheck()
+    group.get_by_label("one series").check()
     group.get_by_label("Name").fill("sandal")
     shown.page.keyboard.press("Enter")
     expect(group).to_contain_text("2 photos are in the gallery as “sandal”.")
     assert shown.sent("/enrol") == [
-        {"label": "sandal", "query_ids": ["a" * 64, "c" * 64], "reviewer": "Ada"}
+        {
+            "label": "sandal",
+            "query_ids": ["a" * 64, "c" * 64],
+            "reviewer": "Ada",
+            "metadata": {"group": GROUP["id"]},
+        }
     ]
     group.get_by_role("button", name="Undo").click()
     expect(group).to_contain_text("Taken back.")
@@ -396,7 +402,8 @@ def test_each_photograph_of_a_large_group_is_shown_before_it_is_added(shown: Sho
     members = [{**GROUP["members"][0], "query_id": f"{n:064x}"} for n in range(30)]
     group = {**GROUP, "n": 30, "members": members}
     unknown(shown, group)
-    expect(shown.found("unknown-group").get_by_role("checkbox")).to_have_count(30)
+    boxes = shown.found("unknown-group").get_by_label("belongs to the group")
+    expect(boxes).to_have_count(30)
 
 
 BRING = """([selector, way]) => {

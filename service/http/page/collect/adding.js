@@ -98,7 +98,7 @@ export async function openAdding(gallery, { within, changed, review }) {
     dialogHeader(el("h2", { id: "adding-title" }, t`Add photographs`)),
     el("p", {}, el("label", { htmlFor: "adding-to" }, t`Add to`), " ", target), named,
     el("p.choosers", {}, chooser("adding-folder", t`Choose a folder`, true), chooser("adding-files", t`Choose photos`, false)),
-    labels, el("p", {}, el("label", {}, inSeries, " ", t`The photos of each folder are one series, such as a burst`)),
+    labels, el("p", {}, el("label.series", {}, inSeries, t`The photos of each folder are one series, such as a burst`)),
     status, progress, problem, list, el("p.actions", {}, start, undo, guarantees, clear),
     el("p.note", {}, t`This browser keeps the list until all photos are added: after a reload, you can continue.`));
 

@@ -47,6 +47,7 @@ function card(group, i, { gallery, write, told, who }) {
       onchange: ({ target }) => { chosen[target.checked ? "add" : "delete"](one); } }),
     picture(url, t`Photo ${k + 1}`, true))));
   const label = el("input", { type: "text", id: `unknown-label-${i}`, required: true, maxLength: 200 });
+  const inSeries = el("input", { type: "checkbox", "data-testid": "unknown-series" });
   const heard = el("span.note", { role: "status" });
   const button = el("button", { type: "submit" }, t`Name and add`);
   const undo = el("button", { type: "button", hidden: true }, t`Undo`);
@@ -64,7 +65,10 @@ function card(group, i, { gallery, write, told, who }) {
     }
     ({ items } = await askJson("/v1/galleries/{gallery}/unknown/{group}/enrol", {
       method: "POST", path: { gallery: gallery.name, group: id },
-      json: { label: label.value.trim(), query_ids: [...chosen], reviewer: reviewer.get() },
+      json: {
+        label: label.value.trim(), query_ids: [...chosen], reviewer: reviewer.get(),
+        ...(inSeries.checked && { metadata: { group: id } }),
+      },
     }));
     told(items.length);
     heard.textContent = t`${count(items.length)} {0|photo is|photos are} in the gallery as “${brief(label.value.trim())}”.`;
@@ -96,5 +100,6 @@ function card(group, i, { gallery, write, told, who }) {
   } },
   el("h3", {}, t`${count(n)} {0|photo|photos}`, el("small.note", {}, " ", [t`the same with ${percent(same)}`, when].join(" · "))),
   pictures,
-  write ? el("p.actions", {}, el("label", { htmlFor: label.id }, t`Name`), label, button, undo, heard) : "");
+  write ? el("p.actions", {}, el("label", { htmlFor: label.id }, t`Name`), label,
+    el("label.series", {}, inSeries, t`one series, such as a burst`), button, undo, heard) : "");
 }

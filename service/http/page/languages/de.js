@@ -557,6 +557,7 @@ export const PAGE = {
   "first result": "erstes Ergebnis",
   "from": "von",
   "from the folders: each folder is a label": "aus den Ordnern: Jeder Ordner ist ein Label",
+  "one series, such as a burst": "eine Serie, zum Beispiel eine Serienaufnahme",
   "The photos of each folder are one series, such as a burst": "Die Fotos jedes Ordners sind eine Serie, zum Beispiel eine Serienaufnahme",
   "generous": "großzügig",
   "held-out images": "zurückgehaltenen Bildern",

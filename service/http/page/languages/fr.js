@@ -551,6 +551,7 @@ export const PAGE = {
   "first result": "premier résultat",
   "from": "de",
   "from the folders: each folder is a label": "selon les dossiers : chaque dossier est une étiquette",
+  "one series, such as a burst": "une série, par exemple une rafale",
   "The photos of each folder are one series, such as a burst": "Les photos de chaque dossier forment une série, par exemple une rafale",
   "generous": "large",
   "held-out images": "images tenues à l’écart",
