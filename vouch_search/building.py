@@ -92,7 +92,7 @@ def index(
 
     Parameters
     ----------
-    calibrate : fit probabilities and verdicts with a fifth of the images of each label.
+    calibrate : fit probabilities and verdicts; the images are also the queries.
     **options : further options of ``vouch-build index``, with underscores: ``max_error=0.02``.
         For the other parameters see `build`.
 

@@ -103,7 +103,6 @@ def calibration_queries(
         "views_of_items" if are_views else "held_out_images",
         unseen,
         1.0 if gallery.earlier is None else gallery.earlier.rivals,
-        held_out=queries.held_out,
     )
 
 

@@ -173,7 +173,7 @@ def series_share(queries: CalibrationQueries) -> float | None:
     -------
     None if the queries are no images of the gallery's collection, or if labels have too few images.
     """
-    if not (queries.held_out or queries.origin == "left_out_items" or queries.of("items")):
+    if not (queries.origin == "left_out_items" or queries.of("items")):
         return None
     found = []
     for group in queries.of("matched", "items"):
@@ -407,11 +407,7 @@ def _evidence(
     names = [name for one in groups for name in one.sources or [""] * len(one.observed)]
     source_names, sources = np.unique(np.array(names), return_inverse=True)
     rivals, hierarchy, levels = queries.rivals, gallery.rule.hierarchy, None
-    lone_share = None
-    if queries.origin == "left_out_items":
-        lone_share = gallery.lone_share()
-    elif queries.held_out:
-        lone_share = gallery.lone_share(queries.matched.codes.astype(np.int64))
+    lone_share = gallery.lone_share() if queries.origin == "left_out_items" else None
     if queries.of("hidden"):
         n_labels = int(gallery.n_labels().sum())
         rivals = n_labels / max(n_labels - 1, 1)

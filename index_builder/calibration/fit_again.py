@@ -192,7 +192,6 @@ def fit_again(
     n_averaged = before.detector.n_averaged
     before = replace(before, detector=replace(before.detector, n_averaged=1))
     queries, unlabelled = _queries(kept, items, gallery)
-    queries = replace(queries, held_out=before.evidence.lone_share is not None)
     if items is None:
         images, was_put = queries.matched.at([]), np.empty(0, dtype=bool)
         described = replace(CalibratedGallery.known(encoder, gallery, before.detector), rule=rule)

@@ -108,12 +108,28 @@ def leave_one_out_queries(
 
 def has_partner(images: LabelledImages) -> NDArray[np.bool_]:
     """Return a mask (N,): True for an image if an image of another group has the same label."""
-    if not len(images):
-        return np.zeros(0, dtype=bool)
-    codes, groups = images.label_codes(), group_numbers(images)
-    of_label, _ = np.unique(np.stack([codes, groups]), axis=1)
-    groups_of_label = np.bincount(of_label, minlength=int(codes.max()) + 1)
-    paired: NDArray[np.bool_] = groups_of_label[codes] > 1
+    return partnered(images.label_codes(), group_numbers(images))
+
+
+def partnered(labels: NDArray[np.integer[Any]], groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return a mask (N,): True for an image if an image of another group has the same label.
+
+    Parameters
+    ----------
+    labels : (N,) label codes; −1 for an image without a label. No image of its group gets True,
+        because the image may show the same as the others of its group.
+    groups : (N,) group numbers, from 0.
+    """
+    labelled = labels >= 0
+    if not labelled.any():
+        return labelled
+    n_groups = int(groups.max()) + 1
+    of_label = (
+        np.unique(labels[labelled].astype(np.int64) * n_groups + groups[labelled]) // n_groups
+    )
+    groups_of_label = np.bincount(of_label)
+    unknown = np.bincount(groups[~labelled], minlength=n_groups) > 0
+    paired: NDArray[np.bool_] = labelled & (groups_of_label[labels] > 1) & ~unknown[groups]
     return paired
 
 
@@ -395,12 +411,12 @@ class ItemQueries(Table):
         others : gallery images that are not queries. An image of ``others`` can belong to the group
             of a query.
         """
-        rows: dict[str, set[int]] = {}
         keys = group_keys(self.images)
+        rows: dict[str, set[int]] = {key: set() for key in keys}
         for images, names in ((self.images, keys), (others, group_keys(others))):
             for name, key in zip(images.ids, names, strict=True):
-                row = find_row(gallery, name)
-                rows.setdefault(key, set()).update(() if row is None else (row,))
+                row = find_row(gallery, name) if key in rows else None
+                rows.get(key, set()).update(() if row is None else (row,))
         own = [sorted(rows[key]) for key in keys]
         table = np.full((len(own), max((len(one) for one in own), default=1) or 1), -1)
         for place, one in enumerate(own):

@@ -6,7 +6,6 @@ A plan needs only counts. So a build that cannot succeed stops in its first seco
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from index_builder.calibration.fit import MIN_QUERIES
-from index_builder.calibration.item_queries import MOST_QUERIES, has_partner
-from index_builder.calibration.retrieval import hideable_labels
+from index_builder.calibration.item_queries import MOST_QUERIES, group_numbers, partnered
+from index_builder.calibration.retrieval import Integers, hideable
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import Splits
 from index_builder.progress import console
@@ -51,8 +50,8 @@ class Plan:
     n_lone : number of labels with one item, if the items are the queries. Photographs of these
         labels count as queries without a match in the bounds, see `Evidence.lone_share`.
     largest_label : the label with the most items of the gallery, and the number of these items.
-    is_estimate : whether the numbers of items and queries may change, because similar images are
-        held out together and are found only after the embedding.
+    is_estimate : whether there may be fewer queries, because unreadable images and near-duplicates
+        are found only during the embedding.
     """
 
     n_images: int
@@ -76,36 +75,87 @@ class Plan:
         cls, splits: Splits, promises: CalibrationConfig, *, of_vectors: bool = False
     ) -> Plan:
         """Count the images of a build."""
-        calibration, evaluation = splits.calibration, splits.evaluation
+        calibration, evaluation, gallery = splits.calibration, splits.evaluation, splits.gallery
         withheld = (*calibration.withheld.labels, *evaluation.withheld.labels)
-        labels = set(splits.gallery.labels)
-        n_matched = len(calibration.matched), len(evaluation.matched)
-        n_outside = sum(n_matched) if splits.labelled else 0
-        matched = calibration.matched.labels
+        names, labels = np.unique(np.array(gallery.labels), return_inverse=True)
+        largest = names[np.bincount(labels).argmax()].item()
         if splits.items_are_queries:
-            matched = splits.gallery.at(np.flatnonzero(has_partner(splits.gallery))).labels
-            n_matched = min(len(matched), MOST_QUERIES), 0
-        n_hidden = None
-        if splits.labelled and matched and (splits.items_are_queries or not withheld):
-            hideable = hideable_labels(splits.gallery.labels)
-            share = sum(label in hideable for label in matched) / len(matched)
-            n_hidden = round(share * n_matched[0])  # of more items, a random sample is queries
-        of_labels = Counter(splits.gallery.labels)
+            of_items = cls.of_items(labels, group_numbers(gallery), largest, promises)
+            return replace(
+                of_items,
+                n_images=len(gallery) + len(withheld),
+                n_labels=len({*gallery.labels, *withheld}),
+                n_withheld=(len(calibration.withheld), len(evaluation.withheld)),
+                n_withheld_labels=len(set(withheld)),
+                of_vectors=of_vectors,
+            )
+        n_matched = len(calibration.matched), len(evaluation.matched)
+        counts, n_hidden = np.bincount(labels), None
+        if splits.labelled and n_matched[0] and not withheld:
+            of_queries = np.searchsorted(names, np.array(calibration.matched.labels))
+            n_hidden = int(hideable(counts, len(gallery))[of_queries].sum())
         return cls(
-            len(splits.gallery) + n_outside + len(withheld),
-            len(labels | set(withheld)),
-            len(splits.gallery),
-            len(labels),
+            len(gallery) + (sum(n_matched) if splits.labelled else 0) + len(withheld),
+            len({*gallery.labels, *withheld}),
+            len(gallery),
+            len(names),
             splits.labelled,
-            splits.items_are_queries,
-            n_matched,
-            (len(calibration.withheld), len(evaluation.withheld)),
-            len(set(withheld)),
-            promises,
-            of_vectors,
+            items_are_queries=False,
+            n_matched=n_matched,
+            n_withheld=(len(calibration.withheld), len(evaluation.withheld)),
+            n_withheld_labels=len(set(withheld)),
+            promises=promises,
+            of_vectors=of_vectors,
             n_hidden=n_hidden,
-            largest_label=of_labels.most_common(1)[0],
-            n_lone=[*of_labels.values()].count(1) if splits.items_are_queries else 0,
+            largest_label=(largest, int(counts.max())),
+        )
+
+    @classmethod
+    def of_items(
+        cls, labels: Integers, groups: Integers, largest: str, promises: CalibrationConfig
+    ) -> Plan:
+        """Count the queries if the items of the gallery are the queries.
+
+        Parameters
+        ----------
+        labels, groups : codes (N,) of the items, see `partnered`.
+        largest : the label with the most items.
+        """
+        counts, is_query = np.bincount(labels[labels >= 0]), partnered(labels, groups)
+        n_queries = min(int(is_query.sum()), MOST_QUERIES)
+        of_queries = hideable(counts, len(labels))[labels[is_query]]
+        n_labels = int((counts > 0).sum())
+        return cls(
+            len(labels),
+            n_labels,
+            len(labels),
+            n_labels,
+            is_labelled=True,
+            items_are_queries=True,
+            n_matched=(n_queries, 0),
+            n_withheld=(0, 0),
+            n_withheld_labels=0,
+            promises=promises,
+            # Of more items, a random sample is queries.
+            n_hidden=round(of_queries.mean() * n_queries) if n_queries else None,
+            largest_label=(largest, int(counts.max())),
+            n_lone=int((counts == 1).sum()),
+        )
+
+    @classmethod
+    def of_views(cls, n_images: int, promises: CalibrationConfig) -> Plan:
+        """Count the queries if augmented views of ``n_images`` items without labels are queries."""
+        return cls(
+            n_images,
+            0,
+            n_images,
+            0,
+            is_labelled=False,
+            items_are_queries=False,
+            n_matched=(min(n_images, MOST_QUERIES), 0),
+            n_withheld=(0, 0),
+            n_withheld_labels=0,
+            promises=promises,
         )
 
     @cached_property
@@ -138,9 +188,8 @@ class Plan:
     def lines(self) -> list[str]:
         """Return the plan as lines of text."""
         of_labels = f" of {self.n_labels:,} labels" if self.is_labelled else ""
-        about = "about " * self.is_estimate
         lines = [
-            f"{self.n_images:,} images{of_labels}; {about}{self.n_gallery:,} in the gallery",
+            f"{self.n_images:,} images{of_labels}; {self.n_gallery:,} in the gallery",
             f"queries with a match: {self._matched}",
             f"queries without a match: {self._absent}",
         ]
@@ -285,10 +334,10 @@ class Plan:
     def _matched(self) -> str:
         calibration, evaluation = self.n_matched
         if self.items_are_queries:
-            return f"{calibration:,} items, each compared with the rest of the gallery"
+            about = "about " * self.is_estimate
+            return f"{about}{calibration:,} items, each compared with the rest of the gallery"
         kind = "held-out images" if self.is_labelled else "augmented views of items"
-        about = "about " * self.is_estimate
-        return f"{about}{self._halves(calibration, evaluation)} ({kind})"
+        return f"{self._halves(calibration, evaluation)} ({kind})"
 
     @staticmethod
     def _halves(calibration: int, evaluation: int) -> str:

@@ -96,7 +96,6 @@ class CalibrationQueries:
     rivals : n / m. The gallery has n labels; withheld queries were compared with m of these labels.
         See `Earlier`.
     item_rows : index of each query of ``items`` among the gallery images.
-    held_out : whether the matched queries are a random sample of the images of an index.
     n_put : number of queries of ``items`` that were added to the gallery after the held-out queries
         were chosen. They come first. Held-out queries do not represent added items.
     """
@@ -107,7 +106,6 @@ class CalibrationQueries:
     rivals: float = 1.0
     item_rows: Integers | None = None
     n_put: int = 0
-    held_out: bool = False
 
     def of(self, *kinds: Kind) -> list[QueryGroup]:
         """Return the queries of some kinds, in the order of `Kind`; by default, all queries."""

@@ -308,14 +308,18 @@ def _length_without_label(counts: Integers, n_items: int, n_hidden: int) -> int:
     return min(N_CANDIDATES, max(n_items // PARTS, LEAST_LISTED), n_items - n_hidden)
 
 
-def hideable_labels(labels: Sequence[str]) -> frozenset[str]:
-    """Return the labels whose queries can become absent queries, from the labels (N,) of all items.
+def hideable(counts: Integers, n_items: int) -> NDArray[np.bool_]:
+    """Return a mask (C,) of the labels whose queries can become absent queries.
 
     If such a label is hidden, the remaining items fill a result list.
+
+    Parameters
+    ----------
+    counts : (C,) number of items of each label.
+    n_items : number of items of the gallery, including the items without a label.
     """
-    names, counts = np.unique(np.array(labels), return_counts=True)
-    enough = len(labels) - counts >= _length_without_label(counts, len(labels), 0)
-    return frozenset(names[enough].tolist())
+    enough: NDArray[np.bool_] = n_items - counts >= _length_without_label(counts, n_items, 0)
+    return enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,17 +472,9 @@ class CalibratedGallery:
         counts[0] += self.gallery.n_items - of_labels.sum()
         return counts
 
-    def lone_share(self, held_out: Integers | None = None) -> float:
-        """Return the share of labelled images that are the only image of their label.
-
-        Parameters
-        ----------
-        held_out : (B,) label codes of the images that were held out as queries; None if the items
-            are the queries.
-        """
+    def lone_share(self) -> float:
+        """Return the share of labelled images that are the only image of their label."""
         counts = self.label_counts
-        if held_out is not None:
-            counts = counts + np.bincount(held_out[held_out >= 0], minlength=len(counts))
         return float((counts == 1).sum() / max(counts.sum(), 1))
 
     def observe(

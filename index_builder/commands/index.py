@@ -159,9 +159,9 @@ class IndexOptions(PromiseOptions):
     engine: Literal["local", "ray"] = "local"
     """local: this machine; ray: a Ray cluster (extra `ray`)."""
     calibrate: bool = False
-    """Fit probabilities and verdicts. With labels, a fifth of each label's images, at most 2,000 in
-    total, become queries and are not in the gallery. Without labels, queries are augmented views.
-    The encoder must not have been trained on the images."""
+    """Fit probabilities and verdicts. With labels, items are the queries, at most 2,000; each is
+    compared with the rest of the gallery. Without labels, queries are augmented views. The encoder
+    must not have been trained on the images."""
     parents: ParentsOption = None
     levels: LevelsOption = None
     index: Literal["auto", "flat", "ivf_sq8", "ivf_pq", "hnsw"] = "auto"

@@ -34,14 +34,11 @@ class QuerySet:
     matched : held-out images whose label is in the gallery.
     withheld : images of labels that are in neither training nor gallery; may be empty.
     outliers : far-OOD images; None if no such images are used.
-    held_out : whether the matched queries are a random sample of the images of an index, see
-        `Evidence.lone_share`.
     """
 
     matched: LabelledImages
     withheld: LabelledImages
     outliers: LabelledImages | None
-    held_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)

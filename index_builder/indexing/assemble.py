@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from index_builder.configuration.environment import database_access, signing
-from index_builder.indexing.catalogue import note_groups, note_held_out
+from index_builder.indexing.catalogue import note_groups
 from index_builder.indexing.workdir import Position, ShardStore, Work
 from index_builder.output import writing
 from index_builder.progress import track_parts
@@ -136,13 +136,10 @@ CREATE TABLE embedded (
 ) WITHOUT ROWID;
 """
 
-_OF_GALLERY = "FROM entries JOIN embedded USING (id) WHERE id NOT IN (SELECT id FROM held_out)"
-IDS_OF_GALLERY = f"SELECT id {_OF_GALLERY}"
-"""SQL for the ids of the gallery's items; run it after `assemble`."""
-
-_BY_ID = f"""
+_BY_ID = """
 SELECT id, label, metadata, media_type, shard, mean, variance,
-  thumbnail, thumbnail_end, preview, preview_end {_OF_GALLERY} ORDER BY id
+  thumbnail, thumbnail_end, preview, preview_end
+FROM entries JOIN embedded USING (id) ORDER BY id
 """
 
 
@@ -153,8 +150,8 @@ def assemble(
     fingerprint: str,
     settings: IndexSettings,
     database_uri: str | None = None,
-    n_held_out: int = 0,
     *,
+    grouped: bool = False,
     owner: str = "",
 ) -> int:
     """Write the gallery of all shards into ``work.bundle``; return the number of items.
@@ -165,8 +162,7 @@ def assemble(
     fingerprint : the encoder's fingerprint.
     settings : the settings of the index.
     database_uri : address of the database that stores the gallery; None for files.
-    n_held_out : maximum number of labelled images to hold out; see
-        `index_builder.indexing.catalogue`.
+    grouped : whether to find the groups of images, see `index_builder.indexing.catalogue`.
     owner : see `GalleryContent`.
 
     Raises
@@ -177,7 +173,7 @@ def assemble(
     shutil.rmtree(work.bundle, ignore_errors=True)
     work.bundle.mkdir()
     with closing(sqlite3.connect(work.catalogue)) as connection:
-        n_items = _note_embedded(connection, work.store, n_blocks, n_held_out)
+        n_items = _note_embedded(connection, work.store, n_blocks, grouped=grouped)
         if n_items == 0:
             raise DatasetError(
                 f"None of the images could be embedded. {work.quarantine} lists the reasons."
@@ -208,7 +204,7 @@ def duplicates(catalogue: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _note_embedded(
-    connection: sqlite3.Connection, store: ShardStore, n_blocks: int, n_held_out: int
+    connection: sqlite3.Connection, store: ShardStore, n_blocks: int, *, grouped: bool
 ) -> int:
     """Verify shards, store the position of each image, and return the number of gallery items."""
     connection.executescript(f"PRAGMA journal_mode = OFF; DROP TABLE IF EXISTS embedded; {_SCHEMA}")
@@ -223,10 +219,9 @@ def _note_embedded(
                     )
                 ],
             )
-        if n_held_out:
+        if grouped:
             note_groups(connection, store, n_blocks)
-        note_held_out(connection, n_held_out)
-    (n_items,) = connection.execute(f"SELECT count(*) {_OF_GALLERY}").fetchone()
+    (n_items,) = connection.execute("SELECT count(*) FROM embedded").fetchone()
     return int(n_items)
 
 

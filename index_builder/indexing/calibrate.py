@@ -1,25 +1,30 @@
-"""Calibrates a gallery with held-out images of its collection, or with augmented views.
+"""Calibrates a gallery with its own items, or with augmented views of them.
 
-If the images have labels, about a fifth of each label's images becomes queries
-(`index_builder.indexing.catalogue`). There are at most `N_QUERIES` queries. The held-out images
-are in the catalogue, but not in the gallery. Without labels, every image is its own class, and the
-queries are augmented views of gallery images. `vouch-build calibrate` fits a calibration with the
-user's own queries instead.
+If the images have labels, the queries are items. Each item is compared with the rest of the
+gallery, without the items of its group (`index_builder.indexing.catalogue`). Without labels, every
+image is its own class, and the queries are augmented views of gallery images. `vouch-build
+calibrate` fits a calibration with the user's own queries instead.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from index_builder.calibration import MIN_QUERIES
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.calibration.inputs import GalleryQueries
-from index_builder.calibration.item_queries import whole_groups
+from index_builder.calibration.item_queries import (
+    MOST_QUERIES,
+    ItemQueries,
+    partnered,
+    whole_groups,
+)
 from index_builder.calibration.plan import Plan
 from index_builder.calibration.retrieval import TruthRule
 from index_builder.configuration.build import CalibrationConfig
@@ -27,21 +32,17 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import views
 from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
-from index_builder.indexing.assemble import IDS_OF_GALLERY
 from index_builder.indexing.blocks import Place
-from index_builder.indexing.catalogue import Catalogue, place_of
+from index_builder.indexing.catalogue import Catalogue, code_of, largest_label, place_of
 from index_builder.indexing.fetching import ReadAgain
 from index_builder.indexing.prepare import read_again, read_vector
 from index_builder.indexing.workdir import Work
 from index_builder.storage import NotFetched
+from index_builder.vectors.encoder import embed_with_features
 from model_store.decision import Calibration, Hierarchy
 from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError, DatasetError
 from model_store.gallery import Gallery
-
-N_QUERIES = 2_000
-"""Maximum number of queries. With 2,000 queries, the smallest p-value is 0.0005. More queries would
-improve the calibration little, and the gallery would lose more images."""
 
 _COLUMNS = (
     "entries.id, entries.label, number, source, hash, path, offset, size, changed_ns, box, version"
@@ -62,77 +63,27 @@ def plan_of(catalogue: Catalogue, promises: CalibrationConfig, *, of_images: boo
     CalibrationError : the collection gives too few queries, has only one label, or has vectors
         without labels.
     """
-    found = catalogue.contents
-    if not of_images and found.n_labels == 0:
+    if catalogue.contents.n_labels:
+        counted = catalogue.labels_and_groups()
+        plan = Plan.of_items(*counted, catalogue.largest_label(), promises)
+        plan = replace(plan, of_vectors=not of_images, is_estimate=True)
+    elif of_images:
+        plan = Plan.of_views(catalogue.n_different(), promises)
+    else:
         raise CalibrationError(
             "Vectors without labels cannot calibrate: they have no augmented views. Add labels to "
             "the table of items. Or index without --calibrate, then calibrate with queries whose "
             "matches are known (`vouch-build calibrate --vectors`)."
         )
-    if found.n_labels == 1:
-        advice = "Use --no-labels, which makes each image its own class"
-        raise CalibrationError(
-            f"All {found.n_labelled} labelled images have the same label, so there are no queries "
-            f"without a match. {advice if of_images else 'Add other labels'}, or index without "
-            "--calibrate."
-        )
-    n_queries = catalogue.n_to_hold_out() if found.n_labels else catalogue.n_different()
-    if n_queries < MIN_QUERIES:
-        if found.n_labels:
-            raise too_few_queries(n_queries, of_images=of_images)
-        raise too_few_images(n_queries)
-    if found.n_labels and catalogue.n_labels_to_hold_out() < 2:
-        raise one_label(n_queries, of_images=of_images)
-    n_images, n_queries = found.n_images - found.n_missing, min(n_queries, N_QUERIES)
-    return Plan(
-        n_images=n_images,
-        n_labels=found.n_labels,
-        n_gallery=n_images - n_queries if found.n_labels else n_images,
-        n_gallery_labels=found.n_labels,
-        is_labelled=found.n_labels > 0,
-        items_are_queries=False,
-        n_matched=(n_queries, 0),
-        n_withheld=(0, 0),
-        n_withheld_labels=0,
-        promises=promises,
-        is_estimate=found.n_labels > 0,
-    )
+    _require_feasible(plan)
+    return plan
 
 
-def one_label(n_queries: int, *, of_images: bool = True) -> CalibrationError:
-    """Return the error for queries that all have the same label.
-
-    Vectors without labels have no augmented views, so the error for vectors does not name
-    --no-labels.
-    """
-    without_labels = "use --no-labels, which makes each image its own class; or " * of_images
-    return CalibrationError(
-        f"All {n_queries} queries would have the same label, so there are no queries without a "
-        "match. The other labels have one image each, or copies of one image. Add images of these "
-        f"labels; or {without_labels}index without --calibrate."
-    )
-
-
-def too_few_images(n_images: int) -> CalibrationError:
-    """Return the error for a collection without labels that has too few images."""
-    return CalibrationError(
-        f"Calibration needs at least {MIN_QUERIES} different images, and the collection has "
-        f"{n_images}. Add images, or index without --calibrate."
-    )
-
-
-def too_few_queries(n_queries: int, *, of_images: bool = True) -> CalibrationError:
-    """Return the error for a collection whose labels give too few queries; see `one_label`."""
-    without_labels = (
-        "use --no-labels, which makes each image its own class and calibrates with augmented "
-        "views; or " * of_images
-    )
-    return CalibrationError(
-        f"A fifth of each label's images is {n_queries} queries to calibrate with; at least "
-        f"{MIN_QUERIES} are needed. Copies count as one image. A label with one image gives no "
-        "query; five labels with two images each give two queries. Add images; or "
-        f"{without_labels}index without --calibrate."
-    )
+def _require_feasible(plan: Plan) -> None:
+    try:
+        plan.require_feasible()
+    except DatasetError as error:
+        raise CalibrationError(f"{error} Or index without --calibrate.") from error
 
 
 def calibrate_collection(
@@ -153,8 +104,7 @@ def calibrate_collection(
     Parameters
     ----------
     config : the error bounds of the answers.
-    labelled : True if images with labels were held out as queries; False if augmented views are the
-        queries.
+    labelled : True if items with labels are the queries; False if augmented views are the queries.
     read : function that decodes an image of the collection again.
     hierarchy : parents of labels; None if labels have no parents.
 
@@ -166,44 +116,47 @@ def calibrate_collection(
     with closing(sqlite3.connect(work.catalogue)) as connection:
         if not encoder.metadata.takes_images:
             read = _read_vector
-        images = _some_of_the_gallery(connection, read, seed, labelled=labelled)
-        held_out = f"SELECT {_COLUMNS} FROM held_out JOIN entries USING (id){_GROUPS} ORDER BY id"  # noqa: S608 - no value in it
+        names, labels, groups = _of_gallery(connection)
         if labelled:
-            matched = _images(connection.execute(held_out), read)
-            if len(matched) < MIN_QUERIES:
-                raise too_few_queries(len(matched), of_images=encoder.metadata.takes_images)
-            if len(set(matched.labels)) < 2:
-                raise one_label(len(matched), of_images=encoder.metadata.takes_images)
+            plan = Plan.of_items(labels, groups, largest_label(connection), config)
+            _require_feasible(replace(plan, of_vectors=not encoder.metadata.takes_images))
         else:
-            n_images = len(set(images.groups or images.ids))
-            if n_images < MIN_QUERIES:
-                raise too_few_images(n_images)
-            again = int(np.random.default_rng(seed).integers(2**32))
-            matched = views(images.at(range(min(N_QUERIES, len(images)))), again)
-    queries = QuerySet(matched, matched.at([]), None, held_out=labelled)
+            _require_feasible(Plan.of_views(len(np.unique(groups)), config))
+        known = np.flatnonzero(labels >= 0) if labelled else np.arange(len(names))
+        order = np.random.default_rng(seed).permutation(len(known))
+        places = known[whole_groups(groups[known], order, N_DETECTOR_IMAGES)]
+        query = f"SELECT {_COLUMNS} FROM entries{_GROUPS} WHERE id = ?"  # noqa: S608 - no value in it
+        entries = (connection.execute(query, (names[place],)).fetchone() for place in places)
+        images = _images(entries, read)
+    nothing = images.at([])
+    items, matched = None, nothing
+    if labelled:
+        chosen = np.flatnonzero(partnered(labels, groups)[places])[:MOST_QUERIES]
+        asked = images.at(chosen)
+        alone = embed_with_features(encoder, asked, "features of the queries")
+        items = ItemQueries(asked, alone, alone)  # no layer was fitted to an item or a label
+    else:
+        again = int(np.random.default_rng(seed).integers(2**32))
+        matched = views(images.at(range(min(MOST_QUERIES, len(images)))), again)
     inputs = GalleryQueries(
-        *(encoder, gallery, images, queries, seed),
+        *(encoder, gallery, images, QuerySet(matched, nothing, None), seed),
         are_views=not labelled,
         unseen=labelled,
+        items=items,
         rule=TruthRule(hierarchy),
     )
     return calibrate_gallery(inputs, config, kept_in=work.bundle)
 
 
-def _some_of_the_gallery(
-    connection: sqlite3.Connection, read: ReadAgain, seed: int, *, labelled: bool
-) -> LabelledImages:
-    """Return a random sample of gallery images; if ``labelled``, only images with labels."""
-    wanted = "AND label IS NOT NULL" if labelled else ""
-    of_gallery = f"SELECT id, number FROM ({IDS_OF_GALLERY} {wanted}) JOIN entries USING (id)"  # noqa: S608
-    found = connection.execute(f"{of_gallery} JOIN groups USING (position) ORDER BY id").fetchall()
-    names, groups = [name for name, _ in found], np.array([of for _, of in found], dtype=np.int64)
-    order = np.random.default_rng(seed).permutation(len(names))
-    query = f"SELECT {_COLUMNS} FROM entries{_GROUPS} WHERE id = ?"  # noqa: S608
-    places = whole_groups(groups, order, N_DETECTOR_IMAGES)
-    chosen = [names[place] for place in places.tolist()]
-    entries = (connection.execute(query, (name,)).fetchone() for name in chosen)
-    return _images(entries, read)
+def _of_gallery(
+    connection: sqlite3.Connection,
+) -> tuple[Sequence[str], NDArray[np.int64], NDArray[np.int64]]:
+    """Return ids, label codes and groups (N,) of all items; −1 for an item without a label."""
+    found = connection.execute(
+        f"SELECT id, {code_of('label')}, number FROM entries{_GROUPS} ORDER BY id"  # noqa: S608 - no value in it
+    )
+    names, labels, groups = zip(*found, strict=True)
+    return names, np.array(labels, dtype=np.int64), np.array(groups, dtype=np.int64)
 
 
 def _images(entries: Iterable[tuple[Any, ...]], read_place: ReadAgain) -> LabelledImages:

@@ -2,14 +2,9 @@
 
 In memory, a list of a million entries with metadata would take half a gigabyte.
 
-This module also chooses images to hold out: they become queries instead of gallery items. Images of
-a group are held out together, or they all stay in the gallery. The column ``group`` of a manifest
-defines groups; exact copies are always in the same group. If this column is missing, images with
-similar thumbnails (near-duplicates) form groups. Vectors have no thumbnails and therefore no such
-groups. About a fifth of each label's images is held out. For example, if five labels have two
-images each, one image is held out from each of two labels. These two images are a fifth of the ten
-images. The queries of these labels then have only one match in the gallery. If a label has only one
-image or one group, no image is held out, because the gallery would lose the label.
+The catalogue also has groups of images. A calibration query never finds an image of its group. The
+column ``group`` of a manifest defines groups. Exact copies, and images with similar thumbnails
+(near-duplicates), are in the same group, too. Vectors have no thumbnails.
 """
 
 from __future__ import annotations
@@ -22,9 +17,8 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
@@ -37,7 +31,6 @@ from PIL import Image
 from index_builder.datasets.groups import (
     Fingerprint,
     fingerprint,
-    held_out_groups,
     pairs_among,
     pairs_of_equal,
     united,
@@ -140,36 +133,28 @@ class Catalogue:
         )
         return found.fetchone() is not None
 
-    def n_to_hold_out(self) -> int:
-        """Return the number of images that can be held out if all images are readable.
-
-        Only equal files count as copies here. Near-duplicates, and equal pictures in different
-        files, are found later, after decoding.
-        """
-        return len(self._held_out_labels)
-
-    def n_labels_to_hold_out(self) -> int:
-        """Return the number of distinct labels among the images that `n_to_hold_out` counts."""
-        return len(np.unique(self._held_out_labels))
-
     def n_different(self) -> int:
         """Return the number of existing images; equal files count as one image."""
         return len(np.unique(self._contents))
 
-    @cached_property
-    def _held_out_labels(self) -> NDArray[np.int64]:
-        """The label codes of the images that can be held out."""
+    def largest_label(self) -> str:
+        """Return the label with the most images."""
+        return largest_label(self._connection)
+
+    def labels_and_groups(self) -> tuple[Integers, Integers]:
+        """Return the label codes (n,), −1 without a label, and the groups (n,) of existing images.
+
+        Only equal files count as copies here. Near-duplicates, and equal pictures in different
+        files, are found later, after decoding.
+        """
         found = self._connection.execute(
             f"SELECT {code_of('label')}, {code_of('group_name')} FROM entries WHERE size >= 0"  # noqa: S608 - no value in it
             " ORDER BY position"
         )
-        labels, groups = np.fromiter(found, dtype=(np.int64, 2)).T
-        contents = self._contents
-        units = united(len(labels), [pairs_of_equal(groups), pairs_of_equal(contents)])
-        held_out = chosen(labels, units, contents, np.arange(len(labels)))
-        return np.compress(held_out, labels)
+        labels, named = np.fromiter(found, dtype=(np.int64, 2)).T
+        return labels, united(len(labels), [pairs_of_equal(named), pairs_of_equal(self._contents)])
 
-    @cached_property
+    @property
     def _contents(self) -> NDArray[np.int64]:
         """The code of each existing image, (n,); images with equal content have equal codes.
 
@@ -326,20 +311,21 @@ def _row(position: int, entry: Entry) -> tuple[object, ...]:
     )
 
 
-SHARE = 0.2
-"""The share of the images of each label that is held out."""
-
 _GROUPS = """
 DROP TABLE IF EXISTS groups;
 CREATE TABLE groups (position INTEGER PRIMARY KEY, number INTEGER NOT NULL);
 """
 
-_HELD_OUT = """
-DROP TABLE IF EXISTS held_out;
-CREATE TABLE held_out (id TEXT PRIMARY KEY) WITHOUT ROWID;
-"""
-
 Integers = NDArray[np.int64]
+
+
+def largest_label(connection: sqlite3.Connection) -> str:
+    """Return the label with the most images; there must be one."""
+    found = connection.execute(
+        "SELECT label FROM entries WHERE label IS NOT NULL GROUP BY label"
+        " ORDER BY count(*) DESC, label LIMIT 1"
+    ).fetchone()
+    return str(found[0])
 
 
 def code_of(column: str) -> str:
@@ -350,48 +336,6 @@ def code_of(column: str) -> str:
     )
 
 
-def chosen(
-    labels: Integers, groups: Integers, contents: Integers, order: Integers
-) -> NDArray[np.bool_]:
-    """Return a mask (N,) of the images to hold out.
-
-    The mask selects whole groups, and about a fifth of each label's images. A group with an
-    unlabelled image is never held out. A group that consists of exact copies is not held out,
-    because the copies would be the same query.
-
-    Parameters
-    ----------
-    labels : (N,) label codes; −1 for an image without a label.
-    groups : (N,) group codes: 0, 1, 2, … without gaps.
-    contents : (N,) content codes; exact copies have the same code.
-    order : (N,) indices of the images; groups are considered in this order. The place of a group in
-        this order is the place of its first image.
-    """
-    n_images = np.bincount(groups)
-    n_codes = int(contents.max(initial=0)) + 1
-    n_contents = np.bincount(np.unique(groups * n_codes + contents) // n_codes)
-    unlabelled = np.bincount(groups[labels < 0], minlength=len(n_images)) > 0
-    eligible = ~unlabelled & ((n_contents > 1) | (n_images == 1))
-    some = np.flatnonzero(eligible[groups])
-    names, of_some = np.unique(labels[some], return_inverse=True)
-    known, groups_of_some = np.unique(groups[some], return_inverse=True)
-    n_some = np.bincount(of_some)
-    n_all = np.bincount(np.searchsorted(names, labels[np.isin(labels, names)]))
-    visits = groups[order][eligible[groups[order]]]
-    visited, starts = np.unique(visits, return_index=True)
-    taken = held_out_groups(
-        of_some.astype(np.int64),
-        groups_of_some.astype(np.int64),
-        np.searchsorted(known, visited[np.argsort(starts)]),
-        SHARE,
-        n_some - np.rint((1 - SHARE) * n_some).astype(np.int64),
-        n_all - 1,
-    )
-    result = np.zeros(len(labels), dtype=bool)
-    result[some] = taken[groups_of_some]
-    return result
-
-
 def note_groups(connection: sqlite3.Connection, store: ShardStore, n_blocks: int) -> None:
     """Write the table ``groups``: the position and the group number of each embedded image."""
     found = connection.execute(
@@ -399,46 +343,13 @@ def note_groups(connection: sqlite3.Connection, store: ShardStore, n_blocks: int
         " FROM entries JOIN embedded USING (id) ORDER BY position"
     )
     positions, contents, named = np.fromiter(found, dtype=(np.int64, 3)).T
-    pairs = [pairs_of_equal(contents), pairs_of_equal(named)]
-    if not (named >= 0).any():
-        pairs += _alike(connection, store, n_blocks, positions)
+    alike = _alike(connection, store, n_blocks, positions)
+    pairs = [pairs_of_equal(contents), pairs_of_equal(named), *alike]
     numbers = united(len(positions), pairs)
     connection.executescript(_GROUPS)
     connection.executemany(
         "INSERT INTO groups VALUES (?, ?)", zip(positions.tolist(), numbers.tolist(), strict=True)
     )
-
-
-def note_held_out(connection: sqlite3.Connection, n_most: int) -> None:
-    """Write the table ``held_out``: ids of at most ``n_most`` images. Needs `note_groups`."""
-    connection.executescript(_HELD_OUT)
-    if not n_most:
-        return
-    found = connection.execute(
-        f"SELECT position, {code_of('label')}, number, {code_of('hash')}"  # noqa: S608 - no value in it
-        " FROM entries JOIN embedded USING (id) JOIN groups USING (position) ORDER BY position"
-    )
-    positions, labels, groups, contents = np.fromiter(found, dtype=(np.int64, 4)).T
-    # The order of hashes is random, but the same in each run.
-    order = np.argsort(contents, kind="stable")
-    mask = chosen(labels, groups, contents, order[::-1])
-    sizes = np.bincount(groups).tolist()
-    n_taken, kept = 0, []
-    for group in dict.fromkeys(groups[order][mask[order]].tolist()):
-        if n_taken + sizes[group] <= n_most:
-            n_taken += sizes[group]
-            kept.append(group)
-    taken = np.isin(groups, kept)
-    connection.executemany(
-        "INSERT INTO held_out SELECT id FROM entries WHERE position = ?",
-        ((position,) for position in positions[taken].tolist()),
-    )
-
-
-def held_out(catalogue: Path) -> list[str]:
-    """Return the sorted ids of the held-out images; call this after `assemble`."""
-    with closing(sqlite3.connect(catalogue)) as connection:
-        return [name for (name,) in connection.execute("SELECT id FROM held_out ORDER BY id")]
 
 
 def _alike(

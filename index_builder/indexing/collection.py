@@ -24,7 +24,7 @@ from index_builder.datasets.image_files import (
     nested_labels_message,
 )
 from index_builder.indexing.assemble import Check, accept_any, assemble, describe, duplicates
-from index_builder.indexing.catalogue import Catalogue, held_out
+from index_builder.indexing.catalogue import Catalogue
 from index_builder.output import read_from, write_table, writing
 from index_builder.progress import warn
 from index_builder.storage import Storage
@@ -48,7 +48,7 @@ from model_store.images import ImageLimits
 from model_store.machine import ProviderChoice
 
 from .blocks import BLOCK, BLOCK_OF_VECTORS, Failure, Tolerance
-from .calibrate import N_QUERIES, calibrate_collection, plan_of
+from .calibrate import calibrate_collection, plan_of
 from .engines import Engine, Progress, embed_catalogue, local_engine, open_encoder
 from .fetching import Fetching, reader
 from .parents import NO_PARENTS, Parents, read_parents
@@ -108,13 +108,6 @@ def write_duplicates(work: Work) -> int:
 
     _write_lines(work.duplicates, lines())
     return n_copies
-
-
-def write_held_out(work: Work) -> int:
-    """Write a line for each held-out image; return the number of held-out images."""
-    ids = held_out(work.catalogue)
-    _write_lines(work.held_out, ({"id": name} for name in ids))
-    return len(ids)
 
 
 def write_summary(work: Work, summary: Mapping[str, Any]) -> None:
@@ -294,7 +287,6 @@ class IndexingResult:
     n_quarantined : number of unreadable images.
     n_copies : number of items that are exact copies of other items.
     left_out : files of the source that were left out.
-    n_held_out : number of images that became calibration queries instead of items.
     calibration : the fitted calibration; None if `Indexing.calibrate` is False.
     losses : warnings by id, for images that lost data in decoding.
     failures : errors by id, for unreadable images.
@@ -306,7 +298,6 @@ class IndexingResult:
     n_quarantined: int
     n_copies: int
     left_out: LeftOut
-    n_held_out: int = 0
     calibration: Calibration | None = None
     losses: Mapping[str, Sequence[str]] = field(default_factory=dict)
     failures: Mapping[str, Failure] = field(default_factory=dict)
@@ -330,7 +321,6 @@ class IndexingResult:
                 f"{counted(self.losses)}; see {work.losses}" if self.losses else "0",
             ),
             ("copies of others", f"{copies}: {work.duplicates}" if self.n_copies else "0"),
-            ("held out", f"{self.n_held_out:,}: {work.held_out}" if self.n_held_out else "0"),
         ]
 
 
@@ -390,7 +380,6 @@ def index_collection(indexing: Indexing, check: Check = accept_any) -> IndexingR
                 "n_copies": outcome.n_copies,
                 "n_of_other_formats": len(left_out.of(Reason.other_format)),
                 "n_left_out": {one: len(left_out.of(one)) for one in Reason if left_out.of(one)},
-                "n_held_out": outcome.n_held_out,
                 "n_losses": len(outcome.losses),
                 "seconds_embedding": seconds,
                 "cpu_seconds_embedding": cpu_seconds,
@@ -457,10 +446,10 @@ def _published(
         encoder.fingerprint,
         indexing.index,
         indexing.database_uri,
-        N_QUERIES if indexing.calibrate else 0,
+        grouped=indexing.calibrate,
         owner=f"{indexing.name} in {indexing.bundles.resolve()}",
     )
-    n_copies, n_held_out = write_duplicates(work), write_held_out(work)
+    n_copies = write_duplicates(work)
     calibration, access = None, database_access(indexing.database_uri)
     if indexing.calibrate:
         labelled = catalogue.contents.n_labels > 0
@@ -494,7 +483,6 @@ def _published(
         n_bad,
         n_copies,
         left_out,
-        n_held_out,
         calibration,
         progress.losses,
         progress.failures,

@@ -243,7 +243,6 @@ class Work:
       quarantine.jsonl  images that are not in the gallery, with reasons
       duplicates.jsonl  ids of images with the same content
       losses.jsonl      images that lost data in decoding
-      held_out.jsonl    ids of images held out of the gallery as calibration queries
       calibration.md    all results of the calibration, as a table
       catalogue.sqlite  entries of the source, written anew by every run
       source/           copied or unpacked files of the source
@@ -259,7 +258,6 @@ class Work:
         self.quarantine = directory / "quarantine.jsonl"
         self.duplicates = directory / "duplicates.jsonl"
         self.losses = directory / "losses.jsonl"
-        self.held_out = directory / "held_out.jsonl"
         self.calibration_table = directory / CALIBRATION_TABLE
         self.catalogue = directory / "catalogue.sqlite"
         self.source = directory / "source"

@@ -162,10 +162,9 @@ class Evidence(Table):
     levels : outcomes at the levels of parents; None if labels have no parents.
     outlier_p_values : (N,) p-value of the outlier score among ordinary queries; None for
         calibrations before release 0.3.
-    lone_share : if the queries are items, or images that were held out of the gallery at random:
-        the share of labelled images that are the only image of their label. Such an image cannot be
-        a query with a match, but served queries may show it. Bounds therefore count the same share
-        of served queries as absent queries. Otherwise None.
+    lone_share : if the queries are items, the share of labelled images that are the only image of
+        their label. Such an image cannot be a query with a match, but served queries may show it.
+        Bounds therefore count the same share of served queries as absent queries. Otherwise None.
     """
 
     first_probabilities: Floats

@@ -430,18 +430,18 @@ def images_of_labels(n_in_series: int, n_labels: int = 4) -> RetrievedQueries:
 @pytest.mark.parametrize(("n_in_series", "least", "most"), [(1, 0, 0.03), (2, 0.8, 1), (5, 0.8, 1)])
 def test_share_of_images_in_series_is_found(n_in_series: int, least: float, most: float) -> None:
     found = images_of_labels(n_in_series)
-    queries = replace(queries_of(found, WITHHELD), held_out=True)
+    queries = replace(queries_of(found, WITHHELD), origin="left_out_items")
     assert least <= not_none(series_share(queries)) <= most
     assert calibrated(queries).report["series_share"] == series_share(queries)
     few = replace(found.first(1), codes=found.codes)  # too few results of a label
-    assert series_share(replace(queries_of(few, WITHHELD), held_out=True)) is None
+    assert series_share(replace(queries_of(few, WITHHELD), origin="left_out_items")) is None
 
 
 @pytest.mark.parametrize(("n_in_series", "least", "most"), [(1, 0, 0.1), (2, 0.7, 1), (3, 0.7, 1)])
 def test_series_of_rare_individuals_are_found(n_in_series: int, least: float, most: float) -> None:
     """Six photographs of each individual, in two or three bursts."""
     found = images_of_labels(n_in_series, n_labels=40)
-    queries = replace(queries_of(found, WITHHELD), held_out=True)
+    queries = replace(queries_of(found, WITHHELD), origin="left_out_items")
     assert least <= not_none(series_share(queries)) <= most
 
 

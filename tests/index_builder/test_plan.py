@@ -120,10 +120,10 @@ def test_plan_of_held_out_images_and_views_names_them() -> None:
         "queries with a match: 60 to calibrate, 61 to evaluate (held-out images)",
         "queries without a match: the same queries with their own label hidden",
     ]
-    estimate = replace(held_out, n_matched=(60, 0), is_estimate=True)
+    estimate = replace(OF_ITEMS, is_estimate=True)
     assert estimate.lines()[:2] == [
-        "570 images of 38 labels; about 330 in the gallery",
-        "queries with a match: about 60 to calibrate (held-out images)",
+        "570 images of 38 labels; 330 in the gallery",
+        "queries with a match: about 330 items, each compared with the rest of the gallery",
     ]
     views = replace(held_out, is_labelled=False, n_matched=(60, 0))
     assert views.lines()[1] == "queries with a match: 60 to calibrate (augmented views of items)"

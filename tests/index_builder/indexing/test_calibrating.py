@@ -1,8 +1,7 @@
-"""A collection calibrates itself: some of its images, or views of them, are the queries."""
+"""A collection calibrates itself: its images, or views of them, are the queries."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -28,17 +27,17 @@ from model_store.decision import Calibration
 from model_store.errors import CalibrationError, ConfigError
 from model_store.gallery import IndexSettings
 from tests.support.build_command import vouch_build
-from tests.support.collection_files import lines, write_drawings
+from tests.support.collection_files import write_drawings
 from tests.support.narrowing import not_none
 
-N_IMAGES = 320
+N_IMAGES, N_NEW = 320, 80
 
 At = Callable[[Path], Indexing]
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Enough drawings that a fifth of each label's calibrates, one of them twice."""
+    """Drawings of ten labels, one of them twice."""
     root = tmp_path_factory.mktemp("many")
     write_drawings(root, N_IMAGES)
     first = min((root / "0").iterdir())
@@ -80,7 +79,7 @@ def test_labels_of_copies_are_refused_before_anything_is_embedded(
     source = open_source(copies(tmp_path / "copies", many, lambda path, _: path.read_bytes()))
     indexing = replace(asked, source=source, directory=tmp_path / "run")
     for refuses in (inspect_collection, index_collection):
-        with pytest.raises(CalibrationError, match=r"is 0 queries .* at least 50"):
+        with pytest.raises(CalibrationError, match=r"There are 0 queries .* at least 50"):
             refuses(indexing)
     assert not list((tmp_path / "run" / "shards").iterdir())
 
@@ -99,7 +98,7 @@ def test_labels_of_one_picture_in_many_files_are_refused(
 
     source = open_source(copies(tmp_path / "copies", many, saved))
     indexing = replace(asked, source=source, directory=tmp_path / "run")
-    with pytest.raises(CalibrationError, match=r"is 0 queries .* Copies count as one image"):
+    with pytest.raises(CalibrationError, match=r"There are 0 queries .* not counting copies"):
         index_collection(indexing)
 
 
@@ -109,8 +108,11 @@ def calibrated(asked: Indexing) -> IndexingResult:
 
 
 @pytest.fixture(scope="module")
-def held_out(asked: Indexing, calibrated: IndexingResult) -> list[str]:
-    return [line["id"] for line in lines(asked.directory / "held_out.jsonl")]
+def new(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Drawings that are not in the collection; the folder of each is its label."""
+    root = tmp_path_factory.mktemp("new")
+    write_drawings(root, N_IMAGES + N_NEW)
+    return sorted(root.rglob("*.png"), key=lambda path: path.name)[N_IMAGES:]
 
 
 def opened(outcome: IndexingResult) -> Bundle:
@@ -129,38 +131,26 @@ def n_right(bundle: Bundle, images: list[bytes], names: list[str]) -> Counter[st
     return counted
 
 
-def test_a_fifth_of_each_label_is_asked_and_not_indexed(
-    calibrated: IndexingResult, held_out: list[str], many: Path
-) -> None:
-    n_of = Counter(path.parent.name for path in many.glob("*/*"))
-    n_held_out = Counter(name.split("/")[0] for name in held_out)
-    for label, n in n_of.items():
-        n_unique = n - 2 * (label == "0")  # a copy is never held out, nor what it is a copy of
-        assert n_held_out[label] == n_unique - round(0.8 * n_unique)
+def test_each_image_is_an_item_and_a_query(calibrated: IndexingResult, many: Path) -> None:
     gallery = opened(calibrated).retriever.gallery
     indexed = {item.id for item in gallery.items(np.arange(gallery.n_items))}
-    files = {path.relative_to(many).as_posix() for path in many.glob("*/*")}
-    assert indexed == files - set(held_out)
+    assert indexed == {path.relative_to(many).as_posix() for path in many.glob("*/*")}
     calibration = not_none(opened(calibrated).manifest.calibration)
-    assert calibrated.n_held_out == len(held_out) == calibration["report"]["n_matched"]
-    n_items = calibration["report"]["n_leave_one_out"]
-    assert calibration["n_queries"] == len(held_out) + n_items
+    assert calibration["report"]["queries"] == "left_out_items"
+    assert calibration["n_queries"] == calibrated.n_items == N_IMAGES + 1
 
 
-def test_labels_of_one_image_count_as_absent_queries_though_none_is_held_out(
-    at: At, many: Path, tmp_path: Path
+def test_labels_of_one_image_count_as_absent_queries(
+    at: At, many: Path, new: list[Path], tmp_path: Path
 ) -> None:
     """Served queries may show them; a refit counts them again."""
     shutil.copytree(many, tmp_path / "lone")
-    drawn = tmp_path / "drawn"
-    drawn.mkdir()
-    write_drawings(drawn, N_IMAGES + 80)
-    for path in sorted(drawn.rglob("*.png"), key=lambda path: path.name)[N_IMAGES:]:
+    for path in new:
         (tmp_path / "lone" / path.stem).mkdir()
-        path.rename(tmp_path / "lone" / path.stem / path.name)
+        shutil.copy(path, tmp_path / "lone" / path.stem)
     outcome = index_collection(replace(at(tmp_path / "lone"), calibrate=True))
     fitted = not_none(opened(outcome).retriever.calibration)
-    assert fitted.evidence.lone_share == pytest.approx(80 / (N_IMAGES + 1 + 80))
+    assert fitted.evidence.lone_share == pytest.approx(N_NEW / (N_IMAGES + 1 + N_NEW))
     again = recalibrate_bundle(outcome.bundle.parent, {})
     refit = not_none(Calibration.load(again))
     assert refit.evidence.lone_share == pytest.approx(fitted.evidence.lone_share)
@@ -175,11 +165,11 @@ def test_its_items_keep_their_own_vectors(calibrated: IndexingResult, many: Path
 
 
 def test_its_answers_are_matches_with_probabilities(
-    calibrated: IndexingResult, held_out: list[str], many: Path
+    calibrated: IndexingResult, new: list[Path]
 ) -> None:
-    images = [(many / name).read_bytes() for name in held_out]
+    images = [path.read_bytes() for path in new]
     bundle = opened(calibrated)
-    counted = n_right(bundle, images, [name.split("/")[0] for name in held_out])
+    counted = n_right(bundle, images, [path.parent.name for path in new])
     assert counted["match"] > 0.6 * len(images)
     assert counted["right"] >= 0.95 * counted["match"]
     noise = np.random.default_rng(0).integers(0, 255, (40, 8, 8, 3), dtype=np.uint8)
@@ -192,12 +182,11 @@ def test_its_answers_are_matches_with_probabilities(
 def test_without_labels_queries_are_views(at: At, many: Path) -> None:
     indexing = replace(at(many), source=open_source(many, labelled=False), calibrate=True)
     outcome = index_collection(indexing)
-    assert (outcome.n_held_out, outcome.n_items) == (0, N_IMAGES + 1)
+    assert outcome.n_items == N_IMAGES + 1
     bundle = opened(outcome)
     calibration = not_none(bundle.manifest.calibration)
     assert calibration["report"]["queries"] == "views_of_items"
     assert calibration["n_queries"] == N_IMAGES + 1
-    assert lines(indexing.directory / "held_out.jsonl") == []
     # The absent queries are the same views. Original pictures would be more ordinary than views.
     fitted = not_none(bundle.retriever.calibration)
     absent = not_none(fitted.absent_outlier_scores)
@@ -229,10 +218,13 @@ def interrupted(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("way_in", [index_collection, inspect_collection])
 def test_too_few_are_refused_before_anything_is_embedded(
-    indexing: Indexing, way_in: Callable[[Indexing], object]
+    at: At, tmp_path: Path, way_in: Callable[[Indexing], object]
 ) -> None:
-    with pytest.raises(CalibrationError, match=r"is 4\d queries .* at least 50 are needed"):
-        way_in(replace(indexing, calibrate=True))
+    (tmp_path / "few").mkdir()
+    write_drawings(tmp_path / "few", 49)
+    indexing = replace(at(tmp_path / "few"), calibrate=True)
+    with pytest.raises(CalibrationError, match=r"are 49 queries .* at least 50 are needed"):
+        way_in(indexing)
     assert not list(indexing.directory.glob("shards/*"))
 
 
@@ -241,7 +233,7 @@ def test_a_single_label_is_refused(at: At, many: Path, tmp_path: Path) -> None:
     copied.mkdir(parents=True)
     for path in (many / "0").iterdir():
         (copied / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(CalibrationError, match="the same label"):
+    with pytest.raises(CalibrationError, match="The gallery has 1 label"):
         index_collection(replace(at(copied.parent), calibrate=True))
 
 
@@ -250,7 +242,9 @@ def test_few_images_without_labels_are_refused(at: At, many: Path, tmp_path: Pat
     few.mkdir()
     for path in sorted((many / "1").iterdir())[:20]:
         (few / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(CalibrationError, match=r"at least 50 different images, .* has 20"):
+    with pytest.raises(
+        CalibrationError, match=r"There are 20 queries to calibrate with; at least 50"
+    ):
         index_collection(replace(at(few), calibrate=True))
 
 
@@ -262,14 +256,9 @@ def test_an_index_that_does_not_fit_is_refused_before_anything_is_embedded(
     assert not list(indexing.directory.glob("shards/*"))
 
 
-def test_what_was_held_out_is_said(calibrated: IndexingResult, asked: Indexing) -> None:
-    summary = json.loads((asked.directory / "index.json").read_text(encoding="utf-8"))
-    assert summary["n_held_out"] == calibrated.n_held_out
-    assert summary["n_items"] + summary["n_held_out"] == N_IMAGES + 1
-    said = dict(calibrated.rows(asked.directory))
-    assert said["held out"].startswith(f"{calibrated.n_held_out}: ")
+def test_the_table_of_the_calibration_has_all_numbers(asked: Indexing) -> None:
     table = (asked.directory / "calibration.md").read_text(encoding="utf-8")
-    assert f"| n matched | {calibrated.n_held_out} |" in table
+    assert f"| n matched | {N_IMAGES + 1} |" in table
     assert "| cross fitted: recall at 1 | " in table
 
 

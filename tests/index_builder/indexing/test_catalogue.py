@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from index_builder.calibration.item_queries import partnered
 from index_builder.datasets.image_files import similar_labels
 from index_builder.indexing.assemble import assemble
 from index_builder.indexing.blocks import Entry, Failure, Place, parse_tolerance
@@ -219,7 +220,7 @@ def test_a_source_that_is_lost_says_what_is_kept(run: Run) -> None:
 
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("packed", [False, True])
-def test_n_to_hold_out_counts_equal_files_once(tmp_path: Path, *, same: bool, packed: bool) -> None:
+def test_equal_files_are_one_group(tmp_path: Path, *, same: bool, packed: bool) -> None:
     """Contents of one size that differ in the last byte only, in files or in one file."""
     contents = [bytes(5000) + bytes([0 if same else number]) for number in range(20)]
     places = []
@@ -230,7 +231,10 @@ def test_n_to_hold_out_counts_equal_files_once(tmp_path: Path, *, same: bool, pa
             file.write(content)
     given = [Entry(str(n), place, f"label {n % 2}", {}) for n, place in enumerate(places)]
     with closing(Catalogue(tmp_path / "catalogue.sqlite", given)) as catalogue:
-        assert catalogue.n_to_hold_out() == (0 if same else 4)
+        labels, groups = catalogue.labels_and_groups()
+    assert len(set(labels.tolist())) == 2
+    assert len(set(groups.tolist())) == (1 if same else 20)
+    assert partnered(labels, groups).sum() == (0 if same else 20)
 
 
 def test_alike_labels_are_found_and_others_are_not(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +21,7 @@ from index_builder.indexing.calibrate import _images, plan_of
 from index_builder.indexing.catalogue import (
     Catalogue,
     Contents,
-    held_out,
     note_groups,
-    note_held_out,
 )
 from index_builder.indexing.collection import Indexing, _require_writable
 from index_builder.indexing.own_queries import _truth
@@ -96,7 +94,7 @@ def test_an_index_and_parents_and_queries_are_looked_at_before(
     require(images, index=small, database_uri="http://milvus.example")  # which plans it itself
     with pytest.raises(DatasetError, match="does not exist"):
         require(images, parents=Parents(tmp_path / "gone.csv"))
-    with pytest.raises(CalibrationError, match="and the collection has 3"):
+    with pytest.raises(CalibrationError, match="There are 3 queries to calibrate with"):
         require(images, calibrate=True)
     with pytest.raises(CalibrationError, match="Vectors without labels"):
         require(vectors, calibrate=True)
@@ -127,42 +125,56 @@ def test_a_directory_is_tried_before_anything_is_embedded(tmp_path: Path) -> Non
         _require_writable(tmp_path / "file" / "bundles")
 
 
+@pytest.mark.parametrize("of_images", [True, False])
 @pytest.mark.parametrize(
-    ("contents", "held_out", "of_images", "said"),
+    ("labels", "groups", "said"),
     [
-        ((MIN_QUERIES, 0, 0, 0), (0, 0), True, None),
-        ((MIN_QUERIES, 0, 0, 1), (0, 0), True, rf"and the collection has {MIN_QUERIES - 1}"),
-        ((MIN_QUERIES - 1, 0, 0, 0), (0, 0), True, rf"and the collection has {MIN_QUERIES - 1}"),
-        ((1_000, 0, 0, 0), (0, 0), False, "Vectors without labels"),
-        ((1_000, 7, 1, 0), (1_000, 1), True, "All 7 labelled images have the same label"),
-        ((1_000, 1_000, 2, 0), (MIN_QUERIES, 2), True, None),
-        ((1_000, 1_000, 2, 0), (MIN_QUERIES, 2), False, None),
-        ((1_000, 1_000, 2, 0), (MIN_QUERIES - 1, 2), True, rf"is {MIN_QUERIES - 1} queries"),
-        ((1_000, 1_000, 2, 0), (MIN_QUERIES, 1), True, "queries would have the same label"),
-        ((1_000, 7, 1, 0), (1_000, 1), False, "All 7 labelled images have the same label"),
-        ((1_000, 1_000, 2, 0), (MIN_QUERIES - 1, 2), False, rf"is {MIN_QUERIES - 1} queries"),
-        ((1_000, 1_000, 2, 0), (MIN_QUERIES, 1), False, "queries would have the same label"),
+        ([0, 1] * 25, range(50), None),
+        ([0, 1] * 25, [0, *range(49)], None),  # two items of one group, with different labels
+        ([0, 1] * 24, range(48), "There are 48 queries"),
+        ([0, 1] * 30, [0, 1] * 30, "There are 0 queries"),  # copies only
+        ([0, 1] * 25 + [-1], [*range(50), 0], "There are 49 queries"),
+        ([0] * 1_000, range(1_000), "has 1 label; at least two"),
+        ([0] * 999 + [1], range(1_000), "0 calibration queries without a match"),
     ],
 )
-def test_there_are_enough_queries(
-    contents: tuple[int, int, int, int],
-    held_out: tuple[int, int],
-    said: str | None,
-    *,
-    of_images: bool,
+def test_there_are_enough_queries_or_the_reason_is_named(
+    labels: list[int], groups: Sequence[int], said: str | None, *, of_images: bool
 ) -> None:
     found: Any = SimpleNamespace(
-        contents=Contents(*contents, 0),
-        n_to_hold_out=lambda: held_out[0],
-        n_labels_to_hold_out=lambda: held_out[1],
-        n_different=lambda: contents[0] - contents[3],
+        contents=Contents(len(labels), len(labels), 2, 0, 0),
+        labels_and_groups=lambda: (np.array(labels), np.array(groups)),
+        largest_label=lambda: "owl",
     )
     if said is None:
-        plan_of(cast("Catalogue", found), PROMISES, of_images=of_images)
+        plan = plan_of(cast("Catalogue", found), PROMISES, of_images=of_images)
+        assert plan.n_matched == (50, 0)
     else:
         with pytest.raises(CalibrationError, match=said) as refused:
             plan_of(cast("Catalogue", found), PROMISES, of_images=of_images)
+        assert str(refused.value).endswith("Or index without --calibrate.")
         assert of_images or "--no-labels" not in str(refused.value), "it is refused for vectors"
+
+
+@pytest.mark.parametrize(
+    ("n_different", "of_images", "said"),
+    [
+        (MIN_QUERIES, True, None),
+        (MIN_QUERIES - 1, True, rf"There are {MIN_QUERIES - 1} queries"),
+        (1_000, False, "Vectors without labels"),
+    ],
+)
+def test_images_without_labels_give_views(
+    n_different: int, said: str | None, *, of_images: bool
+) -> None:
+    contents = Contents(1_000, 0, 0, 0, 0)
+    found: Any = SimpleNamespace(contents=contents, n_different=lambda: n_different)
+    if said is None:
+        plan = plan_of(cast("Catalogue", found), PROMISES, of_images=of_images)
+        assert plan.lines()[1] == "queries with a match: 50 to calibrate (augmented views of items)"
+    else:
+        with pytest.raises(CalibrationError, match=said):
+            plan_of(cast("Catalogue", found), PROMISES, of_images=of_images)
 
 
 def test_images_of_a_catalogue_are_read_where_they_lie() -> None:
@@ -210,7 +222,7 @@ def test_the_truth_of_a_query_is_its_item_or_its_label() -> None:
 
 
 @pytest.fixture
-def embedded(tmp_path: Path) -> Iterator[tuple[Path, sqlite3.Connection]]:
+def embedded(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     """Fifty images of two labels in groups of two, of which the last could not be embedded."""
     path = tmp_path / "catalogue.sqlite"
     given = [Entry(f"{n:02d}", PLACE, "ab"[n % 4 // 2], group=f"g{n // 2:02d}") for n in range(50)]
@@ -220,15 +232,14 @@ def embedded(tmp_path: Path) -> Iterator[tuple[Path, sqlite3.Connection]]:
         hashes = [(f"{n:02d}", f"hash {n:02d}") for n in range(49)]
         hashes[5] = ("05", "hash 20")  # the same picture, in another group
         connection.executemany("INSERT INTO embedded VALUES (?, ?)", hashes)
-        yield path, connection
+        yield connection
 
 
-def test_whole_groups_are_put_aside_up_to_a_number(
-    embedded: tuple[Path, sqlite3.Connection], tmp_path: Path
+def test_groups_are_those_of_the_manifest_joined_by_copies(
+    embedded: sqlite3.Connection, tmp_path: Path
 ) -> None:
-    path, connection = embedded
-    note_groups(connection, ShardStore(tmp_path), 1)  # where there are groups no picture is read
-    found = connection.execute("SELECT position, number FROM groups").fetchall()
+    note_groups(embedded, ShardStore(tmp_path), 0)
+    found = embedded.execute("SELECT position, number FROM groups").fetchall()
     assert [position for position, _ in found] == list(range(49))
     groups: dict[int, list[int]] = {}
     for position, number in found:
@@ -236,37 +247,10 @@ def test_whole_groups_are_put_aside_up_to_a_number(
     assert sorted(groups.values()) == sorted(
         [[4, 5, 20, 21], *([n, n + 1] for n in range(0, 48, 2) if n not in {4, 20}), [48]]
     )
-    for n_most, n_taken in ((100, 11), (11, 11), (10, 10), (9, 9), (2, 2), (1, 1), (0, 0)):
-        note_held_out(connection, n_most)
-        connection.commit()
-        names = held_out(path)
-        assert names == sorted(names)
-        assert len(names) == n_taken
-        taken = {int(name) for name in names}
-        assert all(taken >= set(group) or not taken & set(group) for group in groups.values())
 
 
-def test_pictures_are_compared_where_nobody_names_a_group(
-    embedded: tuple[Path, sqlite3.Connection], tmp_path: Path
+def test_pictures_are_compared_also_where_groups_are_named(
+    embedded: sqlite3.Connection, tmp_path: Path
 ) -> None:
-    _, connection = embedded
-    connection.execute("UPDATE entries SET group_name = NULL WHERE id > '00'")
-    note_groups(connection, ShardStore(tmp_path), 1)  # one is named
-    connection.execute("UPDATE entries SET group_name = NULL")
     with pytest.raises(FileNotFoundError):
-        note_groups(connection, ShardStore(tmp_path), 1)
-
-
-def test_images_are_put_aside_by_their_hashes(
-    embedded: tuple[Path, sqlite3.Connection], tmp_path: Path
-) -> None:
-    """A fifth of each label's, of the last hashes; of these only so many, the first of them."""
-    path, connection = embedded
-    connection.execute("UPDATE entries SET group_name = id, label = iif(id < '25', 'a', 'b')")
-    connection.execute("UPDATE embedded SET hash = id")
-    note_groups(connection, ShardStore(tmp_path), 0)
-    chosen = [f"{n:02d}" for n in (*range(20, 25), *range(44, 49))]
-    for n_most in (100, 10, 7, 1):
-        note_held_out(connection, n_most)
-        connection.commit()
-        assert held_out(path) == chosen[:n_most]
+        note_groups(embedded, ShardStore(tmp_path), 1)  # the pictures are in the shards

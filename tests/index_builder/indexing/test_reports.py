@@ -19,7 +19,6 @@ from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import (
     IndexingResult,
     write_duplicates,
-    write_held_out,
     write_quarantine,
     write_summary,
 )
@@ -40,13 +39,12 @@ def catalogue_of(path: Path, n: int, block: int = 64) -> Catalogue:
 
 @pytest.fixture
 def work(tmp_path: Path) -> Iterator[Work]:
-    """A run over four images, two of them copies of a third, one of these held out."""
+    """A run over four images, two of them copies of a third."""
     work = Work(tmp_path)
     with closing(catalogue_of(work.catalogue, 4)) as catalogue:
         connection = catalogue._connection
         connection.executescript(
-            "CREATE TABLE embedded (id TEXT, hash TEXT); CREATE TABLE held_out (id TEXT);"
-            "INSERT INTO held_out VALUES ('0004'), ('0001'); INSERT INTO embedded"
+            "CREATE TABLE embedded (id TEXT, hash TEXT); INSERT INTO embedded"
             " VALUES ('0004', 'h1'), ('0003', 'h1'), ('0002', 'h2'), ('0001', 'h1');"
         )
         yield work
@@ -74,11 +72,9 @@ def test_images_that_are_left_out_stand_in_the_order_of_the_source(work: Work) -
     assert "ü.heic" in work.quarantine.read_text(encoding="utf-8")
 
 
-def test_copies_and_queries_are_listed_and_counted(work: Work) -> None:
+def test_copies_are_listed_and_counted(work: Work) -> None:
     assert write_duplicates(work) == 2
     assert lines(work.duplicates) == [{"sha256": "h1", "ids": ["0001", "0003", "0004"]}]
-    assert write_held_out(work) == 2
-    assert lines(work.held_out) == [{"id": "0001"}, {"id": "0004"}]
     write_summary(work, {"state": "published"})
     assert json.loads(work.summary.read_text(encoding="utf-8")) == {"state": "published"}
 
@@ -86,9 +82,9 @@ def test_copies_and_queries_are_listed_and_counted(work: Work) -> None:
 def test_an_outcome_names_the_reports_that_say_something(tmp_path: Path) -> None:
     nothing = dict(IndexingResult(tmp_path, 1_000, 0, 0, 0, LeftOut()).rows(tmp_path))
     assert nothing["items"] == "1,000"
-    for name in ("unreadable", "of other formats", "copies of others", "held out"):
+    for name in ("unreadable", "of other formats", "copies of others"):
         assert nothing[name] == "0"
-    some = dict(IndexingResult(tmp_path, 1, 7, 2, 3, left_out("a.heic"), 4).rows(tmp_path))
+    some = dict(IndexingResult(tmp_path, 1, 7, 2, 3, left_out("a.heic")).rows(tmp_path))
     assert some["embedded by an earlier run"] == "7"
     assert some["unreadable"] == f"2: {Work(tmp_path).quarantine}"
     failures = {"a": Failure("CorruptImage", ""), "b": Failure("UnsupportedImage", "")}
@@ -96,7 +92,6 @@ def test_an_outcome_names_the_reports_that_say_something(tmp_path: Path) -> None
     assert bad["unreadable"].startswith("2 (1 CorruptImage, 1 UnsupportedImage): ")
     assert some["of other formats"] == f"1: 1 .heic; see {Work(tmp_path).quarantine}"
     assert some["copies of others"] == f"3: {Work(tmp_path).duplicates}"
-    assert some["held out"] == f"4: {Work(tmp_path).held_out}"
 
 
 @pytest.mark.parametrize(
