@@ -425,7 +425,7 @@ class Retriever:
         n_listed = n_nearest
         if self.calibration is not None:
             n_listed = min(n_nearest, self.calibration.n_candidates)
-        codes, parents = self.gallery.label_codes(rows), None
+        codes, parents, positions = self.gallery.label_codes(rows), None, None
         if self.calibration is not None and self.calibration.within is not None:
             known = [item.metadata for item in self.gallery.items(rows)]
             positions = positions_of(known, invalid=[])
@@ -444,6 +444,7 @@ class Retriever:
             limit,
             parents,
             uncertainty,
+            positions,
         )
 
     def similar(

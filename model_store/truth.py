@@ -237,3 +237,46 @@ def place_codes(positions: Floats, metres: float) -> NDArray[np.int32]:
             codes[same] = -2 - row
             free &= ~same
     return codes
+
+
+def apart_from_places(positions: Floats, first: Integers, metres: float) -> Floats:
+    """Return how far each result is from the first item of each place, in [0, 1].
+
+    If the first item of a place is a true match, a result at distance d is probably one, too. The
+    probability decreases from 1 at d = 0 to 0 at d = 2r, with r the maximum distance of a match:
+    beyond 2r, no query is within r of both items. The match of a query belongs to the first place
+    that matches. So the first items of more similar places are no matches.
+
+    Parameters
+    ----------
+    positions : (n, d) positions of the results in metres, most similar first; NaN if not known.
+    first : (g,) ascending indexes of the first item of each place, see `place_codes`.
+    metres : maximum distance r of a match.
+
+    Returns
+    -------
+    (g, n) values of d / 2r; 1 for larger distances, for the first items of more similar places, and
+    for items without a position.
+    """
+    from scipy.spatial.distance import cdist  # noqa: PLC0415 - slow; few galleries have places
+
+    apart: Floats = np.fmin(cdist(positions[first], positions) / (2 * metres), 1)
+    apart[:, first] = np.where(np.tri(len(first), k=-1), 1, apart[:, first])
+    return apart
+
+
+def decreased(apart: Floats, exponents: Floats) -> Floats:
+    """Return the probability that items are true matches if the first item of a place is one.
+
+    The probability is (1 − x^a)^b, which is 1 at x = 0 and 0 at x = 1 (the survival function of
+    Kumaraswamy 1980). If the encoder finds items that are very near the query, the probability
+    decreases steeply at half of the range. If the query can be anywhere within the distance, the
+    probability decreases evenly.
+
+    Parameters
+    ----------
+    apart : values x in [0, 1], see `apart_from_places`.
+    exponents : (2,) positive numbers a and b.
+    """
+    probabilities: Floats = (1 - apart ** exponents[0]) ** exponents[1]
+    return probabilities

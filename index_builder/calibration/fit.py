@@ -16,6 +16,7 @@ from index_builder.calibration.probabilities import (
     CrossFit,
     Examples,
     cross_fitted,
+    fit_decrease,
     fit_match,
     numbers_of_signals,
     presence_is_apart,
@@ -93,9 +94,10 @@ def fit_calibration(
     CalibrationError : too few matched or absent queries.
     """
     _require_enough(queries)
-    matched, groups = queries.matched, queries.of()
+    matched, groups, within = queries.matched, queries.of(), gallery.rule.within
     assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
-    examples = Examples.of(_weighted(groups, assumed))
+    weighted = _weighted(groups, assumed)
+    examples = Examples.of(weighted)
     apart = presence_is_apart(queries.absence, examples)
     fitted = cross_fitted(
         examples, seed, numbers_of_signals(queries.absence, examples), apart=apart
@@ -125,7 +127,8 @@ def fit_calibration(
         quality_limits=quality_limits,
         report={},
         hierarchy=gallery.rule.hierarchy,
-        within=gallery.rule.within,
+        within=within,
+        decrease=None if within is None else fit_decrease(weighted, fitted, within),
         similarity_stds=np.sort(matched.similarity_stds),
         absent_outlier_scores=absent_scores,
         largest_similarity=float(matched.similarities[:, 0].max()),

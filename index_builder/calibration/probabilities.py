@@ -5,9 +5,10 @@ A query has one candidate for each label that it finds: the nearest item of this
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +28,11 @@ from model_store.decision import (
     choice_probabilities,
     fit_recalibration,
 )
-from model_store.decision.probabilities import prior_shift
+from model_store.decision.probabilities import labels_found, prior_shift
 from model_store.errors import CalibrationError
 from model_store.feedback import FeedbackLog, SaidPairs
 from model_store.messages import Absence
+from model_store.truth import apart_from_places, decreased
 
 N_FOLDS = 5
 
@@ -66,6 +68,9 @@ _MOST_LOG_ODDS = 20.0
 
 _RATIO = SIGNALS.index("log_distance_ratio")
 """The column of the signal that compares an item with the nearest item of another label."""
+
+_LEAST_SAID = 1e-3
+"""Minimum probability in `fit_decrease`, so that few surprising results do not decide the fit."""
 
 _LEAST_SPREAD = 1e-9
 """A signal is scaled only if its standard deviation exceeds this minimum. Rounding gives a constant
@@ -360,6 +365,53 @@ def fit_choice(examples: Examples, n_signals: int = len(SIGNALS)) -> LogisticMod
     weights = np.zeros_like(centre)
     weights[:n_signals] = found[:-1]
     return LogisticModel(weights, centre, scale, float(found[-1]))
+
+
+N_FURTHER = 10
+"""The exponents of `fit_decrease` are fitted to this number of results, without the first."""
+
+_DECREASES = ((math.log(0.2), math.log(20)),) * 2
+"""Smallest and largest logarithms of the two exponents."""
+
+
+def fit_decrease(groups: Sequence[QueryGroup], fitted: CrossFit, metres: float) -> Floats:
+    """Fit the exponents (2,) of `Calibration.decrease` to the further results of all queries.
+
+    With cross-fitted probabilities P of the places l, a result i is a match with probability
+    P_i = Σ_l P_l S(x_il), with S of `Calibration.decrease` and x of `apart_from_places`. The fit
+    minimises the log loss.
+
+    Parameters
+    ----------
+    groups : the queries that ``fitted`` was fitted to, in the same order.
+    metres : maximum distance of a match.
+    """
+    weights, of_places, apart, results, are_right, start, n = [], [], [], [], [], 0, 0
+    for group in groups:
+        observed, positions = group.observed, cast("Floats", group.observed.positions)
+        for row in range(len(observed)):
+            first, _ = labels_found(observed.label_codes[row])
+            probabilities = fitted.probabilities[start : start + len(first)]
+            start += len(first)
+            found = apart_from_places(positions[row], first, metres)[:, 1:N_FURTHER]
+            place, result = np.nonzero(found < 1)
+            of_places.append(probabilities[place])
+            apart.append(found[place, result])
+            results.append(n + result)
+            are_right.append(observed.matches[row, 1:N_FURTHER])
+            n += len(are_right[-1])
+            weights.append(np.full(len(are_right[-1]), group.weight))
+    weight, right = np.concatenate(weights), np.concatenate(are_right)
+    shares, of_results = np.concatenate(of_places), np.concatenate(results)
+    x: Floats = np.concatenate(apart)
+
+    def loss(logarithms: Floats) -> float:
+        said = np.bincount(of_results, shares * decreased(x, np.exp(logarithms)), minlength=n)
+        of_truth = np.where(right, said, 1 - said)
+        return float(-weight @ np.log(np.maximum(of_truth, _LEAST_SAID)))
+
+    exponents: Floats = np.exp(minimize(loss, np.zeros(2), bounds=_DECREASES).x)
+    return exponents
 
 
 def list_probabilities(

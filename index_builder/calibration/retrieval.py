@@ -191,6 +191,8 @@ class RetrievedQueries(Table):
     own_sizes : (B,) number of items of the query's own label; 0 if the label is hidden or unknown.
         The items that are hidden from the query count, too: a served label has all its items.
     found_sizes : (B, n) number of items of each candidate's label; 1 without a label.
+    positions : (B, n, 3) positions of the candidates in metres, NaN if not known; None if labels
+        define matches.
     """
 
     spherical_variances: Floats
@@ -203,6 +205,7 @@ class RetrievedQueries(Table):
     codes: NDArray[np.int32]
     own_sizes: Integers
     found_sizes: Integers
+    positions: Floats | None = None
 
     def first(self, n: int) -> RetrievedQueries:
         """Return the queries with only the first ``n`` candidates of each query."""
@@ -213,6 +216,7 @@ class RetrievedQueries(Table):
             mean_similarities=self.mean_similarities[:, :n],
             matches=self.matches[:, :n],
             found_sizes=self.found_sizes[:, :n],
+            positions=None if self.positions is None else self.positions[:, :n],
         )
 
     def signals(self, row: int) -> tuple[Integers, Floats]:
@@ -560,7 +564,7 @@ class CalibratedGallery:
             rows, similarities = _without(gallery, directions, n, hidden)
         label_codes = item_codes[rows]
         of_means = similarities
-        own_sizes = _items_of_labels(item_codes, codes, unknown=0)
+        own_sizes, positions = _items_of_labels(item_codes, codes, unknown=0), None
         if within is not None:  # places take the role of labels; the size of a place is not known
             positions = within.items[rows]
             label_codes = np.stack([place_codes(one, within.metres) for one in positions])
@@ -592,6 +596,7 @@ class CalibratedGallery:
             codes,
             np.zeros_like(own_sizes) if hide_label else own_sizes,
             _items_of_labels(item_codes, label_codes, unknown=1),
+            positions,
         )
 
     def _without_own_label(

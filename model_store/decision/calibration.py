@@ -100,6 +100,8 @@ class Calibration:
     hierarchy : parents of labels, for roll-up; None if labels have no parents.
     within : maximum distance in metres from a query to a true match; None if a true match is an
         item with the same label.
+    decrease : (2,) exponents of `decreased`: how probably an item is a true match if the first
+        item of a place near it is one. None if labels define matches.
     similarity_stds : (n,) sorted `Assessment.uncertainty` of the calibration queries; None in
         bundles of earlier releases, which measured another uncertainty.
     picture : predicts how degraded a picture is; None for vectors and texts, and in bundles of
@@ -137,6 +139,7 @@ class Calibration:
     report: Mapping[str, Any]
     hierarchy: Hierarchy | None = None
     within: float | None = None
+    decrease: NDArray[np.float64] | None = None
     similarity_stds: NDArray[np.float64] | None = None
     picture: DisplacementModel | None = None
     absent_outlier_scores: NDArray[np.float64] | None = None

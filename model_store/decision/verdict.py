@@ -21,6 +21,7 @@ from model_store.decision.promises import Promises, ResultSetChoice
 from model_store.messages import FilterMeans, Level, Message, Order, Verdict, message
 from model_store.predictive import Predictive
 from model_store.records import RollUp
+from model_store.truth import apart_from_places, decreased
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
 """Levels of uncertainty, each with its highest percentile. Of ordinary queries, half have low
@@ -49,6 +50,8 @@ class Retrieved:
     parents : (n, L) parents of the labels, see `Hierarchy.of_labels`; None if labels have no
         parents.
     uncertainty : see `Assessment`; None if not known.
+    positions : (n, 3) positions of the items in metres, NaN if not known; None if matches are not
+        defined by distance.
     """
 
     similarities: Floats
@@ -59,6 +62,7 @@ class Retrieved:
     limit: int | None = None
     parents: NDArray[np.int32] | None = None
     uncertainty: float | None = None
+    positions: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ class FoundLabels:
     n_in_list : number of leading labels that occur in the result list.
     possible : (g,) whether items of the label can be true matches: an item without a position
         cannot, if matches are defined by distance. None if all items can.
+    too : (g, n) probability that an item is a true match if the label or place is the match, see
+        `Calibration.decrease`; None if all items of a label are matches if one is.
     """
 
     places: Integers
@@ -111,6 +117,7 @@ class FoundLabels:
     classes: NDArray[np.int8]
     n_in_list: int
     possible: NDArray[np.bool_] | None = None
+    too: Floats | None = None
 
     @classmethod
     def of(
@@ -128,8 +135,31 @@ class FoundLabels:
             retrieved.n_listed,
         )
         n_in_list = int(places.searchsorted(retrieved.n_listed))
-        possible = None if calibration.within is None else codes != -1
-        return cls(places, belong, values, calibration.classes_of(codes), n_in_list, possible)
+        possible, too, metres = None, None, calibration.within
+        if metres is not None:
+            possible = codes != -1
+            if calibration.decrease is not None and retrieved.positions is not None:
+                apart = apart_from_places(retrieved.positions, places, metres)
+                too = decreased(apart, calibration.decrease)
+        return cls(places, belong, values, calibration.classes_of(codes), n_in_list, possible, too)
+
+    def of_items(self, of_labels: Floats, items: Integers) -> Floats:
+        """Return the probabilities (m,) of items from the probabilities (g,) of their labels."""
+        if self.too is None:
+            found: Floats = of_labels[self.belong[:, items].argmax(axis=0)]
+            return found
+        return np.minimum(of_labels @ self.too[:, items], 1.0)
+
+    def passing(self, allowed: NDArray[np.bool_]) -> Floats:
+        """Return how probably an allowed item is a match, if the label of a row is one: (g,).
+
+        Parameters
+        ----------
+        allowed : (n,) mask of the items that pass the filter.
+        """
+        too = self.belong if self.too is None else self.too
+        most: Floats = np.where(allowed, too, 0.0).max(axis=1)
+        return most
 
     def probabilities(self, calibration: Calibration, shift: float) -> Floats:
         """Return the match probabilities (g,) with ``shift`` added to all log-odds.
@@ -178,7 +208,7 @@ class MatchProbabilities:
         allowed: NDArray[np.bool_] | None,
         terms: Terms,
     ) -> MatchProbabilities:
-        """Compute the probabilities; ``allowed`` (g, n) masks the items that pass the filter."""
+        """Compute the probabilities; ``allowed`` (n,) masks the items that pass the filter."""
         fitted = found.probabilities(calibration, 0.0)
         moved = promises.shift != 0
         expected = found.probabilities(calibration, promises.shift) if moved else fitted
@@ -193,7 +223,7 @@ class MatchProbabilities:
             final = final * known
             nothing = max(1 - float(np.add.reduce(final)), 0.0)  # against rounding errors
         if allowed is not None:
-            passing = min(float(final @ allowed.any(axis=1)), 1.0)
+            passing = min(float(final @ found.passing(allowed)), 1.0)
             if terms.filter_means == "known":
                 whole = max(nothing + passing, np.finfo(float).tiny)
                 final, nothing, known = final / whole, nothing / whole, known / whole
@@ -279,10 +309,10 @@ class Decision:
     absent_share : share of absent queries that the probabilities assume.
     match_log_odds : (k,) log-odds of the returned items at that share, before the correction by
         feedback.
-    match_probabilities : (k,) P(item is a true match) of the returned items. All items of a label,
-        or of a place, have the same probability.
+    match_probabilities : (k,) P(item is a true match) of the returned items. All items of a label
+        have the same probability. If matches are defined by distance, see `Calibration.decrease`.
     no_match_probability : P(none of the items that may be found is a true match): 1 − Σ of the
-        match probabilities of their labels.
+        match probabilities of their labels or places.
     assumed_no_match : P(no match) for the whole gallery, without correction, at the share of absent
         queries in the fit. The estimate of a stream's share of absent queries uses this value.
     result_set : the fewest items that contain a true match with a stated probability.
@@ -352,8 +382,8 @@ def decide(
     probabilities are conditioned on this. The error bound holds for the most similar item of a
     place, so it does not hold for the first item if a filter excludes that item.
 
-    If the list is in order of probability, the items of the likeliest label are first, in order of
-    similarity. In this case, the guarantees apply to the likeliest label.
+    If the list is in order of probability, the most similar item of the likeliest label or place is
+    first. In this case, the guarantees apply to this label or place.
 
     Raises
     ------
@@ -380,15 +410,23 @@ def decide(
     promises = calibration.promises(terms.expected_absent, terms.source, terms.order, terms.alpha)
     found = FoundLabels.of(calibration, predictive, retrieved)
     allowed = None if retrieved.allowed is None else found.belong & retrieved.allowed
-    probabilities = MatchProbabilities.of(calibration, promises, found, allowed, terms)
+    probabilities = MatchProbabilities.of(calibration, promises, found, retrieved.allowed, terms)
     labels = found.belong[:, retrieved.listed].argmax(axis=0)
     ranking = np.arange(len(labels))
     if terms.order == "probability":
-        ranking = np.argsort(-probabilities.final[labels], kind="stable")
+        of_items = found.of_items(probabilities.final, retrieved.listed)
+        # The guarantees are those of the first item of the likeliest label or place.
+        likeliest = retrieved.listed == found.places[probabilities.final.argmax()]
+        ranking = np.argsort(-np.where(likeliest, np.inf, of_items), kind="stable")
+    items = retrieved.listed[ranking[: retrieved.limit]]
     labels = labels[ranking[: retrieved.limit]]
     assessment = assess(calibration, predictive, retrieved.uncertainty)
-    shown = probabilities.final[labels]
-    first = (float(shown[0]), int(found.classes[labels[0]])) if len(labels) else (0.0, 0)
+    shown = found.of_items(probabilities.final, items)
+    first = (0.0, 0)
+    if len(labels):
+        # The thresholds were fitted to the probabilities of labels.
+        least = min(float(shown[0]), float(probabilities.final[labels[0]]))
+        first = (least, int(found.classes[labels[0]]))
     verdict, lacking = _verdict(assessment, terms, promises, *first, probabilities.nothing)
     promise = promises.matches[first[1]]
     if lacking is not None and lacking is promise.shortfall and math.isinf(promise.threshold):
@@ -396,9 +434,7 @@ def decide(
         if code[0] >= 0 and calibration.known_classes(code)[0] == UNKNOWN_CLASS:
             lacking = message("label_added")
     divided = (
-        calibration.within is not None
-        and len(labels) > 0
-        and retrieved.listed[ranking[0]] != found.places[labels[0]]
+        calibration.within is not None and len(labels) > 0 and items[0] != found.places[labels[0]]
     )
     if divided and verdict == "match":
         lacking = lacking or message("place_divided_by_filter")
@@ -408,7 +444,7 @@ def decide(
         without_items or lacking,
         ranking,
         promises.expected,
-        bounded_logit(probabilities.expected[labels]),
+        bounded_logit(found.of_items(probabilities.expected, items)),
         shown,
         probabilities.nothing,
         float(1 - np.add.reduce(probabilities.fitted)),

@@ -8,6 +8,8 @@ that have a match (`--queries --within 25`), and asked as a service is. On 1,500
 each draw, at the expected share of absent queries:
 
 - ECE of the first result's probability, and of the other results of the list;
+- the first result under a filter that excludes the first result without a filter: its probability,
+  how often it is right, and how many of its `match` verdicts are wrong;
 - the share of `match`, and how much of it is wrong; in how many draws more than `--max-error`;
 - the AUROC of P(no match) and of the similarity, absent queries against others.
 
@@ -29,6 +31,7 @@ from numpy.typing import NDArray
 
 from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.bundles.bundle import open_bundle
+from model_store.gallery import parse_filter
 from model_store.queries import VectorQuery, predictive_of
 from model_store.truth import Within, wgs84
 from tests.benchmarks.measured import mean_rows, record_table
@@ -106,6 +109,9 @@ TITLES = {
     "match_share": "`match`",
     "wrong": "of these wrong (0.1 allowed)",
     "broken": "draws with more",
+    "said_divided": "with a filter that excludes the first result: its probability",
+    "right_divided": "it is right",
+    "wrong_divided": "its `match` verdicts that are wrong (not guaranteed)",
     "no_match": "AUROC, absent: P(no match)",
     "similarity": "AUROC, absent: similarity",
 }
@@ -128,9 +134,11 @@ def measure(world: World, seed: int) -> dict[str, float | None]:
             assert done.returncode == 0, done.stderr
         retriever = open_bundle(where / "bundles" / "it", "cpu", threads=1).retriever
         vectors = np.load(where / "later.npy")
-        answers = [
-            retriever.find(predictive_of(retriever, VectorQuery(vector)), LIMIT)
-            for vector in vectors
+        queries = [predictive_of(retriever, VectorQuery(vector)) for vector in vectors]
+        answers = [retriever.find(query, LIMIT) for query in queries]
+        divided = [
+            retriever.find(query, 1, where=parse_filter({"id": {"ne": answer.matches[0].id}}))
+            for query, answer in zip(queries, answers, strict=True)
         ]
     near = Within(positions["later"], positions["items"], METRES)
     rows = np.array([[int(m.id.split("-")[1]) for m in one.matches] for one in answers])
@@ -145,6 +153,11 @@ def measure(world: World, seed: int) -> dict[str, float | None]:
     nothing = np.array([not_none(one.decision.no_match_probability) for one in answers])
     first = np.array([one.matches[0].similarity for one in answers])
     of_others = np.repeat(weights, LIMIT - 1) / (LIMIT - 1)
+    seconds = [one.matches[0] for one in divided]
+    said_divided = np.array([not_none(one.match_probability) for one in seconds])
+    rows = np.array([[int(one.id.split("-")[1])] for one in seconds])
+    right_divided = near.matches(np.arange(len(rows)), rows)[:, 0]
+    of_match = weights * np.array([one.decision.verdict == "match" for one in divided])
     return {
         "recall": float(right[~absent, 0].mean()),
         "ece": calibration_error(reliability(said[:, 0], right[:, 0], weights=weights)),
@@ -154,6 +167,11 @@ def measure(world: World, seed: int) -> dict[str, float | None]:
         "match_share": answered,
         "wrong": wrong,
         "broken": float(wrong is not None and wrong > MAX_ERROR),
+        "said_divided": float(weights @ said_divided),
+        "right_divided": float(weights @ right_divided),
+        "wrong_divided": float(of_match @ ~right_divided / of_match.sum())
+        if any(of_match)
+        else None,
         "no_match": auroc(nothing[absent], nothing[~absent]),
         "similarity": auroc(-first[absent], -first[~absent]),
     }

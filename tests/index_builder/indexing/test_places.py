@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,21 @@ import pytest
 from numpy.typing import NDArray
 
 from index_builder.calibration.retrieval import places_of_items
+from index_builder.metrics import calibration_error, reliability
 from model_store.bundles.bundle import open_bundle
 from model_store.errors import DatasetError
 from model_store.gallery import parse_filter
 from model_store.messages import message
 from model_store.queries import VectorQuery, predictive_of
-from model_store.truth import SameLabel, Within, place_codes, positions_of, wgs84
+from model_store.records import Match
+from model_store.truth import (
+    SameLabel,
+    Within,
+    apart_from_places,
+    place_codes,
+    positions_of,
+    wgs84,
+)
 from tests.support.build_command import Done, vouch_build
 from tests.support.narrowing import not_none
 
@@ -63,6 +73,18 @@ def test_results_near_a_more_similar_result_are_of_its_place() -> None:
     assert codes == [-2, -3, -2, -1, -2, -3, -1, -9]
     # A longer list does not change the places of its first results.
     assert place_codes(positions[:4], 25.0).tolist() == codes[:4]
+
+
+def test_results_are_apart_from_the_first_item_of_each_place() -> None:
+    nan = [np.nan, np.nan]
+    positions = np.array([[0, 0], [30, 0], [25, 0], nan, [-60, 0]], float)
+    apart = apart_from_places(positions, np.array([0, 1, 3, 4]), 25.0).round(9).tolist()
+    assert apart == [
+        [0, 0.6, 0.5, 1, 1],
+        [1, 0, 0.1, 1, 1],  # if the second place matches, the first does not
+        [1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 0],
+    ]
 
 
 def test_an_invalid_position_of_one_item_harms_no_query() -> None:
@@ -176,14 +198,41 @@ def test_error_bound_is_withdrawn_where_a_filter_divides_a_place(street: Path) -
         for left_out, is_divided in ((second, False), (first, True)):
             where = parse_filter({"id": {"ne": left_out}})
             found = retriever.find(predictive, 5, where=where)
-            shares = [one.matches[0].match_probability for one in (whole, found)]
-            if is_divided and shares[0] != shares[1]:
+            east = [float(one.matches[0].metadata["longitude"]) for one in (whole, found)]
+            if is_divided and abs(east[0] - east[1]) * DEGREE > 25:
                 continue  # the next item is of another place
             assert found.decision.guaranteed is not is_divided
+            n_divided += is_divided
             if is_divided and found.decision.verdict == "match":
                 assert found.decision.reason == message("place_divided_by_filter")
-                n_divided += 1
     assert n_divided > 5
+
+
+@pytest.mark.process
+def test_probabilities_of_all_results_of_a_place_are_right(street: Path) -> None:
+    retriever = open_bundle(street / ROOT, "cpu", threads=1).retriever
+    rows = list(csv.DictReader((street / "later.csv").read_text().splitlines()))
+    said: dict[str, list[float]] = {"further": [], "divided": []}
+    right: dict[str, list[bool]] = {"further": [], "divided": []}
+
+    def note(kind: str, row: int, matches: Sequence[Match]) -> None:
+        for match in matches:
+            away = float(match.metadata["longitude"]) - float(rows[row]["longitude"])
+            said[kind].append(not_none(match.match_probability))
+            right[kind].append(abs(away) * DEGREE <= 25)
+
+    for row, vector in enumerate(np.load(street / "later.npy")[:N_QUERIES]):
+        predictive = predictive_of(retriever, VectorQuery(vector))
+        whole = retriever.find(predictive, 10)
+        note("further", row, whole.matches[1:])
+        without = parse_filter({"id": {"ne": whole.matches[0].id}})
+        note("divided", row, retriever.find(predictive, 1, where=without).matches)
+        by_probability = retriever.find(predictive, 10, order="probability").matches
+        of_rest = [not_none(match.match_probability) for match in by_probability[1:]]
+        assert of_rest == sorted(of_rest, reverse=True)
+    of_further = reliability(np.array(said["further"]), np.array(right["further"]))
+    assert calibration_error(of_further) < 0.05, "0.11 if all of a place had its probability"
+    assert np.mean(said["divided"]) < np.mean(right["divided"]) + 0.02
 
 
 @pytest.mark.process

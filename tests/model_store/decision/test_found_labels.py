@@ -42,7 +42,7 @@ def test_probabilities_lie_between_0_and_1_however_they_are_rounded() -> None:
         np.arange(4), np.eye(4, dtype=bool), log_odds[:, None], np.zeros(4, np.int8), n_in_list=3
     )
     for passing in (None, [0, 1, 2, 3], [0, 1, 2], [3]):
-        allowed = None if passing is None else np.eye(4, dtype=bool)[:, passing]
+        allowed = None if passing is None else np.isin(np.arange(4), passing)
         terms = Terms(alpha=0.05, filter_means="show")
         of = MatchProbabilities.of(
             calibration, cast("Any", SimpleNamespace(shift=0)), found, allowed, terms
@@ -61,7 +61,7 @@ def probabilities_of(log_odds: np.ndarray, filter_means: str, *passing: bool) ->
     )
     terms = Terms(alpha=0.05, filter_means=cast("Any", filter_means))
     promises: Any = SimpleNamespace(shift=0)
-    return MatchProbabilities.of(calibration, promises, found, np.diag(passing), terms)
+    return MatchProbabilities.of(calibration, promises, found, np.array(passing), terms)
 
 
 @pytest.mark.parametrize("seed", range(40))
