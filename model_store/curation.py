@@ -8,7 +8,7 @@ the ids; a `Ranking` lists the strongest findings of the whole gallery first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -16,9 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery import Gallery
+from model_store.items import series_in
 
 N_NEIGHBOURS = 12
 """Number of nearest items whose labels vote on the label of an item."""
+
+N_SEARCHED = 48
+"""Number of items to search for voters, if the item belongs to a series, such as a burst. Items of
+the same series have no vote, because they usually have the same wrong label."""
 
 N_DUPLICATES = 20
 """Maximum number of near duplicates in the list of one item."""
@@ -246,8 +251,8 @@ class Ranking(Generic[FoundT]):
 def label_errors(gallery: Gallery, rows: Rows, confidence: float) -> list[LabelError]:
     """Return the items in ``rows`` (B,) that probably have a wrong label.
 
-    The `N_NEIGHBOURS` nearest items vote, except copies and items without a label. Items without a
-    label are not checked.
+    The `N_NEIGHBOURS` nearest items outside the item's series vote, except copies and items without
+    a label. Items without a label are not checked.
 
     Parameters
     ----------
@@ -257,9 +262,12 @@ def label_errors(gallery: Gallery, rows: Rows, confidence: float) -> list[LabelE
     rows, codes = rows[codes >= 0], codes[codes >= 0]
     if not rows.size:
         return []
-    nearest, similarities = _others(gallery, rows, N_NEIGHBOURS)
+    series = [series_in(item.metadata) for item in gallery.items(rows)]
+    nearest, similarities = _others(gallery, rows, N_SEARCHED if any(series) else N_NEIGHBOURS)
     votes = np.where(nearest >= 0, gallery.label_codes(np.maximum(nearest, 0)), -1)
-    votes[similarities >= COPY] = -1
+    is_own = _of_series(gallery, nearest, series)
+    is_too_far = np.cumsum(~is_own, axis=1) > N_NEIGHBOURS
+    votes[is_own | is_too_far | (similarities >= COPY)] = -1
     suggested, shares = elected(votes, similarities)
     is_error = (suggested >= 0) & (suggested != codes) & (shares >= confidence)
     errors = []
@@ -275,6 +283,17 @@ def label_errors(gallery: Gallery, rows: Rows, confidence: float) -> list[LabelE
             )
         )
     return errors
+
+
+def _of_series(gallery: Gallery, nearest: Rows, series: Sequence[str | None]) -> NDArray[np.bool_]:
+    """Return whether items ``nearest`` (B, n) belong to the series (B,) of each item."""
+    is_own = np.zeros(nearest.shape, dtype=bool)
+    for place, name in enumerate(series):
+        if name is not None:
+            found = np.flatnonzero(nearest[place] >= 0)
+            items = gallery.items(nearest[place, found])
+            is_own[place, found] = [series_in(item.metadata) == name for item in items]
+    return is_own
 
 
 def elected(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 MAX_ID_LENGTH = 1024
@@ -112,3 +113,13 @@ def check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     except UnicodeEncodeError as error:
         raise ValueError("must be Unicode text: no unpaired surrogate, and UTF-8") from error
     return metadata
+
+
+GROUP_FIELD = "group"
+"""Metadata field of an added item that names its series, like the column `group` of a manifest."""
+
+
+def series_in(metadata: Mapping[str, Any]) -> str | None:
+    """Return the series that the metadata of an item name: a text or a whole number, or None."""
+    group = metadata.get(GROUP_FIELD)
+    return str(group) if type(group) is int or (isinstance(group, str) and group.strip()) else None

@@ -24,6 +24,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound
 from model_store.gallery import Gallery, GallerySnapshot
 from model_store.gallery.protocol import find_row
+from model_store.items import series_in
 from model_store.table import SHARED, HalfRows, Table
 
 ITEM_FEATURES_FILE = "item_features.npz"
@@ -128,23 +129,15 @@ class ItemFeatures(Table):
             )
 
 
-GROUP_FIELD = "group"
-"""Metadata field of an added item that names its series, like the column `group` of a manifest."""
-
-
 def series_of(gallery: Gallery, ids: Sequence[str]) -> dict[str, str]:
     """Return the series of the items ``ids`` whose metadata name one, by id.
 
-    A series is a text or a whole number, as in a manifest. With the prefix ``group``, it is the key
+    For series see `series_in`. With the prefix ``group``, it is the key
     that a build gives to the same group, so an added photograph can join a series of the build.
     """
     rows = np.array([gallery.row(one) for one in ids], dtype=np.int64)
-    named = {}
-    for item in gallery.items(rows):
-        group = item.metadata.get(GROUP_FIELD)
-        if (isinstance(group, str) and group.strip()) or type(group) is int:
-            named[item.id] = str(group)
-    return named
+    named = {item.id: series_in(item.metadata) for item in gallery.items(rows)}
+    return {item_id: series for item_id, series in named.items() if series is not None}
 
 
 def packed_names(lists: Sequence[Sequence[str] | None]) -> NDArray[np.uint8]:

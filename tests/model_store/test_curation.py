@@ -131,6 +131,32 @@ def test_corrected_label_is_no_longer_an_error(folder: Path, tmp_path: Path) -> 
     live.close()
 
 
+def test_whole_series_with_a_wrong_label_is_found(tmp_path: Path) -> None:
+    """Four labels of five series with eight items each; one whole series has a wrong label."""
+    generator = np.random.default_rng(5)
+    codes, series = np.repeat(np.arange(4), 40), np.repeat(np.arange(20), 8)
+    means = 3 * generator.standard_normal((4, DIM))[codes]
+    means += generator.standard_normal((20, DIM))[series]
+    means += 0.05 * generator.standard_normal(means.shape)
+    labels = np.where(series == 7, 3, codes)
+    found = {}
+    for named in (False, True):
+        folder = tmp_path / str(named)
+        folder.mkdir()
+        items = [
+            NewItem(f"{n:03d}", f"label {label}", {"group": one} if named else {}, PICTURE)
+            for n, (label, one) in enumerate(zip(labels.tolist(), series.tolist(), strict=True))
+        ]
+        known = means.astype(np.float32), np.full(means.shape, 0.01, np.float32)
+        nothing = np.empty((len(items), 0), dtype=np.float32)
+        write_faiss_gallery(folder, Embeddings(*known, nothing), items, "e")
+        errors = errors_of(FaissGallery(folder), 0.8)
+        found[named] = {one.row for one in errors}
+        assert all(len(one.neighbours) <= N_NEIGHBOURS for one in errors)
+    assert found[True] == set(np.flatnonzero(series == 7).tolist())
+    assert not found[False], "a series votes for its wrong label"
+
+
 def test_a_label_needs_several_voters() -> None:
     similarities = np.array([[0.99, 0.3, 0.2, 0.1, 0.1], [0.99, 0.98, 0.97, 0.1, 0.1]])
     votes = np.array([[4, 1, 1, 2, 3], [4, 4, 4, -1, 1]], dtype=np.int32)
