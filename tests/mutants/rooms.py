@@ -132,7 +132,7 @@ ROOMS = {
             f"{BUILDER}/test_leave_one_out.py",
             f"{BUILDER}/test_probabilities.py",
             f"{BUILDER}/indexing/test_calibrating.py",
-            f"{BUILDER}/indexing/test_holding_out.py",
+            f"{BUILDER}/indexing/test_item_groups.py",
         ),
     ),
     "posteriors": Room(
