@@ -15,7 +15,7 @@ each draw, at the expected share of absent queries:
 
     python -m tests.benchmarks.bench_places [DRAWS]
 
-Writes docs/measured/places.json. A quarter of an hour.
+Writes docs/measured/places.json. Ten minutes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.benchmarks.measured import mean_rows, record_table
 from tests.support.build_command import vouch_build
 from tests.support.narrowing import not_none
 
-DRAWS = 10
+DRAWS = 5
 METRES, MAX_ERROR = 25.0, 0.1
 N_ASKED, N_LATER = 400, 1_500
 DIM, LIMIT = 48, 10
