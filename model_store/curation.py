@@ -287,13 +287,18 @@ def label_errors(gallery: Gallery, rows: Rows, confidence: float) -> list[LabelE
 
 def _of_series(gallery: Gallery, nearest: Rows, series: Sequence[str | None]) -> NDArray[np.bool_]:
     """Return whether items ``nearest`` (B, n) belong to the series (B,) of each item."""
-    is_own = np.zeros(nearest.shape, dtype=bool)
-    for place, name in enumerate(series):
-        if name is not None:
-            found = np.flatnonzero(nearest[place] >= 0)
-            items = gallery.items(nearest[place, found])
-            is_own[place, found] = [series_in(item.metadata) == name for item in items]
-    return is_own
+    rows = np.unique(nearest[[name is not None for name in series]])
+    rows = rows[rows >= 0]
+    known = {
+        row: series_in(item.metadata)
+        for row, item in zip(rows.tolist(), gallery.items(rows), strict=True)
+    }
+    return np.array(
+        [
+            [name is not None and known.get(row) == name for row in of_item]
+            for name, of_item in zip(series, nearest.tolist(), strict=True)
+        ]
+    )
 
 
 def elected(

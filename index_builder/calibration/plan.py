@@ -40,9 +40,9 @@ class Plan:
     items_are_queries : whether the items are the queries; each item is compared with the rest of
         the gallery.
     n_matched : numbers of queries with a match: for calibration, for evaluation.
+    promises : the error bounds of the answers.
     n_withheld : numbers of queries of withheld labels: for calibration, for evaluation.
     n_withheld_labels : number of withheld labels.
-    promises : the error bounds of the answers.
     of_vectors : whether the source has vectors. Vectors without labels give no queries, because
         they have no augmented views.
     n_hidden : number of calibration queries with a match that also become queries without a match,
@@ -61,9 +61,9 @@ class Plan:
     is_labelled: bool
     items_are_queries: bool
     n_matched: tuple[int, int]
-    n_withheld: tuple[int, int]
-    n_withheld_labels: int
     promises: CalibrationConfig
+    n_withheld: tuple[int, int] = (0, 0)
+    n_withheld_labels: int = 0
     of_vectors: bool = False
     is_estimate: bool = False
     n_hidden: int | None = None
@@ -133,8 +133,6 @@ class Plan:
             is_labelled=True,
             items_are_queries=True,
             n_matched=(n_queries, 0),
-            n_withheld=(0, 0),
-            n_withheld_labels=0,
             promises=promises,
             # Of more items, a random sample is queries.
             n_hidden=round(of_queries.mean() * n_queries) if n_queries else None,
@@ -153,8 +151,6 @@ class Plan:
             is_labelled=False,
             items_are_queries=False,
             n_matched=(min(n_images, MOST_QUERIES), 0),
-            n_withheld=(0, 0),
-            n_withheld_labels=0,
             promises=promises,
         )
 

@@ -367,8 +367,8 @@ def fit_choice(examples: Examples, n_signals: int = len(SIGNALS)) -> LogisticMod
     return LogisticModel(weights, centre, scale, float(found[-1]))
 
 
-N_FURTHER = 10
-"""The exponents of `fit_decrease` are fitted to this number of results, without the first."""
+N_FITTED = 10
+"""`fit_decrease` uses the results 2 to 10 of each query."""
 
 _DECREASES = ((math.log(0.2), math.log(20)),) * 2
 """Smallest and largest logarithms of the two exponents."""
@@ -393,12 +393,12 @@ def fit_decrease(groups: Sequence[QueryGroup], fitted: CrossFit, metres: float) 
             first, _ = labels_found(observed.label_codes[row])
             probabilities = fitted.probabilities[start : start + len(first)]
             start += len(first)
-            found = apart_from_places(positions[row], first, metres)[:, 1:N_FURTHER]
+            found = apart_from_places(positions[row], first, metres)[:, 1:N_FITTED]
             place, result = np.nonzero(found < 1)
             of_places.append(probabilities[place])
             apart.append(found[place, result])
             results.append(n + result)
-            are_right.append(observed.matches[row, 1:N_FURTHER])
+            are_right.append(observed.matches[row, 1:N_FITTED])
             n += len(are_right[-1])
             weights.append(np.full(len(are_right[-1]), group.weight))
     weight, right = np.concatenate(weights), np.concatenate(are_right)
